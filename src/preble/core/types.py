@@ -1,0 +1,167 @@
+"""The values that cross the scheduler's door: frozen, without behaviour beyond reading themselves.
+
+Token ids travel *packed*: `bytes` holding native-endian unsigned 32-bit integers, four bytes a token. A packed run is
+hashable, immutable, shared without copying and compared at memcmp speed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+ReplicaId = NewType("ReplicaId", str)
+RequestId = NewType("RequestId", str)
+PackedTokens = NewType("PackedTokens", bytes)
+BlockHash = int | bytes
+"""An engine's own name for a KV block; opaque, unique only within one replica."""
+
+TOKEN_BYTES = 4
+
+
+def pack_tokens(token_ids: Iterable[int]) -> PackedTokens:
+    """Pack token ids, four bytes each. O(n).
+
+    Raises: OverflowError or TypeError: an id is not an integer in 0 ... 2**32 - 1.
+
+    >>> len(pack_tokens([1, 2, 3]))
+    12
+    """
+    return PackedTokens(array("I", token_ids).tobytes())
+
+
+def unpack_tokens(packed: bytes) -> Sequence[int]:
+    """The token ids of a packed run. O(n).
+
+    >>> list(unpack_tokens(pack_tokens([7, 4096])))
+    [7, 4096]
+    """
+    return array("I", packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be placed.
+
+    `prompt`: packed token ids. `max_output_tokens`: the client's limit, None where it gave none.
+    `namespace`: prompts of different namespaces never share KV (model adapter, cache salt); "" for the common one.
+    `avoid`: replicas that must not get it, for example because they already failed it.
+    """
+
+    request_id: RequestId
+    prompt: PackedTokens
+    max_output_tokens: int | None = None
+    namespace: str = ""
+    avoid: frozenset[ReplicaId] = frozenset()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt) // TOKEN_BYTES
+
+    @classmethod
+    def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:
+        """A request from plain token ids.
+
+        >>> Request.of("r1", [1, 2, 3]).num_prompt_tokens
+        3
+        """
+        return cls(RequestId(request_id), pack_tokens(token_ids), max_output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What the scheduler has to know of a replica.
+
+    `kv_capacity_tokens`: size of its KV cache, None where unknown (then nothing is assumed to be evicted for space).
+    `max_prompt_tokens`: longest prompt it accepts, None where unknown.
+    `block_size`: tokens a KV block; only whole blocks are cached.
+    `reports_events`: its KV events will be fed to `on_stored` / `on_evicted`; without them holdings are a belief.
+    """
+
+    replica_id: ReplicaId
+    kv_capacity_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    block_size: int = 16
+    reports_events: bool = False
+
+
+class Reason(StrEnum):
+    """Why a replica was chosen."""
+
+    EXPLOIT = "exploit"
+    EXPLORE = "explore"
+    BALANCE = "balance"
+    REDIRECT = "redirect"
+    REPLICATE = "replicate"
+    POLICY = "policy"
+    """A baseline's own rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica as the policy saw it for one request. Costs are in seconds of GPU time.
+
+    `matched_tokens`: leading prompt tokens that it is believed to hold.
+    """
+
+    replica_id: ReplicaId
+    matched_tokens: int
+    load_s: float = 0.0
+    eviction_s: float = 0.0
+    prefill_s: float = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        return self.load_s + self.eviction_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes and why.
+
+    `matched_tokens`: leading prompt tokens believed to be cached on `replica_id` when it was placed.
+    `candidates`: every replica that the policy weighed, the chosen one among them.
+    """
+
+    request_id: RequestId
+    replica_id: ReplicaId
+    reason: Reason
+    matched_tokens: int
+    num_prompt_tokens: int
+    candidates: Sequence[Candidate] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """A replica has cached blocks that follow one another.
+
+    `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
+    exactly `len(block_hashes) * block_size` of them.
+    """
+
+    replica_id: ReplicaId
+    block_hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+    tokens: PackedTokens
+    block_size: int
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksEvicted:
+    """A replica no longer caches these blocks."""
+
+    replica_id: ReplicaId
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """A replica's whole cache is gone: reset, restart, or a gap in its events that cannot be filled."""
+
+    replica_id: ReplicaId
+
+
+KvEvent = BlocksStored | BlocksEvicted | CacheCleared

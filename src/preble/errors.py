@@ -1,0 +1,114 @@
+"""Every error that Preble raises on purpose, and whose fault each one is.
+
+```
+PrebleError
+├── ConfigError              the operator's: a flag, a file, an environment variable     exit 2
+├── TraceFormatError         the operator's: a line of a trace or workload file           exit 2
+├── RequestError             the client's                                                 4xx
+│   ├── PromptTooLong        no replica can ever hold this prompt                         400
+│   ├── UnknownModel         no replica serves this model                                 404
+│   └── BodyTooLarge         the body is over the configured limit                        413
+├── NoReplicaError           nobody to serve it now                                       503 + Retry-After
+├── Overloaded               too much is waiting already                                  429 + Retry-After
+├── UnknownRequest           a bug in the driver: a request that is not in flight
+└── EngineError              the replica's
+    ├── EngineRefused        no connection, or the replica said "not now"                 502, may move
+    ├── EngineGone           the connection broke                                         502, may move before the first byte
+    ├── EngineTimeout        no answer in time                                            504
+    └── EngineProtocolError  an answer that is not what the protocol says                 502
+```
+
+Anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+
+class PrebleError(Exception):
+    """Root of every error that Preble raises on purpose."""
+
+
+class ConfigError(PrebleError):
+    """A flag, configuration key, file or environment variable is wrong; the message says which and what to do."""
+
+
+class TraceFormatError(PrebleError):
+    """A trace or workload file has a line that cannot be read; the message names file and line."""
+
+
+class RequestError(PrebleError):
+    """The client's request cannot be served as it is.
+
+    `code` is the short machine-readable word in OpenAI's error object; `param` names the offending field.
+    """
+
+    status: int = 400
+    code: str = "invalid_request_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit into any replica's context or KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownModel(RequestError):
+    """No replica serves the model that was asked for."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLarge(RequestError):
+    """The request body is larger than the gateway accepts."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class NoReplicaError(PrebleError):
+    """No replica is available for this request now. `retry_after_s` is a hint for the client, in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(PrebleError):
+    """Too many requests are waiting already. `retry_after_s` is a hint for the client, in seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class UnknownRequest(PrebleError):
+    """A driver named a request that is not in flight, or placed one twice: a bug in the driver."""
+
+
+class EngineError(PrebleError):
+    """A replica failed. `replica_id` says which, where it is known."""
+
+    def __init__(self, message: str, *, replica_id: str | None = None) -> None:
+        super().__init__(message)
+        self.replica_id = replica_id
+
+
+class EngineRefused(EngineError):
+    """The replica could not be reached, or refused the work; it has done nothing."""
+
+
+class EngineGone(EngineError):
+    """The connection to the replica broke while it worked."""
+
+
+class EngineTimeout(EngineError):
+    """The replica did not answer in time."""
+
+
+class EngineProtocolError(EngineError):
+    """The replica answered something that the protocol does not allow."""
