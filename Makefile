@@ -1,0 +1,107 @@
+# One verb a chore; `make help` lists them. Every verb does its own set-up: only Python >= 3.11 and make are needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# The first Python that is new enough; `make PYTHON=/path/to/python ...` overrides it.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
+CONSTRAINTS := requirements/constraints.txt
+# pip compiles what it installs: without .pyc files every start is twice as slow.
+PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+# Which engine `make demo` uses: vllm (two real replicas on the CPU) or emulator (four emulated ones).
+ENGINE ?= vllm
+DEMO_OUT ?= build/demo
+PYTEST_ARGS ?=
+
+.PHONY: help demo test test-fast test-all lint format types docs docs-serve bench golden engines constraints reference clean distclean
+
+help: ## Show the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# ---- set-up: each stamp stands for one finished installation ------------------------------------------------------
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "make: no Python >= 3.11 found; install one or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "make: creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(DEV): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "make: installing the package with its development tools into $(VENV)"
+	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
+	@touch $@
+
+$(DOCS): $(DEV)
+	@echo "make: installing the documentation tools into $(VENV)"
+	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
+
+constraints: ## Pin anew what CI installs (requirements/constraints.txt)
+	@rm -rf build/constraints-venv
+	@$(PYTHON) -m venv build/constraints-venv
+	@build/constraints-venv/bin/python -m pip install --disable-pip-version-check --quiet '.[plot,dev,docs]'
+	@{ echo "# Exact versions that CI and \`make\` install. Made by \`make constraints\`; not edited by hand."; \
+	   build/constraints-venv/bin/python -m pip freeze --exclude preble; } > $(CONSTRAINTS)
+	@rm -rf build/constraints-venv
+
+engines: ## Install real vLLM for the CPU and make the tiny model (.engines/, about 2 GB, once)
+	@$(PYTHON) engines/setup.py vllm
+
+# ---- chores -----------------------------------------------------------------------------------------------------
+
+demo: $(DEV) ## Round robin against E2 on real engines (ENGINE=emulator: nothing heavy to install)
+	@if [ "$(ENGINE)" = vllm ]; then $(MAKE) --no-print-directory engines; fi
+	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
+
+# Where an engine cannot be installed its tests skip and say why; with CI=true that is a failure.
+test: lint types docs ## Everything that CI checks: lint, types, docs, all tests, real engines
+	@$(MAKE) --no-print-directory engines || { [ "$${CI:-}" != true ] && echo "make: no engine here; its tests will skip" >&2; }
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-fast: $(DEV) ## The tests that need no engine and take seconds
+	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)
+
+lint: $(DEV) ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(DEV) ## Let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(DEV) ## mypy, strict, on src
+	@$(BIN)/mypy
+
+docs: $(DOCS) ## Build the documentation strictly into site/
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "make: documentation built: site/index.html"
+
+docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write
+	@$(BIN)/mkdocs serve
+
+reference: $(DEV) ## Write the generated reference pages anew (docs/reference/cli.md)
+	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
+
+bench: $(DEV) ## The micro-benchmarks (benchmarks/micro), one after another
+	@found=; for f in benchmarks/micro/*.py; do [ -e "$$f" ] || continue; found=1; echo "== $$f"; $(BIN)/python "$$f"; done; \
+	[ -n "$$found" ] || { echo "make: no benchmark in benchmarks/micro" >&2; exit 1; }
+
+golden: $(DEV) ## Rewrite the golden files; review the diff before you commit
+	@PREBLE_REWRITE_GOLDEN=1 $(BIN)/pytest tests/golden $(PYTEST_ARGS)
+	@git --no-pager diff --stat -- tests/golden
+
+clean: ## Remove what builds and tests leave
+	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environments and engines too
+	@rm -rf .venv .engines

@@ -1,0 +1,210 @@
+"""The floors of the house: imports go down only, and the rules that keep the core pure.
+
+Rooms are the packages directly below `preble`; see docs/concepts/architecture.md for what lives in each.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+
+FLOORS = {
+    "errors": 0,
+    "core": 1,
+    "profiles": 2,
+    "metrics": 3,
+    "workloads": 3,
+    "integrations": 3,
+    "sim": 4,
+    "engines": 5,
+    "bench": 5,
+    "gateway": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+GLOBAL_HALF = {
+    "radix_tree",
+    "load_window",
+    "prefix_index",
+    "policy",
+    "e2",
+    "baselines",
+    "policies",
+    "rebalance",
+    "global_scheduler",
+}
+LOCAL_HALF = {"block_pool", "prefix_cache", "waiting_queue", "local_scheduler"}
+ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
+ENGINE_ROOMS = {"engines", "integrations"}
+HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
+IMPURE_STDLIB = {"asyncio", "logging", "os", "pathlib", "socket", "subprocess", "threading", "time", "datetime"}
+
+
+class Import(NamedTuple):
+    source: str
+    """The module that imports, dotted."""
+    target: str
+    """The module, or the name in a module, that is imported, dotted."""
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.source} (line {self.line}) imports {self.target}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def source_files() -> list[Path]:
+    return sorted((SRC / "preble").rglob("*.py"))
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import statement of a file, those inside functions too."""
+    source = module_name(path)
+    package = source if path.name == "__init__.py" else source.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (Import(source, alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1]]) if node.level else ""
+            module = ".".join(filter(None, (base, node.module)))
+            yield from (Import(source, f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+ALL_IMPORTS = [found for path in source_files() for found in imports_of(path)]
+OWN_IMPORTS = [found for found in ALL_IMPORTS if found.target.split(".")[0] == "preble"]
+
+
+def room(module: str) -> str:
+    """The room of a dotted module below preble; "" for the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else ""
+
+
+def below_core(module: str) -> str:
+    """`preble.core.e2.E2` -> `e2`; "" for anything outside core."""
+    parts = module.split(".")
+    return parts[2] if parts[:2] == ["preble", "core"] and len(parts) > 2 else ""
+
+
+def library(found: Import) -> str:
+    return found.target.split(".")[0]
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.relative_to(SRC / "preble").parts[0].removesuffix(".py") for path in source_files()} - {"__init__"}
+    assert rooms <= FLOORS.keys(), f"give these a floor in FLOORS: {sorted(rooms - FLOORS.keys())}"
+
+
+def test_imports_go_down_only() -> None:
+    upward = [
+        str(found)
+        for found in OWN_IMPORTS
+        if room(found.source)
+        and room(found.target)
+        and room(found.source) != room(found.target)
+        and FLOORS[room(found.source)] <= FLOORS[room(found.target)]
+    ]
+    assert upward == []
+
+
+def test_core_imports_only_the_standard_library_numpy_and_errors() -> None:
+    allowed = sys.stdlib_module_names | {"numpy"}
+    foreign = [
+        str(found)
+        for found in ALL_IMPORTS
+        if room(found.source) == "core"
+        and library(found) not in allowed
+        and not found.target.startswith(("preble.core", "preble.errors"))
+    ]
+    assert foreign == []
+
+
+def test_core_has_no_clock_thread_log_or_file() -> None:
+    impure = [str(found) for found in ALL_IMPORTS if room(found.source) == "core" and library(found) in IMPURE_STDLIB]
+    assert impure == []
+
+
+def test_core_uses_no_global_random_generator() -> None:
+    """`random.Random` may be named (it is passed in); `random.random()` and the like may not be called."""
+    calls = [
+        f"{path.name}:{node.lineno} random.{node.attr}"
+        for path in source_files()
+        if room(module_name(path)) == "core"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "random"
+        and node.attr != "Random"
+    ]
+    assert calls == []
+
+
+def test_the_two_halves_of_core_never_import_each_other() -> None:
+    crossing = [
+        str(found)
+        for found in OWN_IMPORTS
+        for ours, theirs in ((GLOBAL_HALF, LOCAL_HALF), (LOCAL_HALF, GLOBAL_HALF))
+        if below_core(found.source) in ours and below_core(found.target) in theirs
+    ]
+    assert crossing == []
+
+
+def test_every_module_of_core_belongs_to_a_half_or_is_shared() -> None:
+    shared = {"__init__", "types", "cost_model"}
+    modules = {path.stem for path in (SRC / "preble" / "core").glob("*.py")}
+    assert modules <= GLOBAL_HALF | LOCAL_HALF | shared
+
+
+def test_engines_are_imported_only_where_they_are_called_from() -> None:
+    strays = [
+        str(found)
+        for found in ALL_IMPORTS
+        if library(found) in ENGINE_LIBRARIES and room(found.source) not in ENGINE_ROOMS
+    ]
+    assert strays == []
+
+
+def test_no_policy_knows_http() -> None:
+    knowing = [str(found) for found in ALL_IMPORTS if room(found.source) == "core" and library(found) in HTTP_LIBRARIES]
+    assert knowing == []
+
+
+MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Counter", "OrderedDict"}
+MUTABLE_NODES = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name | ast.Attribute):
+        name = value.func.id if isinstance(value.func, ast.Name) else value.func.attr
+        return name in MUTABLE_CALLS
+    return isinstance(value, MUTABLE_NODES)
+
+
+def mutable_globals(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        is_public_list = any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_mutable(node.value) and not is_public_list:
+            yield f"{path.relative_to(SRC)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_nothing_mutable_at_module_level(path: Path) -> None:
+    """Wrap a constant table in MappingProxyType, frozenset or a tuple."""
+    assert list(mutable_globals(path)) == []
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_no_function_rebinds_a_global(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)] == []
