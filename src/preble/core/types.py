@@ -41,6 +41,19 @@ def unpack_tokens(packed: bytes) -> Sequence[int]:
     return array("I", packed)
 
 
+def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) -> str:
+    """The namespace of prompts computed with this model adapter and this cache salt: equal iff KV may be shared.
+
+    >>> namespace_of()
+    ''
+    >>> namespace_of("sql-adapter") == namespace_of(cache_salt="sql-adapter")
+    False
+    """
+    if not lora_name and not cache_salt:
+        return ""
+    return f"{lora_name or ''}\x1f{cache_salt or ''}"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be placed.

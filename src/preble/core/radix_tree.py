@@ -1,0 +1,268 @@
+"""A forest of radix trees over packed token ids.
+
+A node holds a run of tokens; its path from the root is a prompt prefix. Runs are packed, compared at memcmp speed.
+When a node splits, the *lower* part keeps its identity, and when a node merges with its only child, the *child* keeps
+its own: whoever remembers "the node at whose end my prompt ends" never has to be told.
+
+Source: Preble, "Global scheduler data structures"; the namespaces (model adapter, cache salt) are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from preble.core.types import TOKEN_BYTES
+
+
+class Node:
+    """A run of tokens.
+
+    `end`: tokens from the start of the prompt to the end of this run. `holders`, `full_holders`: bit i is set if the
+    replica in slot i has a record here, or holds the whole run; kept by `PrefixIndex`, zero for a new node.
+    """
+
+    __slots__ = ("children", "end", "full_holders", "holders", "parent", "tokens")
+
+    def __init__(self, tokens: bytes, end: int, parent: Node | None) -> None:
+        self.tokens = tokens
+        self.end = end
+        self.parent = parent
+        self.children: dict[bytes, Node] | None = None
+        self.holders = 0
+        self.full_holders = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def start(self) -> int:
+        """Tokens before this run."""
+        return self.end - len(self.tokens) // TOKEN_BYTES
+
+    def ancestors(self) -> Iterator[Node]:
+        """This node, then its parent, up to the one below the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def __repr__(self) -> str:
+        return f"<Node {self.start}..{self.end}, {len(self.children or ())} children>"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a run of tokens agrees with a tree.
+
+    `base`, `base_tokens`: where the comparison began, and how many tokens of the prompt lie before it.
+    `path`: every node of which at least one further token agrees, from the top. `num_tokens`: tokens of the prompt that
+    agree, `base_tokens` included; less than the last node's end if that one agrees only in part.
+    """
+
+    base: Node
+    base_tokens: int
+    path: tuple[Node, ...]
+    num_tokens: int
+
+    @property
+    def last(self) -> Node:
+        return self.path[-1] if self.path else self.base
+
+
+class RadixTree:
+    """Prompt prefixes of every namespace.
+
+    `on_split(upper, lower)` is called after each split, so that whoever keeps records of nodes can split them too.
+
+    >>> from preble.core.types import pack_tokens
+    >>> tree = RadixTree()
+    >>> leaf = tree.insert(pack_tokens([1, 2, 3]))[-1]
+    >>> tree.match(pack_tokens([1, 2, 9])).num_tokens
+    2
+    >>> [node.num_tokens for node in tree.insert(pack_tokens([1, 2, 9]))], leaf.num_tokens
+    ([2, 1], 1)
+    """
+
+    def __init__(self, on_split: Callable[[Node, Node], None] | None = None) -> None:
+        self._roots: dict[str, Node] = {}
+        self._on_split = on_split
+        self.num_nodes = 0
+        self.num_tokens = 0
+
+    def root(self, namespace: str = "") -> Node:
+        """The empty node above every prompt of a namespace; made on first use."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(b"", 0, None)
+        return root
+
+    def match(self, tokens: bytes, namespace: str = "") -> Match:
+        """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed; changes nothing."""
+        root = self._roots.get(namespace)
+        return Match(_NOWHERE, 0, (), 0) if root is None else self.match_below(root, 0, tokens)
+
+    def match_below(self, base: Node, base_tokens: int, tokens: bytes) -> Match:
+        """As `match`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`."""
+        path: list[Node] = []
+        node = base
+        position = 0
+        if base_tokens < base.end:
+            rest = base.tokens[(base_tokens - base.start) * TOKEN_BYTES :]
+            position = common_prefix_bytes(rest, tokens, 0)
+            if position:
+                path.append(base)
+            if position < len(rest):
+                return Match(base, base_tokens, tuple(path), base_tokens + position // TOKEN_BYTES)
+        while node.children is not None:
+            child = node.children.get(tokens[position : position + TOKEN_BYTES])
+            if child is None:
+                break
+            path.append(child)
+            if not tokens.startswith(child.tokens, position):
+                position += common_prefix_bytes(child.tokens, tokens, position)
+                break
+            position += len(child.tokens)
+            node = child
+        return Match(base, base_tokens, tuple(path), base_tokens + position // TOKEN_BYTES)
+
+    def insert(self, tokens: bytes, namespace: str = "") -> list[Node]:
+        """Make `tokens` a path that ends at a node's end; returns its nodes from the top, [] for no token.
+
+        Splits at most one node and adds at most one leaf. O(tokens).
+        """
+        return self.insert_below(self.root(namespace), 0, tokens)
+
+    def insert_below(self, base: Node, base_tokens: int, tokens: bytes) -> list[Node]:
+        """As `insert`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`.
+
+        Returns the nodes that hold at least one of `tokens`, from the top; the last one ends where they end.
+        """
+        match = self.match_below(base, base_tokens, tokens)
+        path, last = list(match.path), match.last
+        if match.num_tokens < last.end:
+            last = self.split(last, match.num_tokens - last.start)
+            if path:
+                path[-1] = last
+        rest = tokens[(match.num_tokens - base_tokens) * TOKEN_BYTES :]
+        if rest:
+            path.append(self._add_leaf(last, rest))
+        return path
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` after its first `at` tokens, 0 < at < its tokens; returns the new upper part. O(tokens of node).
+
+        The lower part is `node` itself. The upper part starts with the holder bits of `node`.
+        """
+        parent = _parent(node)
+        upper = Node(node.tokens[: at * TOKEN_BYTES], node.start + at, parent)
+        _children(parent)[node.tokens[:TOKEN_BYTES]] = upper
+        node.tokens = node.tokens[at * TOKEN_BYTES :]
+        node.parent = upper
+        upper.children = {node.tokens[:TOKEN_BYTES]: node}
+        upper.holders, upper.full_holders = node.holders, node.full_holders
+        self.num_nodes += 1
+        if self._on_split is not None:
+            self._on_split(upper, node)
+        return upper
+
+    def merge(self, node: Node) -> Node:
+        """Join `node` with its only child; returns the child, which now starts where `node` did."""
+        (child,) = _children(node).values()
+        parent = _parent(node)
+        _children(parent)[node.tokens[:TOKEN_BYTES]] = child
+        child.tokens = node.tokens + child.tokens
+        child.parent = parent
+        self.num_nodes -= 1
+        _bury(node, child)
+        return child
+
+    def remove(self, node: Node) -> None:
+        """Take a node without children out of its tree."""
+        assert not node.children, "only a leaf can be removed"
+        parent = _parent(node)
+        siblings = _children(parent)
+        del siblings[node.tokens[:TOKEN_BYTES]]
+        if not siblings:
+            parent.children = None
+        self.num_nodes -= 1
+        self.num_tokens -= node.num_tokens
+        _bury(node, parent)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, parents before children."""
+        stack = [child for root in self._roots.values() for child in (root.children or {}).values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend((node.children or {}).values())
+
+    def check(self) -> None:
+        """Every invariant of the structure. O(nodes); for tests."""
+        count = tokens = 0
+        for node in self.nodes():
+            count += 1
+            tokens += node.num_tokens
+            assert node.num_tokens > 0 and len(node.tokens) % TOKEN_BYTES == 0
+            parent = _parent(node)
+            assert node.start == parent.end
+            assert _children(parent)[node.tokens[:TOKEN_BYTES]] is node
+            assert node.children != {}, "no children is None"
+        assert (count, tokens) == (self.num_nodes, self.num_tokens)
+
+    def _add_leaf(self, parent: Node, tokens: bytes) -> Node:
+        leaf = Node(tokens, parent.end + len(tokens) // TOKEN_BYTES, parent)
+        if parent.children is None:
+            parent.children = {}
+        parent.children[tokens[:TOKEN_BYTES]] = leaf
+        self.num_nodes += 1
+        self.num_tokens += leaf.num_tokens
+        return leaf
+
+
+def common_prefix_bytes(run: bytes, tokens: bytes, position: int) -> int:
+    """Bytes of `run`, in whole tokens, that `tokens` has from `position` on. O(run), by bisection at memcmp speed.
+
+    >>> common_prefix_bytes(b"aaaabbbbcccc", b"....aaaabbbbcccd", 4)
+    8
+    """
+    low, high = 0, min(len(run), len(tokens) - position) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(run[low * TOKEN_BYTES : middle * TOKEN_BYTES], position + low * TOKEN_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low * TOKEN_BYTES
+
+
+def live_node(node: Node, num_tokens: int) -> Node:
+    """The node that holds token number `num_tokens` of the prefix that was `node`'s when someone remembered it.
+
+    Follows splits (the upper part is an ancestor), merges and removals (a buried node points to its successor).
+    """
+    while not node.tokens or num_tokens <= node.start:
+        if node.parent is None:
+            break
+        node = node.parent
+    return node
+
+
+def _bury(node: Node, successor: Node) -> None:
+    node.tokens = b""
+    node.children = None
+    node.parent = successor
+
+
+def _parent(node: Node) -> Node:
+    assert node.parent is not None, "a root has no parent"
+    return node.parent
+
+
+def _children(node: Node) -> dict[bytes, Node]:
+    assert node.children is not None
+    return node.children
+
+
+_NOWHERE = Node(b"", 0, None)
