@@ -1,0 +1,85 @@
+"""The command `preble`: one module a command, imported when the command is used.
+
+Results go to stdout, talk to stderr. Exit status: 0 done, 1 it failed, 2 the user's flag, file or URL is wrong,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from preble import __version__
+from preble.cli.failure import as_click_exception
+from preble.errors import PrebleError
+
+COMMANDS = MappingProxyType(
+    {
+        "serve": "preble.cli.serve",
+        "emulate": "preble.cli.emulate",
+    }
+)
+"""Command -> module that has it as `command`, in the order in which help lists them."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for, and speaks of failures in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it raises on purpose becomes one line on stderr and an exit status."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None
+        except (PrebleError, BaseExceptionGroup) as error:
+            failure = as_click_exception(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command explains itself: preble serve --help",
+)
+@click.version_option(__version__, prog_name="preble")
+def cli() -> None:
+    """Preble: one endpoint in front of many LLM replicas; each prompt goes where its prefix is cached.
+
+    \b
+    Start with one of these:
+      preble up --engine emulator --replicas 4      try it here, without a GPU
+      preble serve --replica http://gpu1:8000 --replica http://gpu2:8000
+    """
+
+
+def main() -> None:
+    """Run the command line and exit. A bug is reported in one line too; `PREBLE_TRACEBACK=1` shows where it is."""
+    from os import environ
+
+    try:
+        cli.main(prog_name="preble")
+    except Exception as bug:
+        if environ.get("PREBLE_TRACEBACK") or (isinstance(bug, OSError) and bug.errno == errno.EPIPE):
+            raise
+        click.echo(
+            f"preble: internal error, {type(bug).__name__}: {bug}\n"
+            "This is a bug in Preble. Run it again with PREBLE_TRACEBACK=1 and report what that shows.",
+            err=True,
+        )
+        sys.exit(1)

@@ -1,0 +1,54 @@
+"""`preble emulate`: one emulated replica."""
+
+from __future__ import annotations
+
+import click
+
+from preble.cli.logs import configure_logging
+from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
+
+
+@click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")
+@click.option("--profile", required=True, metavar="NAME|FILE", help="Cost profile: which GPU and model to behave like.")
+@click.option("--port", type=PORT, required=True, help="Port to listen on; 0 lets the system choose.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--kv-tokens", type=POSITIVE, help="Size of the KV cache in tokens.  [default: the profile's]")
+@click.option("--events-port", type=PORT, help="Publish KV events over ZMQ on this port.  [default: no events]")
+@click.option("--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run so many times faster.")
+@click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")
+@log_options
+def command(
+    profile: str,
+    port: int,
+    host: str,
+    kv_tokens: int | None,
+    events_port: int | None,
+    speed: float,
+    tokenizer: str | None,
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Run one emulated replica until it is interrupted.
+
+    It speaks vLLM's HTTP API, keeps a prefix cache, batches and takes as long as the profile says; only the words it
+    answers are made up, and every answer says so. The line with its URL is printed on stdout once it listens.
+
+    \b
+    Examples:
+      preble emulate --profile a6000-mistral-7b --port 8001
+      preble emulate --profile tiny-cpu --port 0 --kv-tokens 20000 --events-port 5557
+    """
+    from preble.engines.emulator import EmulatorConfig, run
+
+    configure_logging(log_level, log_format)
+    run(
+        EmulatorConfig(
+            profile=profile,
+            host=host,
+            port=port,
+            kv_tokens=kv_tokens,
+            events_port=events_port,
+            speed=speed,
+            tokenizer=tokenizer,
+        )
+    )

@@ -1,0 +1,72 @@
+"""Option types and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from preble.cli.logs import FORMATS, LEVELS
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+POLICIES = ("e2", "round_robin", "least_load")
+
+
+class HttpUrl(click.ParamType):
+    """An http or https URL of a server; given back without a slash at the end."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        try:
+            parts = urlsplit(text)
+            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError as error:
+            self.fail(f"{text!r} is not a URL: {error}", param, ctx)
+        if not is_good:
+            self.fail(f"{text!r} is not a URL of a server; it looks like http://host:8000", param, ctx)
+        if parts.query or parts.fragment:
+            self.fail(f"{text!r} has a query or fragment; give the server's address only", param, ctx)
+        return text.rstrip("/")
+
+
+PORT = click.IntRange(0, 65535)
+POSITIVE = click.IntRange(min=1)
+POSITIVE_FLOAT = click.FloatRange(min=0, min_open=True)
+
+
+def policy_option(default: str | None) -> Callable[[Command], Command]:
+    """`--policy`. `default`: None where the configuration file may say it."""
+    return click.option(
+        "--policy",
+        type=click.Choice(POLICIES),
+        default=default,
+        help="How a replica is chosen." + ("" if default else "  [default: e2]"),
+        show_default=default is not None,
+    )
+
+
+def log_options(command: Command) -> Command:
+    """`--log-level` and `--log-format`, given to the command as `log_level` and `log_format`."""
+    for option in (
+        click.option(
+            "--log-format",
+            type=click.Choice(FORMATS),
+            default="console",
+            show_default=True,
+            help="console for people, json for programs; both on stderr.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(LEVELS),
+            default="info",
+            show_default=True,
+            help="The least that is logged.",
+        ),
+    ):
+        command = option(command)
+    return command

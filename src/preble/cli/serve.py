@@ -1,0 +1,66 @@
+"""`preble serve`: the gateway in front of replicas that run already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preble.cli.logs import configure_logging
+from preble.cli.options import PORT, HttpUrl, log_options, policy_option
+
+
+@click.command("serve", short_help="The gateway: one OpenAI-compatible endpoint in front of your replicas.")
+@click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica; once for each.")
+@click.option(
+    "--engine",
+    type=click.Choice(("auto", "vllm", "openai")),
+    help="What the replicas run; auto asks each of them.  [default: auto]",
+)
+@policy_option(default=None)
+@click.option(
+    "--tokenizer",
+    metavar="PATH|NAME",
+    help="The model's tokenizer: a folder, or a name on the Hugging Face hub. Without it the replicas are asked.",
+)
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file with every setting; flags and PREBLE_* variables go before it.",
+)
+@log_options
+def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
+    """Serve the OpenAI API in front of replicas that run already.
+
+    Each request goes to the replica where it costs least: where its prefix is cached, unless that replica is busier
+    than computing the prefix again is worth. The gateway starts although some replicas are down; they join when they
+    come up.
+
+    \b
+    Examples:
+      preble serve --replica http://gpu1:8000 --replica http://gpu2:8000 --tokenizer mistralai/Mistral-7B-v0.1
+      preble serve --config preble.toml --port 9000
+    \b
+    Then:
+      curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+           -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
+    """
+    from preble.gateway.config import load
+    from preble.gateway.server import run
+
+    configure_logging(log_level, log_format)
+    run(load(config_path, os.environ, given(flags)))
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the user gave, without those left to the configuration file and the defaults.
+
+    >>> given({"port": 0, "host": None, "replicas": ()})
+    {'port': 0}
+    """
+    return {name: value for name, value in flags.items() if value is not None and value != ()}
