@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from preble.errors import ConfigError
+from preble.gateway.config import GatewayConfig, ReplicaConfig, knobs, load
+from preble.gateway.config_reference import reference_page
+
+URL = "http://127.0.0.1:8101"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "preble.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_reference_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run python -m preble.gateway.config_reference"
+
+
+def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit() -> None:
+    for knob in knobs():
+        assert knob.text and knob.why, knob.key
+        assert knob.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
+
+
+def test_defaults_need_only_a_replica() -> None:
+    config = load(None, {}, {"replicas": [URL]})
+    assert config == GatewayConfig(replicas=(ReplicaConfig(URL),))
+
+
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, f'replicas = ["{URL}"]\nport = 1\nhost = "a"\n[limits]\nmax_in_flight = 1\n')
+    environ = {"PREBLE_PORT": "2", "PREBLE_LIMITS__MAX_IN_FLIGHT": "2", "PATH": "/bin"}
+    config = load(path, environ, {"port": 3, "policy": None, "replicas": ()})
+    assert (config.host, config.limits.max_in_flight, config.port) == ("a", 2, 3)
+
+
+def test_replicas_are_urls_or_tables(tmp_path: Path) -> None:
+    path = written(tmp_path, 'replicas = ["http://a:1/v1/", { url = "http://b:2", engine = "openai" }]')
+    config = load(path, {}, {})
+    assert config.replicas == (ReplicaConfig("http://a:1"), ReplicaConfig("http://b:2", engine="openai"))
+
+
+def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
+    config = load(None, {"PREBLE_REPLICAS": "http://a:1, http://b:2", "PREBLE_AUTH__API_KEYS": "k1,k2"}, {})
+    assert [replica.url for replica in config.replicas] == ["http://a:1", "http://b:2"]
+    assert config.auth.api_keys == ("k1", "k2")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('polcy = "e2"', "unknown key 'polcy'; did you mean 'policy'"),
+        ("[limits]\nmax_inflight = 3", "did you mean 'limits.max_in_flight'"),
+        ("[limit]\nmax_in_flight = 3", "unknown key 'limit'"),
+        ("port = 'x'", "port = 'x': Expected `int`"),
+        ("port = 70000", "port = 70000: Expected `int` <= 65535"),
+        ("[timeouts]\nidle_s = 0", "timeouts.idle_s = 0: Expected `float` > 0"),
+        ('engine = "tgi"', "engine = 'tgi'"),
+        ('replicas = "http://a:1"', "give a list"),
+        ('replicas = ["localhost:8000"]', "replica URL 'localhost:8000' is not usable"),
+        ('replicas = ["http://a:port"]', "replica URL 'http://a:port' is not usable"),
+        ('replicas = [{ ulr = "http://a:1" }]', "unknown key 'ulr'; did you mean 'url'"),
+        ('replicas = [{ engine = "vllm" }]', "missing required field `url`"),
+        ("replicas = [7]", "neither a URL nor a table"),
+        ('replicas = ["http://a:1", "http://a:1/"]', "http://a:1 is given twice"),
+        ("replicas = []", "no replica given"),
+        ('replicas = ["http://a:1"]\n[health]\nretry_min_s = 9.0', "retry_min_s is larger"),
+        ("port =", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), {}, {})
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml.*cannot be read"):
+        load(tmp_path / "none.toml", {}, {})
+
+
+def test_a_misspelt_environment_variable_is_refused_and_a_foreign_one_is_not() -> None:
+    with pytest.raises(ConfigError, match="PREBLE_POLICI is not known; did you mean PREBLE_POLICY"):
+        load(None, {"PREBLE_POLICI": "e2"}, {"replicas": [URL]})
+    assert load(None, {"PREBLE_LOG_LEVEL": "debug"}, {"replicas": [URL]}).policy == "e2"
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    with pytest.raises(ConfigError, match="flags: unknown key 'tokeniser'; did you mean 'tokenizer'"):
+        load(None, {}, {"replicas": [URL], "tokeniser": "x"})
