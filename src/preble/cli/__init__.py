@@ -7,6 +7,7 @@ Results go to stdout, talk to stderr. Exit status: 0 done, 1 it failed, 2 the us
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from importlib import import_module
 from types import MappingProxyType
@@ -15,8 +16,7 @@ from typing import Any
 import click
 
 from preble import __version__
-from preble.cli.failure import as_click_exception
-from preble.errors import PrebleError
+from preble.cli.failure import one_line_failures
 
 COMMANDS = MappingProxyType(
     {
@@ -39,17 +39,13 @@ class LazyGroup(click.Group):
         command: click.Command = import_module(COMMANDS[cmd_name]).command
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with one_line_failures():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it raises on purpose becomes one line on stderr and an exit status."""
-        try:
+        with one_line_failures():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(130) from None
-        except (PrebleError, BaseExceptionGroup) as error:
-            failure = as_click_exception(error)
-            if failure is None:
-                raise
-            raise failure from error
 
 
 @click.group(
@@ -70,12 +66,10 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit. A bug is reported in one line too; `PREBLE_TRACEBACK=1` shows where it is."""
-    from os import environ
-
     try:
         cli.main(prog_name="preble")
     except Exception as bug:
-        if environ.get("PREBLE_TRACEBACK") or (isinstance(bug, OSError) and bug.errno == errno.EPIPE):
+        if os.environ.get("PREBLE_TRACEBACK") or (isinstance(bug, OSError) and bug.errno == errno.EPIPE):
             raise
         click.echo(
             f"preble: internal error, {type(bug).__name__}: {bug}\n"

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, Any
 
 import click
+from click.exceptions import Exit, NoArgsIsHelpError
 
 from preble.errors import ConfigError, PrebleError, TraceFormatError
 
-USAGE_STATUS = 2
-FAILURE_STATUS = 1
+INTERRUPTED_STATUS = 130
 
 
 class Failure(click.ClickException):
-    """A failure that the user can understand; shown as `preble: MESSAGE`."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    """A failure that the user can understand; shown as `preble: MESSAGE`, exit status 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"preble: {self.format_message()}", file=file, err=file is None)
 
 
-def as_click_exception(error: BaseException) -> Failure | None:
+class UsageFailure(Failure):
+    """The user's flag, file or URL is wrong: exit status 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def one_line_failures() -> Iterator[None]:
+    """What is raised on purpose inside becomes one line and an exit status; a bug passes through unchanged."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Exit(INTERRUPTED_STATUS) from None
+    except (PrebleError, click.UsageError, BaseExceptionGroup) as error:
+        failure = as_click_exception(error)
+        if failure is None:
+            raise
+        raise failure from error
+
+
+def as_click_exception(error: BaseException) -> click.ClickException | None:
     """The failure to show for `error`; None where `error` is a bug that has to be seen whole.
 
     A group (from an asyncio.TaskGroup) counts if everything in it was raised on purpose; its first error is shown.
@@ -31,7 +49,15 @@ def as_click_exception(error: BaseException) -> Failure | None:
     if isinstance(error, BaseExceptionGroup):
         members = [as_click_exception(member) for member in error.exceptions]
         return None if None in members else members[0]
+    if isinstance(error, ConfigError | TraceFormatError):
+        return UsageFailure(str(error))
     if isinstance(error, PrebleError):
-        is_usage = isinstance(error, ConfigError | TraceFormatError)
-        return Failure(str(error), USAGE_STATUS if is_usage else FAILURE_STATUS)
+        return Failure(str(error))
+    if isinstance(error, click.UsageError) and not isinstance(error, NoArgsIsHelpError):
+        return UsageFailure(_with_hint(error))
     return None
+
+
+def _with_hint(error: click.UsageError) -> str:
+    message = error.format_message()
+    return f"{message} (help: {error.ctx.command_path} --help)" if error.ctx else message

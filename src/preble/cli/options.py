@@ -15,8 +15,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 POLICIES = ("e2", "round_robin", "least_load")
 
 
-class HttpUrl(click.ParamType):
-    """An http or https URL of a server; given back without a slash at the end."""
+class HttpUrl(click.ParamType[str]):
+    """An http or https URL of a server; given back without `/v1` or a slash at the end."""
 
     name = "url"
 
@@ -31,7 +31,7 @@ class HttpUrl(click.ParamType):
             self.fail(f"{text!r} is not a URL of a server; it looks like http://host:8000", param, ctx)
         if parts.query or parts.fragment:
             self.fail(f"{text!r} has a query or fragment; give the server's address only", param, ctx)
-        return text.rstrip("/")
+        return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 PORT = click.IntRange(0, 65535)

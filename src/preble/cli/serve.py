@@ -25,6 +25,9 @@ from preble.cli.options import PORT, HttpUrl, log_options, policy_option
     metavar="PATH|NAME",
     help="The model's tokenizer: a folder, or a name on the Hugging Face hub. Without it the replicas are asked.",
 )
+@click.option(
+    "--profile", metavar="NAME|FILE", help="Cost profile of the replicas' GPU and model, for E2's cost comparison."
+)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
 @click.option(
@@ -54,13 +57,4 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
     from preble.gateway.server import run
 
     configure_logging(log_level, log_format)
-    run(load(config_path, os.environ, given(flags)))
-
-
-def given(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that the user gave, without those left to the configuration file and the defaults.
-
-    >>> given({"port": 0, "host": None, "replicas": ()})
-    {'port': 0}
-    """
-    return {name: value for name, value in flags.items() if value is not None and value != ()}
+    run(load(config_path, os.environ, flags))
