@@ -1,0 +1,226 @@
+"""Chat messages to prompt text, as engines do it: the model's own Jinja template in the environment that Hugging Face
+templates expect, fed with messages in the form that vLLM gives them.
+
+Templates come with models and are run in Jinja's immutable sandbox. What a client can put into them is data only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from preble.errors import ConfigError, RequestError
+
+Message = dict[str, Any]
+_CONTINUE_MARK = "PREBLE-CONTINUES-HERE "
+_RESERVED = frozenset({"messages", "tools", "documents", "tokenize", "chat_template"})
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)  # noqa: DTZ005 (engines use their local time)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One model's template. `special_tokens`: `bos_token` and the like, as the template names them."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises: ConfigError: the template is not valid Jinja."""
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self._wants_parts = _walks_content(environment.parse(source))
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template cannot be compiled: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self._knows_developer = '"developer"' in source or "'developer'" in source
+
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None = None,
+        *,
+        documents: list[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. `variables`: what the client adds for the template (`chat_template_kwargs`).
+
+        Raises: RequestError: messages of a wrong form, or the template refuses them.
+        """
+        conversation = [self._prepared(message) for message in _developer_as_system(messages, self._knows_developer)]
+        if continue_final_message:
+            _mark_final(conversation)
+        context = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
+        try:
+            text = self._template.render(
+                **{**self._special_tokens, "add_generation_prompt": add_generation_prompt, **context},
+                messages=conversation,
+                tools=[_tool(tool) for tool in tools] if tools else None,
+                documents=documents,
+            )
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template refuses the messages: {error.message}", param="messages") from error
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RequestError(f"the chat template fails on the messages: {error}", param="messages") from error
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _prepared(self, message: Message) -> Message:
+        """A message as engines hand it to the template: content flattened or in parts, tool arguments as objects."""
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError("each message must be an object with a `role`", param="messages")
+        role = message["role"]
+        prepared: Message = {"role": role, "content": self._content(message.get("content"), role)}
+        if role == "assistant":
+            if calls := message.get("tool_calls"):
+                prepared["tool_calls"] = [_tool_call(call) for call in calls]
+            if (reasoning := message.get("reasoning")) is not None:
+                prepared["reasoning"] = prepared["reasoning_content"] = reasoning
+        elif role == "tool" and "tool_call_id" in message:
+            prepared["tool_call_id"] = message["tool_call_id"]
+        if isinstance(message.get("name"), str):
+            prepared["name"] = message["name"]
+        return prepared
+
+    def _content(self, content: Any, role: str) -> Any:
+        parts = [] if content is None else [content] if isinstance(content, str) else content
+        if not isinstance(parts, list):
+            raise RequestError("a message's `content` must be text or a list of parts", param="messages")
+        texts = [text for text in map(_part_text, parts) if text is not None]
+        if self._wants_parts and role != "tool":
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+
+def _part_text(part: Any) -> str | None:
+    """The text of a content part, None for an image and the like: only text takes part in matching prefixes."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise RequestError("a content part must be text or an object with a `type`", param="messages")
+    text = part.get("text", part.get("refusal"))
+    return text if isinstance(text, str) else None
+
+
+def _developer_as_system(messages: list[Message], known: bool) -> list[Message]:
+    """Templates that do not know the `developer` role get it as `system`, all of them as one message in front."""
+    if known or not any(isinstance(message, dict) and message.get("role") == "developer" for message in messages):
+        return messages
+    system = [message for message in messages if message.get("role") in ("developer", "system")]
+    others = [message for message in messages if message.get("role") not in ("developer", "system")]
+    texts = [_joined_text(message.get("content")) for message in system]
+    return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *others]
+
+
+def _joined_text(content: Any) -> str:
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    return "\n".join(text for text in map(_part_text, parts) if text)
+
+
+def _tool(tool: Any) -> Any:
+    """A tool with its keys in the order, and with the nulls, that engines show to templates."""
+    if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
+        raise RequestError("each of `tools` must be an object with a `function`", param="tools")
+    shown = {key: function.get(key) for key in ("name", "description", "parameters")}
+    shown |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
+    return {"type": tool.get("type", "function"), "function": shown}
+
+
+def _tool_call(call: Any) -> Any:
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+        raise RequestError("each of `tool_calls` must be an object with a `function`", param="messages")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _mark_final(conversation: list[Message]) -> None:
+    """Mark the end of the last message's text, so that the rendered prompt can be cut there."""
+    if not conversation:
+        raise RequestError("`continue_final_message` needs a last message", param="continue_final_message")
+    last = conversation[-1]
+    if isinstance(content := last["content"], str):
+        last["content"] = content + _CONTINUE_MARK
+    elif content:
+        last["content"] = [*content[:-1], {"type": "text", "text": content[-1]["text"] + _CONTINUE_MARK}]
+
+
+def _cut_at_mark(text: str) -> str:
+    """The text up to the end of the last message.
+
+    The mark ends in a space: where the template has trimmed that off, it would have trimmed the message's end too.
+    """
+    head, found, tail = text.rpartition(_CONTINUE_MARK.rstrip())
+    if not found:
+        raise RequestError("the chat template does not show the last message", param="continue_final_message")
+    return head if tail.startswith(" ") else head.rstrip()
+
+
+def _walks_content(tree: nodes.Template) -> bool:
+    """Whether the template loops over the parts of a message's content; others want it as one text."""
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    for inner in _unwrapped(node):
+        match inner:
+            case nodes.Getattr(attr="content") | nodes.Name(name="content"):
+                return True
+            case nodes.Getitem(arg=nodes.Const(value="content")):
+                return True
+    return False
+
+
+def _unwrapped(node: nodes.Node | None) -> Iterator[nodes.Node]:
+    """The expression, and what its filters and slices are applied to."""
+    while node is not None:
+        yield node
+        sliced = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        node = node.node if isinstance(node, nodes.Filter) or sliced else None  # type: ignore[attr-defined]

@@ -1,0 +1,105 @@
+"""Server-sent events: measured as they pass through, or taken apart where answers have to be merged."""
+
+from __future__ import annotations
+
+import msgspec
+
+from preble.gateway.api import Usage
+
+DONE = b"data: [DONE]\n\n"
+_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
+class _Piece(msgspec.Struct):
+    usage: Usage | None = None
+
+
+_PIECE = msgspec.json.Decoder(_Piece)
+
+
+def looks_like_events(first: bytes) -> bool:
+    """Whether a stream's first bytes may be server-sent events.
+
+    >>> looks_like_events(b'data: {"id": 1}'), looks_like_events(b"<html>")
+    (True, False)
+    """
+    return first.lstrip().startswith(_STARTS)
+
+
+def event(data: bytes) -> bytes:
+    """One event with `data`, which has no line break."""
+    return b"data: " + data + b"\n\n"
+
+
+class StreamMeter:
+    """Counts the events of a stream in the bytes, without taking them apart. O(bytes), copies nothing.
+
+    Engines send about one event a token, so the count stands in for output tokens where no usage is reported. A line
+    that is split between two chunks within `data:` is not counted: an estimate may err by that.
+    """
+
+    __slots__ = ("_at_line_start", "_last", "_last_but_one", "events")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self._at_line_start = True
+        self._last = b""
+        self._last_but_one = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take note of the next bytes of the stream."""
+        if not chunk:
+            return
+        self.events += chunk.count(b"\ndata:") + (self._at_line_start and chunk.startswith(b"data:"))
+        self._at_line_start = chunk.endswith(b"\n")
+        self._last_but_one, self._last = self._last, chunk
+
+    def usage(self) -> Usage | None:
+        """The usage that the stream ended with, None where it reported none.
+
+        It is looked for in the last two chunks: engines send the usage in its own event just before `[DONE]`.
+        """
+        tail = self._last_but_one + self._last
+        if b'"usage"' not in tail:
+            return None
+        for line in reversed(tail.splitlines()):
+            if line.startswith(b"data:") and b'"usage"' in line and (usage := _usage(line[5:])):
+                return usage
+        return None
+
+    def output_tokens(self) -> int:
+        """Tokens as reported, else as many as there were events before `[DONE]`."""
+        usage = self.usage()
+        if usage is not None and usage.completion_tokens is not None:
+            return usage.completion_tokens
+        return self.events - (b"data: [DONE]" in self._last_but_one[-32:] + self._last[-32:])
+
+
+def _usage(data: bytes) -> Usage | None:
+    try:
+        return _PIECE.decode(data).usage
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+class EventSplitter:
+    """Cuts a stream of bytes into the data of its events."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        r"""The data of the events that are complete now.
+
+        >>> splitter = EventSplitter()
+        >>> splitter.feed(b'data: 1\n\nda'), splitter.feed(b'ta: 2\r\n\r\n: comment\n\n')
+        ([b'1'], [b'2'])
+        """
+        *whole, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        return [data for data in map(_data_of, whole) if data]
+
+
+def _data_of(block: bytes) -> bytes:
+    return b"\n".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
