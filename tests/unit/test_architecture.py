@@ -39,6 +39,9 @@ GLOBAL_HALF = {
     "policies",
     "rebalance",
     "global_scheduler",
+    "holdings",
+    "eviction_cost",
+    "fleet",
 }
 LOCAL_HALF = {"block_pool", "prefix_cache", "waiting_queue", "local_scheduler"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}

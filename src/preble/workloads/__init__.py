@@ -1,1 +1,17 @@
-"""Traces and workloads: what is asked, when, and how much of it is shared."""
+"""What is asked of a cluster: traces, arrivals, popularity, and workloads made on the spot."""
+
+from __future__ import annotations
+
+from preble.workloads.model import Segment, Workload, WorkloadRequest
+from preble.workloads.registry import make_workload, workload_names
+from preble.workloads.trace import read_trace, write_trace
+
+__all__ = [
+    "Segment",
+    "Workload",
+    "WorkloadRequest",
+    "make_workload",
+    "read_trace",
+    "workload_names",
+    "write_trace",
+]

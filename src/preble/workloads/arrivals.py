@@ -1,0 +1,42 @@
+"""When requests arrive: n times in seconds, fixed before the run (open loop), from a passed-in generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import accumulate
+
+from preble.errors import ConfigError
+
+ARRIVALS = ("poisson", "gamma", "uniform", "burst")
+
+
+def make_arrivals(kind: str, num_requests: int, rps: float, rng: random.Random, *, cv: float = 1.0) -> list[float]:
+    """Arrival times, ascending, the first at 0.0.
+
+    `rps`: mean requests a second. `cv`: coefficient of variation of the gaps, for gamma only: 1 is Poisson, above it
+    come bursts. Kinds: poisson, gamma, uniform (equal gaps), burst (all at once).
+
+    Raises: ConfigError: an unknown kind, a rate or cv that is not positive.
+    """
+    if rps <= 0 or cv <= 0:
+        raise ConfigError(f"rate and cv of arrivals must be positive, got {rps} requests/s and cv {cv}")
+    if kind == "poisson":
+        return _from_gaps(rng.expovariate(rps) for _ in range(num_requests - 1))
+    if kind == "gamma":
+        return gamma_arrivals(num_requests, rps, cv, rng)
+    if kind == "uniform":
+        return [i / rps for i in range(num_requests)]
+    if kind == "burst":
+        return [0.0] * num_requests
+    raise ConfigError(f"arrivals {kind!r} are not known; choose one of {', '.join(ARRIVALS)}")
+
+
+def gamma_arrivals(num_requests: int, rps: float, cv: float, rng: random.Random) -> list[float]:
+    """Gaps from a gamma distribution of mean 1/rps and coefficient of variation cv: shape 1/cv², scale cv²/rps."""
+    shape = 1 / cv**2
+    return _from_gaps(rng.gammavariate(shape, 1 / (shape * rps)) for _ in range(num_requests - 1))
+
+
+def _from_gaps(gaps: Iterable[float]) -> list[float]:
+    return list(accumulate(gaps, initial=0.0))

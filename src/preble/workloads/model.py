@@ -1,0 +1,97 @@
+"""A workload in memory: requests whose prompts are made of shared segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
+from preble.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of prompt, of text or of token ids (exactly one is set). Prompts share it by reference.
+
+    `segment_id`: None for a piece that only one prompt has.
+    """
+
+    segment_id: str | None = None
+    text: str | None = None
+    tokens: PackedTokens | None = None
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens in the segment; None for text, whose tokens depend on the model."""
+        return None if self.tokens is None else len(self.tokens) // TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request to be sent.
+
+    `segments`: the prompt, one after another, all text or all token ids. `output_tokens`: how many to ask for.
+    `arrival_s`: when to send it, from the start of the run; None until arrivals are assigned. `parent`: the request
+    of the same `session` that must have been answered before, `delay_s` seconds earlier at least. `group`: a label
+    for reports, such as the tool that is asked about.
+    """
+
+    request_id: str
+    segments: tuple[Segment, ...]
+    output_tokens: int
+    arrival_s: float | None = None
+    session: str | None = None
+    parent: str | None = None
+    delay_s: float = 0.0
+    group: str | None = None
+
+    def prompt(self) -> str | list[int]:
+        """The whole prompt, as text or as token ids. O(its length).
+
+        >>> WorkloadRequest("r", (Segment(text="Be brief. "), Segment(text="Why?")), 8).prompt()
+        'Be brief. Why?'
+        """
+        if self.segments[0].tokens is None:
+            return "".join(segment.text or "" for segment in self.segments)
+        return list(chain.from_iterable(unpack_tokens(segment.tokens or b"") for segment in self.segments))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order in which they are to be sent. `note`: where they come from, for results."""
+
+    name: str
+    requests: tuple[WorkloadRequest, ...]
+    note: str = ""
+
+    @property
+    def openers(self) -> tuple[WorkloadRequest, ...]:
+        """The requests that wait for no other: those that need an arrival time."""
+        return tuple(request for request in self.requests if request.parent is None)
+
+    @property
+    def has_arrivals(self) -> bool:
+        return all(request.arrival_s is not None for request in self.openers)
+
+    def first(self, num_requests: int) -> Workload:
+        """The same workload cut after `num_requests`; no parent is lost, for parents come first.
+
+        Raises: ConfigError: there are fewer.
+        """
+        if num_requests > len(self.requests):
+            raise ConfigError(
+                f"workload {self.name!r} has {len(self.requests)} requests, fewer than the {num_requests} asked for"
+            )
+        return replace(self, requests=self.requests[:num_requests])
+
+    def with_arrivals(self, times_s: Sequence[float]) -> Workload:
+        """The same workload, its openers arriving at these times, in order.
+
+        Raises: ValueError: not one time an opener.
+        """
+        times = iter(times_s)
+        if len(times_s) != len(self.openers):
+            raise ValueError(f"{len(self.openers)} requests need an arrival time, got {len(times_s)}")
+        arriving = (r if r.parent is not None else replace(r, arrival_s=next(times)) for r in self.requests)
+        return replace(self, requests=tuple(arriving))

@@ -1,0 +1,259 @@
+"""The trace format: JSON lines, one object a line, told apart by `kind`; see docs/reference/trace-format.md.
+
+Strict: what the format does not define is refused, with file, line and remedy, so that a typing error in a trace does
+not become a quietly different experiment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO, ClassVar, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from preble.core.types import PackedTokens, pack_tokens, unpack_tokens
+from preble.errors import TraceFormatError
+from preble.workloads.model import Segment, Workload, WorkloadRequest
+
+VERSION = 1
+REFERENCE = "the format is described in docs/reference/trace-format.md"
+
+Id = Annotated[str, Meta(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class _Line(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
+):
+    """What every line has in common."""
+
+
+class TraceLine(_Line, frozen=True, tag="trace"):
+    """The first line: which version of the format, and what this is."""
+
+    version: int
+    name: Id
+    note: str = ""
+
+
+class SegmentLine(_Line, frozen=True, tag="segment"):
+    """A piece of prompt that requests name. `num_tokens` stands for so many made-up tokens, unique to the segment."""
+
+    id: Id
+    text: Annotated[str, Meta(min_length=1)] | None = None
+    token_ids: TokenIds | None = None
+    num_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class RequestLine(_Line, frozen=True, tag="request"):
+    """One request: the segments it names, then its own text or token ids."""
+
+    id: Id
+    output_tokens: Annotated[int, Meta(ge=1)]
+    segments: list[Id] = []
+    text: Annotated[str, Meta(min_length=1)] | None = None
+    token_ids: TokenIds | None = None
+    arrival_s: Seconds | None = None
+    session: Id | None = None
+    parent: Id | None = None
+    delay_s: Seconds = 0.0
+    group: str | None = None
+
+
+def read_trace(path: Path) -> Workload:
+    """The workload in a trace file; `.gz` is decompressed. O(file).
+
+    Raises: TraceFormatError: the file cannot be read or a line is not what the format says; names file and line.
+    """
+    reader = _Reader(path)
+    try:
+        with _open(path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    reader.take(number, line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceFormatError(f"{path}: cannot be read: {error}") from error
+    return reader.workload()
+
+
+def write_trace(path: Path, workload: Workload) -> None:
+    """Write a workload as a trace file; compressed where the name ends in `.gz`. Overwrites.
+
+    Raises: OSError.
+    """
+    encode = msgspec.json.Encoder().encode
+    with _open(path, "wb") as out:
+        for line in _lines(workload):
+            out.write(encode(line) + b"\n")
+
+
+def made_up_tokens(segment_id: str, num_tokens: int) -> PackedTokens:
+    """Token ids that stand for a segment whose content is not known: a function of its id and length only.
+
+    Ids are in 10 … 1009, which every model's vocabulary has.
+
+    >>> made_up_tokens("video:7", 3) == made_up_tokens("video:7", 3) != made_up_tokens("video:8", 3)
+    True
+    """
+    return pack_tokens(random.Random(segment_id).choices(range(10, 1010), k=num_tokens))
+
+
+@contextmanager
+def _open(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    if path.suffix == ".gz":
+        with gzip.open(path, mode) as compressed:
+            yield cast(BinaryIO, compressed)
+    else:
+        with path.open(mode) as plain:
+            yield plain
+
+
+class _Reader:
+    """Takes the lines of one file in order and puts the workload together."""
+
+    _decoder: ClassVar = msgspec.json.Decoder(TraceLine | SegmentLine | RequestLine)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._header: TraceLine | None = None
+        self._segments: dict[str, Segment] = {}
+        self._requests: dict[str, WorkloadRequest] = {}
+
+    def take(self, number: int, line: bytes) -> None:
+        try:
+            decoded = self._decoder.decode(line)
+            self._add(decoded)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise TraceFormatError(f"{self._path}:{number}: {error}; {REFERENCE}") from error
+
+    def workload(self) -> Workload:
+        """Everything taken, as a whole. Raises: TraceFormatError: it does not make a workload."""
+        if self._header is None:
+            raise TraceFormatError(f"{self._path}: the file is empty; {REFERENCE}")
+        workload = Workload(self._header.name, tuple(self._requests.values()), self._header.note)
+        if not workload.requests:
+            raise TraceFormatError(f"{self._path}: there is no request in it; add lines of kind 'request'")
+        with_arrival = [r for r in workload.openers if r.arrival_s is not None]
+        if with_arrival and not workload.has_arrivals:
+            missing = next(r for r in workload.openers if r.arrival_s is None)
+            raise TraceFormatError(
+                f"{self._path}: request {missing.request_id!r} has no arrival_s although others have; "
+                "give one to every request without a parent, or to none"
+            )
+        return workload
+
+    def _add(self, line: TraceLine | SegmentLine | RequestLine) -> None:
+        """Take one decoded line. Raises: ValueError: it does not fit what came before; says why."""
+        if isinstance(line, TraceLine):
+            self._begin(line)
+        elif self._header is None:
+            raise ValueError('the first line must be {"kind": "trace", "version": 1, "name": ...}')
+        elif isinstance(line, SegmentLine):
+            if line.id in self._segments:
+                raise ValueError(f"segment {line.id!r} is defined twice; give each its own id")
+            self._segments[line.id] = _segment(line)
+        else:
+            if line.id in self._requests:
+                raise ValueError(f"request {line.id!r} is there twice; give each its own id")
+            self._requests[line.id] = self._request(line)
+
+    def _begin(self, line: TraceLine) -> None:
+        if self._header is not None:
+            raise ValueError("a second line of kind 'trace'; keep one trace a file")
+        if line.version != VERSION:
+            raise ValueError(f"version {line.version} is not known; this Preble reads version {VERSION}")
+        self._header = line
+
+    def _request(self, line: RequestLine) -> WorkloadRequest:
+        self._check_parent(line)
+        return WorkloadRequest(
+            request_id=line.id,
+            segments=self._prompt(line),
+            output_tokens=line.output_tokens,
+            arrival_s=_finite(line.arrival_s),
+            session=line.session,
+            parent=line.parent,
+            delay_s=line.delay_s,
+            group=line.group,
+        )
+
+    def _check_parent(self, line: RequestLine) -> None:
+        if line.parent is None:
+            return
+        parent = self._requests.get(line.parent)
+        if parent is None:
+            raise ValueError(f"parent {line.parent!r} is not a request above; parents come before their children")
+        if line.session is None or line.session != parent.session:
+            raise ValueError(f"parent {line.parent!r} is of session {parent.session!r}, not {line.session!r}")
+
+    def _prompt(self, line: RequestLine) -> tuple[Segment, ...]:
+        unknown = [name for name in line.segments if name not in self._segments]
+        if unknown:
+            raise ValueError(f"segment {unknown[0]!r} is not defined above; define a segment before it is used")
+        if line.text is not None and line.token_ids is not None:
+            raise ValueError("a request has text or token_ids, not both")
+        segments = [self._segments[name] for name in line.segments]
+        if line.text is not None:
+            segments.append(Segment(text=line.text))
+        if line.token_ids is not None:
+            segments.append(Segment(tokens=pack_tokens(line.token_ids)))
+        if not segments:
+            raise ValueError("the prompt is empty; give segments, text or token_ids")
+        if len({segment.text is None for segment in segments}) > 1:
+            raise ValueError("the prompt mixes text and token ids; make all of it text or all of it token ids")
+        return tuple(segments)
+
+
+def _finite(seconds: float | None) -> float | None:
+    if seconds is not None and not math.isfinite(seconds):
+        raise ValueError("arrival_s must be a finite number of seconds")
+    return seconds
+
+
+def _segment(line: SegmentLine) -> Segment:
+    if sum(content is not None for content in (line.text, line.token_ids, line.num_tokens)) != 1:
+        raise ValueError(f"segment {line.id!r} needs exactly one of text, token_ids and num_tokens")
+    if line.text is not None:
+        return Segment(line.id, text=line.text)
+    if line.num_tokens is not None:
+        return Segment(line.id, tokens=made_up_tokens(line.id, line.num_tokens))
+    return Segment(line.id, tokens=pack_tokens(line.token_ids or ()))
+
+
+def _lines(workload: Workload) -> Iterator[_Line]:
+    yield TraceLine(version=VERSION, name=workload.name, note=workload.note)
+    defined: set[str] = set()
+    for request in workload.requests:
+        for segment in request.segments:
+            if segment.segment_id is not None and segment.segment_id not in defined:
+                defined.add(segment.segment_id)
+                yield SegmentLine(id=segment.segment_id, text=segment.text, token_ids=_ids([segment]))
+        yield _request_line(request)
+
+
+def _request_line(request: WorkloadRequest) -> RequestLine:
+    own = [segment for segment in request.segments if segment.segment_id is None]
+    return RequestLine(
+        id=request.request_id,
+        output_tokens=request.output_tokens,
+        segments=[segment.segment_id for segment in request.segments if segment.segment_id is not None],
+        text="".join(segment.text or "" for segment in own) or None,
+        token_ids=_ids(own),
+        arrival_s=request.arrival_s,
+        session=request.session,
+        parent=request.parent,
+        delay_s=request.delay_s,
+        group=request.group,
+    )
+
+
+def _ids(segments: Iterable[Segment]) -> list[int] | None:
+    return [token for segment in segments for token in unpack_tokens(segment.tokens or b"")] or None
