@@ -1,0 +1,334 @@
+"""A replica's KV events as a stream without holes: subscribe, catch up, follow, and notice every way to fall behind.
+
+Messages are numbered from 0 by each process of the engine, and the engine keeps the last ones. So being in step means:
+the message that we applied last is still message number `last` of the process that is there now. That is what
+`_catch_up` checks, by asking for the past messages from `last` on and comparing the first one with what we have:
+
+- the same payload: go on from there; what was missed follows;
+- another payload, or none of that number: the engine has restarted, or it no longer keeps what we miss: start over.
+
+It is done at the start, after each lost connection, at each gap in the numbers, whenever a number comes twice with
+different payloads, and every few quiet seconds (a message can be lost without any later one to show the gap).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import groupby
+
+import structlog
+
+from preble.core.types import BlocksEvicted, CacheCleared, KvEvent, ReplicaId
+from preble.engines.kv_copies import BlockCopies
+from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Message, ReplayUnavailable, Subscription
+from preble.engines.kv_wire import Malformed, UnknownEvent, decode_event, split_batch
+
+__all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
+
+REMEMBERED_MESSAGES = 16_384
+"""Numbers whose payload we can still recognise; more than a publisher keeps by default."""
+
+NOTHING_YET = -1
+"""In place of the last number: the engine has published nothing so far."""
+
+TICK_S = 0.1
+"""How soon a lost connection, `close` and `resync` are noticed."""
+
+MAX_REPLAYS = 32
+"""Replays for one catching-up. Each brings us further, unless the engine talks nonsense."""
+
+YIELD_EVERY = 32
+"""Messages after which other tasks get their turn."""
+
+
+@dataclass(slots=True)
+class KvEventCounters:
+    """What happened on one stream since it began."""
+
+    messages: int = 0
+    duplicates: int = 0
+    catch_ups: int = 0
+    starts_over: int = 0
+    malformed: int = 0
+    unknown: int = 0
+
+
+class Verdict(Enum):
+    """How a message follows the ones before it."""
+
+    NEXT = auto()
+    DUPLICATE = auto()
+    GAP = auto()
+    OTHER_LIFE = auto()
+    """Its number has been used, for another payload: the engine has restarted."""
+
+
+class Line:
+    """The numbers and payloads seen of one life of an engine.
+
+    `last`: the newest number applied; None where any may come next, `NOTHING_YET` where 0 must.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self._payloads: dict[int, int] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._payloads
+
+    def judge(self, message: Message) -> Verdict:
+        if self.last is None or message.seq == self.last + 1:
+            return Verdict.NEXT
+        if message.seq > self.last:
+            return Verdict.GAP
+        same = self._payloads.get(message.seq) == hash(message.payload)
+        return Verdict.DUPLICATE if same else Verdict.OTHER_LIFE
+
+    def accept(self, message: Message) -> None:
+        self.last = message.seq
+        self._payloads[message.seq] = hash(message.payload)
+        self._payloads.pop(message.seq - REMEMBERED_MESSAGES, None)
+
+
+class Intake:
+    """Messages in, changes of the cache out: what is known of one replica, whichever way a message came."""
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        self.line = Line()
+        self.counters = KvEventCounters()
+        self._copies = BlockCopies(replica_id)
+        self._said: set[str] = set()
+        self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
+
+    def start_over(self) -> CacheCleared:
+        """Forget everything."""
+        self.counters.starts_over += 1
+        self.line = Line()
+        return self._copies.clear()
+
+    def accept(self, message: Message) -> Iterator[KvEvent]:
+        """Apply the next message. Nothing in it can raise."""
+        self.line.accept(message)
+        self.counters.messages += 1
+        return merged_evictions(self._changes(message.payload))
+
+    def _changes(self, payload: bytes) -> Iterator[KvEvent]:
+        try:
+            events = split_batch(payload)
+        except Malformed as error:
+            self.count_malformed(error)
+            return
+        for raw in events:
+            try:
+                change = self._copies.apply(decode_event(raw))
+            except UnknownEvent as unknown:
+                self.counters.unknown += 1
+                self.say_once("unknown_kv_event", kind=str(unknown)[:80])
+            except Malformed as error:
+                self.count_malformed(error)
+            else:
+                if change is not None:
+                    yield change
+
+    def count_malformed(self, error: Malformed | None = None) -> None:
+        self.counters.malformed += 1
+        self.say_once("malformed_kv_event", error=str(error or "a message is not [topic, number, payload]")[:300])
+
+    def say_once(self, event: str, **details: object) -> None:
+        """Log a warning of this kind once in the life of the stream."""
+        if event not in self._said:
+            self._said.add(event)
+            self._log.warning(event, **details)
+
+
+class Replay:
+    """One request for past messages. `complete`: we are in step with the engine afterwards."""
+
+    def __init__(self, intake: Intake, stuck_at: int | None) -> None:
+        """`stuck_at`: number after which a message was missing before; missing again, it cannot be had."""
+        self._intake = intake
+        self._stuck_at = stuck_at
+        self.complete = False
+
+    async def events(self, sockets: EventSockets, timeout_s: float) -> AsyncGenerator[KvEvent, None]:
+        """Raises: ReplayUnavailable."""
+        intake = self._intake
+        in_step = intake.line.is_empty
+        async with aclosing(sockets.replay(max(intake.line.last or 0, 0), timeout_s)) as messages:
+            async for message in messages:
+                verdict = intake.line.judge(message)
+                if verdict is Verdict.DUPLICATE:
+                    in_step = True
+                    continue
+                if not in_step or verdict is Verdict.OTHER_LIFE:
+                    yield intake.start_over()
+                    return
+                if verdict is Verdict.GAP:
+                    if intake.line.last != self._stuck_at:
+                        return
+                    yield intake.start_over()
+                for event in intake.accept(message):
+                    yield event
+        if not in_step:
+            yield intake.start_over()
+            return
+        if intake.line.last is None:
+            intake.line.last = NOTHING_YET
+        self.complete = True
+
+
+class KvEventStream:
+    """The KV events of one replica. Iterate over `events()` once; `close()` ends it."""
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        endpoints: KvEventEndpoints,
+        *,
+        idle_check_s: float = 10.0,
+        replay_timeout_s: float = 10.0,
+    ) -> None:
+        """`idle_check_s`: quiet time after which it checks that nothing was missed. `replay_timeout_s`: how long to
+        wait for each past message."""
+        self._endpoints = endpoints
+        self._idle_check_s = idle_check_s
+        self._replay_timeout_s = replay_timeout_s
+        self._intake = Intake(replica_id)
+        self._closed = False
+        self._resync = False
+
+    @property
+    def counters(self) -> KvEventCounters:
+        return self._intake.counters
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """End the stream soon; it closes its sockets itself. May be called twice."""
+        self._closed = True
+
+    def resync(self) -> None:
+        """Start over soon: for someone who knows better that what was told so far is no longer true."""
+        self._resync = True
+
+    async def events(self) -> AsyncGenerator[KvEvent, None]:
+        """As `Engine.kv_events` promises. Every block's parent, where it has one, was stored before it.
+
+        Nothing that the engine sends makes it raise or end.
+        """
+        sockets = EventSockets(self._endpoints)
+        try:
+            yield self._intake.start_over()
+            while not self._closed:
+                with sockets.subscribe() as subscription:
+                    await self._connected(subscription)
+                    async with aclosing(self._follow(sockets, subscription)) as events:
+                        async for event in events:
+                            yield event
+        finally:
+            self._closed = True
+            sockets.close()
+
+    async def _connected(self, subscription: Subscription) -> None:
+        """Wait until the live stream is there, for as long as it takes."""
+        loop = asyncio.get_running_loop()
+        warn_at = loop.time() + self._replay_timeout_s
+        while not subscription.is_connected() and not self._closed:
+            if loop.time() > warn_at:
+                self._intake.say_once("kv_events_not_connected", endpoint=self._endpoints.endpoint)
+            await asyncio.sleep(TICK_S / 4)
+
+    async def _follow(self, sockets: EventSockets, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
+        """Everything from being in step to losing the connection."""
+        async with aclosing(self._catch_up(sockets, trust_silence=False)) as events:
+            async for event in events:
+                yield event
+        loop = asyncio.get_running_loop()
+        check_at = loop.time() + self._idle_check_s
+        while not self._closed and not subscription.is_lost():
+            message = await subscription.take(self._intake.count_malformed)
+            if message is None and not self._resync and loop.time() < check_at:
+                await subscription.wait(TICK_S)
+                continue
+            async with aclosing(self._step(sockets, subscription, message)) as events:
+                async for event in events:
+                    yield event
+            check_at = loop.time() + self._idle_check_s
+
+    async def _step(
+        self, sockets: EventSockets, subscription: Subscription, message: Message | None
+    ) -> AsyncGenerator[KvEvent, None]:
+        """One live message after whatever was missed before it; None for a check that nothing was."""
+        intake = self._intake
+        if intake.counters.messages % YIELD_EVERY == 0:
+            await asyncio.sleep(0)
+        # A message of a new process can only arrive after the end of the old connection has been noted.
+        if subscription.is_lost():
+            return
+        if self._resync:
+            self._resync = False
+            yield intake.start_over()
+            intake.line.last = NOTHING_YET
+        verdict = intake.line.judge(message) if message else None
+        if verdict not in (Verdict.NEXT, Verdict.DUPLICATE):
+            async with aclosing(self._catch_up(sockets, trust_silence=True)) as events:
+                async for event in events:
+                    yield event
+        if message is not None:
+            for event in self._settle(message):
+                yield event
+
+    def _settle(self, message: Message) -> Iterator[KvEvent]:
+        """Apply a live message now that everything that can be had before it is there."""
+        verdict = self._intake.line.judge(message)
+        if verdict is Verdict.DUPLICATE:
+            self._intake.counters.duplicates += 1
+            return
+        if verdict is not Verdict.NEXT:
+            yield self._intake.start_over()
+        yield from self._intake.accept(message)
+
+    async def _catch_up(self, sockets: EventSockets, *, trust_silence: bool) -> AsyncGenerator[KvEvent, None]:
+        """Get in step with the engine by its past messages; see the head of this module.
+
+        `trust_silence`: where past messages cannot be had, whether to keep what we have.
+        """
+        intake = self._intake
+        intake.counters.catch_ups += 1
+        stuck_at: int | None = None
+        for _ in range(MAX_REPLAYS):
+            before = intake.line.last
+            replay = Replay(intake, stuck_at)
+            try:
+                async with aclosing(replay.events(sockets, self._replay_timeout_s)) as events:
+                    async for event in events:
+                        yield event
+            except ReplayUnavailable as reason:
+                if intake.line.last != before:
+                    continue  # the end of a long replay can get lost; ask for the rest
+                intake.say_once("no_replay", reason=str(reason))
+                if not trust_silence and not intake.line.is_empty:
+                    yield intake.start_over()
+                return
+            if replay.complete:
+                return
+            stuck_at = intake.line.last if intake.line.last == before else None
+        intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
+
+
+def merged_evictions(changes: Iterator[KvEvent]) -> Iterator[KvEvent]:
+    """The same changes, evictions that follow one another as one: vLLM sends one for each block."""
+    for evicting, run in groupby(changes, key=lambda change: isinstance(change, BlocksEvicted)):
+        if not evicting:
+            yield from run
+            continue
+        evictions = [change for change in run if isinstance(change, BlocksEvicted)]
+        hashes = tuple(block for eviction in evictions for block in eviction.block_hashes)
+        yield BlocksEvicted(evictions[0].replica_id, hashes)

@@ -1,0 +1,126 @@
+"""KV events as vLLM and SGLang put them on the wire: msgpack, each event a map with a "type" or an array tagged first.
+
+Strict about the shape of what we use, indifferent to anything else: engines add fields and kinds of events freely.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from preble.core.types import BlockHash
+
+_MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
+
+
+class WireStored(Struct, tag="BlockStored", tag_field="type"):
+    """Blocks that follow one another are cached now. `extra_keys`: per block, what its hash covers beside tokens."""
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class WireRemoved(Struct, tag="BlockRemoved", tag_field="type"):
+    """One copy of each of these blocks is gone."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class WireCleared(Struct, tag="AllBlocksCleared", tag_field="type"):
+    """The whole cache is gone."""
+
+
+class _ArrayStored(WireStored, array_like=True, tag="BlockStored"):
+    pass
+
+
+class _ArrayRemoved(WireRemoved, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _ArrayCleared(WireCleared, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+class _Batch(Struct, array_like=True):
+    ts: float
+    events: list[Raw]
+
+
+class _MapHead(Struct):
+    type: str
+
+
+WireEvent = WireStored | WireRemoved | WireCleared
+KNOWN_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+class Malformed(ValueError):
+    """A payload, or one event in it, that does not have the documented shape."""
+
+
+class UnknownEvent(ValueError):
+    """A kind of event that this version does not know; its name is the only argument."""
+
+
+_batches = msgspec.msgpack.Decoder(_Batch)
+_maps = msgspec.msgpack.Decoder(WireStored | WireRemoved | WireCleared)
+_arrays = msgspec.msgpack.Decoder(_ArrayStored | _ArrayRemoved | _ArrayCleared)
+_map_heads = msgspec.msgpack.Decoder(_MapHead)
+_any_arrays = msgspec.msgpack.Decoder(list[Any])
+
+
+def split_batch(payload: bytes) -> list[Raw]:
+    """The undecoded events of one message. Raises: Malformed."""
+    try:
+        return _batches.decode(payload).events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"not a batch of events: {error}") from error
+
+
+def decode_event(raw: Raw) -> WireEvent:
+    """One event of a batch. Raises: UnknownEvent, Malformed."""
+    is_map = bytes(raw)[:1] and bytes(raw)[0] in _MAP_TYPES
+    try:
+        event: WireEvent = _maps.decode(raw) if is_map else _arrays.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        name = _type_name(raw, bool(is_map))
+        if name is not None and name not in KNOWN_TYPES:
+            raise UnknownEvent(name) from error
+        raise Malformed(f"{name or 'an event'}: {error}") from error
+    if isinstance(event, WireStored):
+        _check_stored(event)
+    return event
+
+
+def _type_name(raw: Raw, is_map: bool) -> str | None:
+    try:
+        name = _map_heads.decode(raw).type if is_map else _any_arrays.decode(raw)[0]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _check_stored(event: WireStored) -> None:
+    """Raises: Malformed: its parts do not fit one another."""
+    blocks = len(event.block_hashes)
+    if event.block_size < 1 or len(event.token_ids) != blocks * event.block_size:
+        raise Malformed(
+            f"BlockStored: {blocks} blocks of {event.block_size} tokens came with {len(event.token_ids)} token ids"
+        )
+    if event.extra_keys is not None and len(event.extra_keys) != blocks:
+        raise Malformed(f"BlockStored: {blocks} blocks came with {len(event.extra_keys)} extra keys")
+    if event.token_ids and not (min(event.token_ids) >= 0 and max(event.token_ids) < 2**32):
+        raise Malformed("BlockStored: a token id is outside 0 ... 2**32 - 1")
