@@ -43,7 +43,7 @@ GLOBAL_HALF = {
     "eviction_cost",
     "fleet",
 }
-LOCAL_HALF = {"block_pool", "prefix_cache", "waiting_queue", "local_scheduler"}
+LOCAL_HALF = {"block_pool", "sequence", "prefix_cache", "waiting_queue", "local_scheduler"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
 HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}

@@ -109,7 +109,7 @@ def test_a_bad_line_is_named_with_its_place_and_a_remedy(
 def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path: Path) -> None:
     path = trace_of(tmp_path, HEADER, SYSTEM)
     path.write_bytes(path.read_bytes() + b'{"kind": "request", "id": "\xff", "output_tokens": 1}\n')
-    with pytest.raises(TraceFormatError, match="t.jsonl:3: "):
+    with pytest.raises(TraceFormatError, match=r"t\.jsonl:3: "):
         read_trace(path)
 
 

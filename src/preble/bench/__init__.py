@@ -1,1 +1,7 @@
-"""Open-loop load generation and its reports."""
+"""Load from outside: an open-loop generator for any OpenAI-compatible endpoint, and what it measured."""
+
+from __future__ import annotations
+
+from preble.bench.run import BenchResult, BenchRun, BenchSettings, plan
+
+__all__ = ["BenchResult", "BenchRun", "BenchSettings", "plan"]

@@ -22,6 +22,7 @@ COMMANDS = MappingProxyType(
     {
         "serve": "preble.cli.serve",
         "emulate": "preble.cli.emulate",
+        "bench": "preble.cli.bench",
     }
 )
 """Command -> module that has it as `command`, in the order in which help lists them."""

@@ -54,7 +54,10 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
     from preble.gateway.config import load
+
+    config = load(config_path, os.environ, flags)
+    configure_logging(log_level, log_format)
+
     from preble.gateway.server import run
 
-    configure_logging(log_level, log_format)
-    run(load(config_path, os.environ, flags))
+    run(config)

@@ -1,0 +1,57 @@
+"""Results as a figure. Needs matplotlib: the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preble.bench.run import BenchResult
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw_results(results: Mapping[str, BenchResult], path: Path, title: str) -> None:
+    """Draw TTFT and E2E of each run as cumulative distributions, and the tokens computed, into a PNG at `path`.
+
+    Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    ttft, e2e, tokens = figure.subplots(1, 3)
+    for name, result in results.items():
+        good = [record for record in result.records if record.ok]
+        _draw_cumulative(ttft, name, [r.ttft_s for r in good if r.ttft_s is not None])
+        _draw_cumulative(e2e, name, [r.e2e_s for r in good])
+    ttft.set(title="Time to first token", xlabel="seconds", ylabel="share of requests", xscale="log")
+    e2e.set(title="End-to-end latency", xlabel="seconds", ylabel="share of requests", xscale="log")
+    for axes in (ttft, e2e):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    _draw_tokens(tokens, results)
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_cumulative(axes: Axes, name: str, values: Sequence[float]) -> None:
+    ordered = sorted(values)
+    axes.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], label=name, drawstyle="steps-post")
+
+
+def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
+    names = list(results)
+    computed = [result.summary.recomputed_tokens or 0 for result in results.values()]
+    cached = [result.summary.cached_tokens or 0 for result in results.values()]
+    axes.bar(names, computed, label="computed")
+    axes.bar(names, cached, bottom=computed, label="from the cache", alpha=0.4)
+    axes.set(title="Prompt tokens", ylabel="tokens")
+    axes.legend()

@@ -1,0 +1,125 @@
+"""One run of the load generator: what is asked for, what came out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from preble import __version__
+from preble.bench.client import BenchClient
+from preble.bench.counters import CacheCounters, read_counters
+from preble.bench.load import run_load
+from preble.errors import ConfigError
+from preble.metrics import RequestRecord, Slo, Summary, summarize
+from preble.workloads import Workload, make_workload
+from preble.workloads.arrivals import make_arrivals
+
+
+class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides what is sent; kept in the result, so that a run can be repeated.
+
+    `requests`: None for all of a trace file. `rps`: None for the arrival times that the trace file has.
+    `replicas`: URLs of replicas whose own cache counters are read before and after.
+    """
+
+    url: str
+    workload: str
+    requests: int | None = None
+    rps: float | None = None
+    arrivals: str = "poisson"
+    cv: float = 1.0
+    zipf: float = 1.1
+    seed: int = 0
+    model: str | None = None
+    ignore_eos: bool = True
+    timeout_s: float = 600.0
+    replicas: tuple[str, ...] = ()
+    slo: Slo | None = None
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one run measured. `partial`: it was interrupted, and stands for the requests that had ended.
+
+    `engines`: replica URL -> its own counters over the run. `records`: every request, in the order they ended.
+    """
+
+    version: str = __version__
+    settings: BenchSettings
+    workload_note: str
+    partial: bool
+    summary: Summary
+    engines: dict[str, CacheCounters] = {}
+    records: list[RequestRecord] = []
+
+    def without_records(self) -> BenchResult:
+        return msgspec.structs.replace(self, records=[])
+
+
+def plan(settings: BenchSettings) -> Workload:
+    """The workload of these settings, every arrival fixed. A function of the settings alone.
+
+    Raises: ConfigError, TraceFormatError.
+    """
+    workload = make_workload(settings.workload, settings.requests, settings.seed, zipf=settings.zipf)
+    if settings.rps is None:
+        if workload.has_arrivals:
+            return workload
+        raise ConfigError(f"workload {settings.workload!r} has no arrival times of its own; give a rate (--rps)")
+    rng = random.Random(f"arrivals/{settings.seed}")
+    times = make_arrivals(settings.arrivals, len(workload.openers), settings.rps, rng, cv=settings.cv)
+    return workload.with_arrivals(times)
+
+
+class BenchRun:
+    """A run that can be interrupted: whatever was measured by then is still its result."""
+
+    def __init__(self, settings: BenchSettings, workload: Workload, *, api_key: str | None = None) -> None:
+        self._settings = settings
+        self._workload = workload
+        self._api_key = api_key
+        self._records: list[RequestRecord] = []
+        self._engines: dict[str, CacheCounters] = {}
+        self._is_complete = False
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._workload.requests)
+
+    async def run(self, on_record: Callable[[RequestRecord], None] = lambda record: None) -> None:
+        """Send everything. `on_record` is called with each record, for progress.
+
+        Raises: ConfigError: the endpoint, or a replica whose counters are wanted, is not there.
+        """
+        settings = self._settings
+        before = await read_counters(settings.replicas)
+        client = BenchClient(
+            settings.url,
+            model=settings.model,
+            api_key=self._api_key,
+            ignore_eos=settings.ignore_eos,
+            timeout_s=settings.timeout_s,
+        )
+
+        def take(record: RequestRecord) -> None:
+            self._records.append(record)
+            on_record(record)
+
+        async with client:
+            await client.find_model()
+            await run_load(client, self._workload, take)
+        after = await read_counters(settings.replicas)
+        self._engines = {url: after[url].since(before[url]) for url in settings.replicas}
+        self._is_complete = True
+
+    def result(self) -> BenchResult:
+        """What has been measured so far."""
+        return BenchResult(
+            settings=self._settings,
+            workload_note=self._workload.note,
+            partial=not self._is_complete,
+            summary=summarize(self._records, self._settings.slo),
+            engines=self._engines,
+            records=list(self._records),
+        )

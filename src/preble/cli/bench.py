@@ -1,0 +1,148 @@
+"""`preble bench`: load for an endpoint, open loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from preble.cli.failure import INTERRUPTED_STATUS
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, HttpUrl
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preble.bench import BenchResult, BenchRun, BenchSettings
+
+FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+DEFAULT_REQUESTS = 200
+"""Of a named workload, which has no end of its own."""
+
+
+@click.command("bench", short_help="Send a workload to an endpoint and measure it.")
+@click.option("--url", type=HttpUrl(), required=True, help="The endpoint: Preble, or any OpenAI-compatible server.")
+@click.option(
+    "--workload",
+    default="tool_use",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="tool_use, or a trace file (docs/reference/trace-format.md).",
+)
+@click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]")
+@click.option("--requests", type=POSITIVE, help="How many to send.  [default: all of a trace, 200 else]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times.")
+@click.option(
+    "--arrivals",
+    type=click.Choice(("poisson", "gamma", "uniform", "burst")),
+    default="poisson",
+    show_default=True,
+    help="How requests are spread over time; burst sends all at once.",
+)
+@click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals.")
+@click.option(
+    "--zipf", type=click.FloatRange(min=0), default=1.1, show_default=True, help="Popularity skew of a named workload."
+)
+@click.option("--model", help="Model to ask for.  [default: the first that the endpoint serves]")
+@click.option(
+    "--replica",
+    "replicas",
+    type=HttpUrl(),
+    multiple=True,
+    help="A replica behind the endpoint, whose own cache counters are read too; once for each.",
+)
+@click.option("--slo-ttft", type=POSITIVE_FLOAT, metavar="S", help="Bound on TTFT in seconds; reports goodput.")
+@click.option("--slo-tpot", type=POSITIVE_FLOAT, metavar="S", help="Bound on TPOT in seconds; reports goodput.")
+@click.option(
+    "--timeout", "timeout_s", type=POSITIVE_FLOAT, default=600.0, show_default=True, help="Seconds a request may take."
+)
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Ask for exactly the workload's output lengths; turn it off for servers that do not know the field.",
+)
+@click.option("--api-key", envvar="PREBLE_BENCH_API_KEY", help="Bearer token to send.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
+@click.option("--save", type=FILE, metavar="FILE", help="Write the result with every request's record as JSON.")
+@click.option("--plot", type=FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
+def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | None, **options: Any) -> None:
+    """Send a workload to an endpoint at times fixed beforehand (open loop), and measure TTFT, TPOT, E2E and hit rate.
+
+    Latencies count from the scheduled time, so that a slow server cannot hide by slowing the load down. Ctrl-C ends
+    the run and reports what had been measured, as partial.
+
+    \b
+    Examples:
+      preble bench --url http://127.0.0.1:8000 --workload tool_use --rps 4 --requests 200
+      preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json > result.json
+    """
+    from preble.bench import BenchRun, plan
+
+    settings = _settings(**options)
+    run = BenchRun(settings, plan(settings), api_key=api_key)
+    with _interruptible() as interrupted:
+        asyncio.run(_with_progress(run, settings.workload))
+    result = run.result()
+    _deliver(result, as_json=as_json, save=save, plot=plot)
+    if interrupted:
+        click.echo("preble: interrupted; the result is partial", err=True)
+        sys.exit(INTERRUPTED_STATUS)
+    if result.summary.errors == result.summary.requests:
+        raise click.exceptions.Exit(1)
+
+
+def _settings(
+    *, slo_ttft: float | None, slo_tpot: float | None, requests: int | None, workload: str, **rest: Any
+) -> BenchSettings:
+    from preble.bench import BenchSettings
+    from preble.metrics import Slo
+    from preble.workloads import workload_names
+
+    if requests is None and workload in workload_names():
+        requests = DEFAULT_REQUESTS
+    slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
+    return BenchSettings(requests=requests, workload=workload, slo=slo, **rest)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[bool]]:
+    """Ctrl-C inside ends the block and leaves a mark in the list."""
+    mark: list[bool] = []
+    try:
+        yield mark
+    except KeyboardInterrupt:
+        mark.append(True)
+
+
+async def _with_progress(run: BenchRun, what: str) -> None:
+    from preble.bench.progress import request_progress
+
+    with request_progress(what, run.num_requests) as on_record:
+        await run.run(on_record)
+
+
+def _deliver(result: BenchResult, *, as_json: bool, save: Path | None, plot: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from preble.bench.report import results_table
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result.without_records())))
+    else:
+        Console().print(results_table({result.settings.workload: result}))
+    try:
+        if save is not None:
+            save.parent.mkdir(parents=True, exist_ok=True)
+            save.write_bytes(msgspec.json.encode(result))
+        if plot is not None:
+            from preble.bench.plot import draw_results
+
+            name = result.settings.workload
+            draw_results({name: result}, plot, f"{name}: {result.workload_note}")
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error

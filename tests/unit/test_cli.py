@@ -1,0 +1,231 @@
+"""The command line as users meet it: help, one line for what is wrong, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from preble import __version__
+from preble.cli import COMMANDS, cli
+from preble.cli.failure import as_click_exception
+from preble.cli.options import HttpUrl
+from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def preble(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    result = preble(name, "--help")
+    assert result.exit_code == 0
+    assert f"preble {name}" in result.stdout.split("Example")[1]
+
+
+def test_the_groups_help_lists_every_command_that_is_not_hidden() -> None:
+    listing = preble("--help").stdout
+    hidden = {name for name in COMMANDS if cli.get_command(click.Context(cli), name).hidden}  # type: ignore[union-attr]
+    for name in COMMANDS:
+        assert (f"\n  {name} " in listing) == (name not in hidden), name
+
+
+def test_the_version_is_shown() -> None:
+    assert preble("--version").stdout == f"preble, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "No such command 'nope'"),
+        (["--nope"], "No such option '--nope'"),
+        (["serve", "--replcia", "http://a"], "No such option '--replcia'."),
+        (["serve", "--replica", "gpu1"], "'gpu1' is not a URL of a server"),
+        (["serve", "--replica", "http://gpu1:99999"], "is not a URL"),
+        (["serve", "--replica", "http://gpu1?x=1"], "query or fragment"),
+        (["serve", "--policy", "best"], "'best' is not one of"),
+        (["serve", "--port", "70000"], "70000 is not in the range"),
+        (["serve"], "no replica given"),
+        (["serve", "--config", "missing.toml"], "missing.toml"),
+        (["emulate", "--port", "0"], "Missing option '--profile'"),
+        (["bench"], "Missing option '--url'"),
+        (["bench", "--url", NOWHERE, "--rps", "0"], "--rps"),
+        (["bench", "--url", NOWHERE, "--workload", "nope", "--rps", "1"], "neither a file nor one of: tool_use"),
+        (["bench", "--url", NOWHERE, "--workload", "tool_use"], "give a rate (--rps)"),
+        (["bench", "--url", NOWHERE, "--rps", "1", "--requests", "1"], f"nothing answers at {NOWHERE}"),
+    ],
+)
+def test_what_is_wrong_gets_one_line_on_stderr_and_status_2(arguments: list[str], says: str) -> None:
+    result = preble(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_a_bad_trace_is_named_with_its_line(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"kind": "trace", "version": 1, "name": "t"}\n{"kind": "what"}\n')
+    result = preble("bench", "--url", NOWHERE, "--workload", str(trace))
+    assert (result.exit_code, result.stderr.split(": ")[1]) == (2, f"{trace}:2")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("x"), 2), (TraceFormatError("x"), 2), (NoReplicaError("x"), 1), (EngineGone("x"), 1)],
+)
+def test_errors_raised_on_purpose_have_their_status(error: PrebleError, status: int) -> None:
+    failure = as_click_exception(error)
+    assert failure is not None
+    assert failure.exit_code == status
+
+
+def test_a_group_of_errors_raised_on_purpose_shows_its_first() -> None:
+    failure = as_click_exception(
+        ExceptionGroup("g", [EngineGone("first"), ExceptionGroup("h", [ConfigError("second")])])
+    )
+    assert failure is not None
+    assert failure.message == "first"
+
+
+@pytest.mark.parametrize("bug", [KeyError("x"), ExceptionGroup("g", [ConfigError("x"), KeyError("x")])])
+def test_a_bug_is_not_taken_for_a_failure(bug: Exception) -> None:
+    assert as_click_exception(bug) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("http://a:1/", "http://a:1"),
+        ("http://a:1/v1", "http://a:1"),
+        ("https://a/base/v1/", "https://a/base"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_urls_are_taken_without_what_every_request_adds(given: str, taken: str) -> None:
+    assert HttpUrl().convert(given, None, None) == taken
+
+
+class CompletionHandler(BaseHTTPRequestHandler):
+    """The least that `preble bench` needs of an endpoint; /v1/completions waits while `hold` is clear."""
+
+    hold = threading.Event()
+    asked = threading.Event()
+
+    def do_GET(self) -> None:
+        self._answer(json.dumps({"data": [{"id": "m"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        type(self).asked.set()
+        self.hold.wait(60)
+        self._answer(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Tests are quiet."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    CompletionHandler.hold.set()
+    CompletionHandler.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), CompletionHandler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        CompletionHandler.hold.set()
+        server.shutdown()
+        thread.join()
+
+
+def bench_arguments(endpoint: str, *more: str) -> list[str]:
+    return ["bench", "--url", endpoint, "--rps", "500", "--requests", "5", *more]
+
+
+def test_bench_puts_json_on_stdout_and_talk_on_stderr(endpoint: str) -> None:
+    result = preble(*bench_arguments(endpoint, "--json", "--seed", "9"))
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(result.stdout)
+    assert (shown["summary"]["requests"], shown["summary"]["errors"], shown["partial"]) == (5, 0, False)
+    assert (shown["settings"]["seed"], shown["settings"]["url"]) == (9, endpoint)
+    assert "5/5 requests" in result.stderr
+
+
+def test_bench_shows_a_table_and_saves_every_record(endpoint: str, tmp_path: Path) -> None:
+    result = preble(*bench_arguments(endpoint, "--save", str(tmp_path / "new" / "result.json")))
+    assert result.exit_code == 0, result.stderr
+    assert "TTFT mean" in result.stdout
+    assert len(json.loads((tmp_path / "new" / "result.json").read_text())["records"]) == 5
+
+
+def test_bench_fails_when_every_request_failed(endpoint: str) -> None:
+    result = preble(*bench_arguments(endpoint, "--timeout", "0.000001"))
+    assert result.exit_code == 1
+    assert "5 × timeout" in result.stdout
+
+
+def test_an_interrupted_bench_says_partial_and_exits_130(endpoint: str) -> None:
+    CompletionHandler.hold.clear()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "preble", *bench_arguments(endpoint, "--json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert CompletionHandler.asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    assert json.loads(stdout)["partial"] is True
+    assert "partial" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_bug_is_one_report_without_a_traceback() -> None:
+    code = (
+        "import preble.cli as c\n"
+        "def broken(*_): raise RuntimeError('boom')\n"
+        "c.LazyGroup.get_command = broken\n"
+        "c.main()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PREBLE_TRACEBACK"}
+    process = subprocess.run(
+        [sys.executable, "-c", code, "serve"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("preble: internal error, RuntimeError: boom\n")
+    assert "Traceback" not in process.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """A fast --help: the libraries of the server, the plots and the numbers are not loaded for it."""
+    code = (
+        "import sys\nfrom preble.cli import cli\n"
+        "cli.main(['--help'], standalone_mode=False)\n"
+        "print(sorted({'numpy', 'aiohttp', 'uvicorn', 'matplotlib', 'tokenizers', 'zmq'} & set(sys.modules)))"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"
