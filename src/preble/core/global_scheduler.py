@@ -1,33 +1,385 @@
-"""The one door of the global half: owns the prefix index, the load window and the table of requests in flight."""
+"""The one door of the global half: owns the prefix index, the load window and the table of requests in flight.
+
+Source: Preble, "E2 Global Scheduler". Rebalancing and prefix replication come in after placement, from `on_timer`.
+"""
 
 from __future__ import annotations
 
-from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, Placement, ReplicaId, ReplicaSpec, Request
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+
+from preble.core.cost_model import CostModel
+from preble.core.eviction_cost import EvictionCost
+from preble.core.fleet import Fleet, InFlight
+from preble.core.load_window import LoadWindow
+from preble.core.policy import ClusterView, Policy
+from preble.core.prefix_index import PrefixIndex, slots_of
+from preble.core.radix_tree import Match, Node
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    Placement,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+)
+from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
+
+
+@dataclass(slots=True)
+class CacheDrift:
+    """Prompt tokens that a replica was believed to have cached, and those it reported, over requests that it reported.
+
+    Only tokens count that had been computed before the request was placed.
+    """
+
+    predicted_tokens: int = 0
+    reported_tokens: int = 0
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Grace:
+    """A finished request whose prompt stays pinned until the replica's reports must have arrived."""
+
+    until: float
+    slot: int
+    leaf: Node
 
 
 class GlobalScheduler:
-    """Places every request of a cluster. Synchronous, single-threaded; time comes in as `now`, in seconds."""
+    """Places every request of a cluster. Synchronous, single-threaded; time comes in as `now`, in seconds.
 
-    def place(self, request: Request, now: float) -> Placement: ...
+    `now` must not go back. `seed`: of the generator that breaks ties. `window_s`: H, over which load and popularity are
+    counted. `report_grace_s`: how long after a request's end the reports of what it stored may still be under way.
+    `belief_ttl_s`: how long an unused prefix is believed to stay on a replica that reports no evictions.
+    """
 
-    def move(self, request_id: str, to: ReplicaId, now: float) -> None: ...
+    def __init__(
+        self,
+        policy: Policy,
+        cost_model: CostModel,
+        *,
+        seed: int = 0,
+        window_s: float = 180.0,
+        report_grace_s: float = 1.0,
+        belief_ttl_s: float = 600.0,
+    ) -> None:
+        self.policy = policy
+        self._cost_model = cost_model
+        self._rng = Random(seed)
+        self._report_grace_s = report_grace_s
+        self._belief_ttl_s = belief_ttl_s
+        self._fleet = Fleet()
+        self._index = PrefixIndex()
+        self._window = LoadWindow(cost_model, window_s)
+        self._eviction_costs: dict[int, EvictionCost] = {}
+        self._flights: dict[RequestId, InFlight] = {}
+        self._graces: deque[_Grace] = deque()
+        self._drift: dict[int, CacheDrift] = {}
 
-    def on_first_token(self, request_id: str, now: float) -> None: ...
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def place(self, request: Request, now: float) -> Placement:
+        """Choose a replica and commit to it: the request is in flight there until `on_finish`.
+
+        O(prompt tokens at memcmp speed + what the policy weighs).
+        Raises: NoReplicaError: none is there, or all that are must be avoided. PromptTooLong: none could ever hold it.
+        UnknownRequest: a request of this id is in flight already.
+        """
+        if request.request_id in self._flights:
+            raise UnknownRequest(f"request {request.request_id!r} is in flight already")
+        self._expire(now)
+        eligible = self._eligible(request)
+        match = self._index.match(request.prompt, request.namespace)
+        view = ClusterView(
+            request,
+            eligible,
+            match,
+            fleet=self._fleet,
+            index=self._index,
+            window=self._window,
+            cost_model=self._cost_model,
+            eviction_costs=self._eviction_costs,
+        )
+        choice = self.policy.choose(view, self._rng)
+        assert eligible >> choice.slot & 1, f"{self.policy.name} chose a replica that it must not"
+        matched = view.matched_on(choice.slot)
+        self._start(request, choice.slot, matched, match, now)
+        return Placement(
+            request.request_id,
+            self._fleet.replica_id(choice.slot),
+            choice.reason,
+            matched,
+            request.num_prompt_tokens,
+            choice.candidates,
+        )
+
+    def move(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
+        """The driver had to send a request elsewhere than it was placed: its load and its prefix go with it.
+
+        Raises: UnknownRequest: it is not in flight. NoReplicaError: there is no replica of that name.
+        """
+        if to not in self._fleet:
+            raise NoReplicaError(f"cannot move request {request_id!r}: there is no replica {to!r}")
+        flight = self._end(request_id, now, work_done=False)
+        slot = self._fleet.slot(to)
+        match = self._index.match(flight.request.prompt, flight.request.namespace)
+        self._start(flight.request, slot, self._usable_on(slot, flight.request, match), match, now)
+
+    def on_first_token(self, request_id: RequestId, now: float) -> None:
+        """The first output token arrived: the prompt is computed. Further calls change nothing.
+
+        Raises: UnknownRequest: the request is not in flight.
+        """
+        flight = self._flight(request_id)
+        if flight.first_token_at is not None:
+            return
+        self._fleet.first_token(flight)
+        flight.first_token_at = now
+        self._believe_prompt_held(flight, now)
 
     def on_finish(
-        self, request_id: str, output_tokens: int, now: float, *, cached_tokens: int | None = None
-    ) -> None: ...
+        self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
+    ) -> None:
+        """The request is over, however it ended; to be called exactly once for each one placed.
 
-    def on_stored(self, event: BlocksStored, now: float) -> None: ...
+        `output_tokens`: how many there were; 0 without a first token means that its work was not done. `cached_tokens`:
+        prompt tokens that the replica says it had cached, None if it does not say.
+        Raises: UnknownRequest: it is not in flight.
+        """
+        flight = self._flight(request_id)
+        if output_tokens > 0:
+            self.on_first_token(request_id, now)
+        work_done = flight.first_token_at is not None
+        self._end(request_id, now, work_done=work_done)
+        if work_done:
+            self._window.finish(flight.slot, now, output_tokens)
+        if cached_tokens is not None:
+            self._compare_cached(flight, cached_tokens, now)
 
-    def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None: ...
+    # -- what replicas report -----------------------------------------------------------------------------------------
 
-    def add_replica(self, spec: ReplicaSpec, now: float) -> None: ...
+    def on_stored(self, event: BlocksStored, now: float) -> bool:
+        """A replica caches further blocks. False if they could not be placed, since what is before them is unknown.
 
-    def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]: ...
+        Events of a replica that is not in the fleet are ignored.
+        """
+        if event.replica_id not in self._fleet or not event.block_hashes:
+            return True
+        return self._index.stored(self._fleet.slot(event.replica_id), event, now)
 
-    def next_timer(self) -> float | None: ...
+    def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None:
+        """A replica no longer caches these blocks, or anything."""
+        if event.replica_id not in self._fleet:
+            return
+        slot = self._fleet.slot(event.replica_id)
+        if isinstance(event, CacheCleared):
+            self._index.clear(slot, now)
+        else:
+            self._index.evicted(slot, event, self._fleet.specs[slot].block_size, now)
 
-    def on_timer(self, now: float) -> None: ...
+    # -- the fleet ----------------------------------------------------------------------------------------------------
 
-    def check(self) -> None: ...
+    def add_replica(self, spec: ReplicaSpec, now: float) -> None:
+        """A replica with an empty cache joins. Raises: ValueError: one of that name is there already."""
+        del now
+        if spec.replica_id in self._fleet:
+            raise ValueError(f"replica {spec.replica_id!r} is in the fleet already")
+        slot = self._fleet.add(spec)
+        self._index.add_replica(slot)
+        self._window.add_replica(slot)
+        self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), self._cost_model)
+        self._drift[slot] = CacheDrift()
+
+    def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
+        """A replica left or died. Returns its requests, which are in flight no longer and may be placed again.
+
+        Nothing of it is kept. Raises: NoReplicaError: there is no replica of that name.
+        """
+        del now
+        if replica_id not in self._fleet:
+            raise NoReplicaError(f"there is no replica {replica_id!r} to remove")
+        slot = self._fleet.slot(replica_id)
+        orphans = [flight.request for flight in self._flights.values() if flight.slot == slot]
+        for request in orphans:
+            del self._flights[request.request_id]
+        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
+        self._window.remove_replica(slot)
+        self._index.remove_replica(slot)
+        self._fleet.remove(replica_id)
+        del self._eviction_costs[slot], self._drift[slot]
+        return orphans
+
+    def replica_ids(self) -> list[ReplicaId]:
+        return [self._fleet.replica_id(slot) for slot in slots_of(self._fleet.live)]
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """When `on_timer` has something to do next; None if nothing is pending."""
+        times = [self._graces[0].until] if self._graces else []
+        expiry = self._window.next_expiry()
+        if expiry is not None:
+            times.append(expiry)
+        times += [
+            self._index.holdings(slot).oldest_use_s + self._belief_ttl_s
+            for slot in self._fleet.specs
+            if self._believes(slot) and len(self._index.holdings(slot))
+        ]
+        return min(times, default=None)
+
+    def on_timer(self, now: float) -> None:
+        """Expiry: of the window, of promises that were not kept, of beliefs that nothing has confirmed."""
+        self._expire(now)
+        for slot in self._fleet.specs:
+            if self._believes(slot):
+                self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._flights)
+
+    def replica_state(self, replica_id: ReplicaId) -> ReplicaState:
+        """What the scheduler believes of one replica, for metrics. Raises: KeyError: there is none of that name."""
+        slot = self._fleet.slot(replica_id)
+        return ReplicaState(
+            num_requests=int(self._fleet.num_requests[slot]),
+            waiting_prefill_tokens=int(self._fleet.waiting_prefill_tokens[slot]),
+            load_s=float(self._window.load_s[slot]),
+            cached_tokens=self._index.holdings(slot).used_tokens,
+            drift=self._drift[slot],
+        )
+
+    def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
+        """Leading tokens of a prompt that a replica would serve from its cache now. Changes nothing."""
+        match = self._index.match(request.prompt, request.namespace)
+        return self._usable_on(self._fleet.slot(replica_id), request, match)
+
+    @property
+    def num_index_tokens(self) -> int:
+        """Tokens in the prefix trees."""
+        return self._index.tree.num_tokens
+
+    def check(self) -> None:
+        """Every invariant. O(everything); for tests."""
+        self._index.check()
+        self._window.check()
+        flights = list(self._flights.values())
+        self._fleet.check(flights)
+        pins = [(flight.slot, flight.leaf) for flight in flights]
+        pins += [(grace.slot, grace.leaf) for grace in self._graces]
+        shares = [(entry.slot, entry.leaf) for entry in self._window.entries() if entry.slot is not None]
+        for slot in self._fleet.specs:
+            holdings = self._index.holdings(slot)
+            users = [node for where, leaf in pins if where == slot for node in leaf.ancestors()]
+            sharers = [node for where, leaf in shares if where == slot for node in leaf.ancestors()]
+            for record in holdings.oldest_first():
+                assert record.node is not None
+                assert record.pins == users.count(record.node)
+                assert record.shares == sharers.count(record.node)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _believes(self, slot: int) -> bool:
+        """True if holdings of this replica are a belief that no event corrects."""
+        return not self._fleet.specs[slot].reports_events
+
+    def _eligible(self, request: Request) -> int:
+        if not self._fleet.live:
+            raise NoReplicaError("no replica is available")
+        fitting = self._fleet.fitting(request.num_prompt_tokens)
+        if not fitting:
+            raise PromptTooLong(
+                f"the prompt has {request.num_prompt_tokens} tokens; "
+                f"the longest that a replica takes is {self._fleet.longest_prompt}"
+            )
+        eligible = fitting & ~self._fleet.mask(request.avoid)
+        if not eligible:
+            raise NoReplicaError("no other replica is available")
+        return eligible
+
+    def _start(self, request: Request, slot: int, matched: int, match: Match, now: float) -> None:
+        missed = request.num_prompt_tokens - matched
+        confirmed = self._index.matched_on(match, slot, confirmed=True)
+        confirmed_used_s = self._index.last_used_s(match, slot, confirmed)
+        leaf = self._index.place(slot, request.prompt, request.namespace, now)
+        entry = self._window.add(slot, now, missed, request.num_prompt_tokens, leaf)
+        flight = InFlight(request, slot, now, leaf, entry, missed)
+        flight.confirmed_tokens = min(confirmed, matched)
+        flight.confirmed_used_s = confirmed_used_s
+        self._flights[request.request_id] = flight
+        self._fleet.start(flight)
+
+    def _flight(self, request_id: RequestId) -> InFlight:
+        flight = self._flights.get(request_id)
+        if flight is None:
+            raise UnknownRequest(f"request {request_id!r} is not in flight")
+        return flight
+
+    def _end(self, request_id: RequestId, now: float, *, work_done: bool) -> InFlight:
+        """Release everything the request holds; what it did stays in the window if it was done."""
+        flight = self._flight(request_id)
+        del self._flights[request_id]
+        self._fleet.end(flight)
+        if not work_done and self._window.cancel(flight.entry):
+            self._index.unshare(flight.slot, flight.leaf)
+        if work_done and not self._believes(flight.slot):
+            self._graces.append(_Grace(now + self._report_grace_s, flight.slot, flight.leaf))
+        else:
+            self._index.unpin(flight.slot, flight.leaf)
+            self._evict_over_capacity(flight.slot, now)
+        return flight
+
+    def _usable_on(self, slot: int, request: Request, match: Match) -> int:
+        block_size = self._fleet.specs[slot].block_size
+        matched = min(self._index.matched_on(match, slot), max(request.num_prompt_tokens - 1, 0))
+        return matched // block_size * block_size
+
+    def _believe_prompt_held(self, flight: InFlight, now: float) -> None:
+        if self._believes(flight.slot):
+            block_size = self._fleet.specs[flight.slot].block_size
+            self._index.believe_held(flight.slot, flight.leaf, block_size, now)
+            self._evict_over_capacity(flight.slot, now)
+
+    def _evict_over_capacity(self, slot: int, now: float) -> None:
+        capacity = self._fleet.specs[slot].kv_capacity_tokens
+        if capacity is not None and self._believes(slot):
+            self._index.evict_down_to(slot, capacity, now)
+
+    def _compare_cached(self, flight: InFlight, cached_tokens: int, now: float) -> None:
+        """Hold the belief against the replica's word. A replica that has lost a prefix has also lost whatever it had
+        used no later than that (LRU)."""
+        drift = self._drift[flight.slot]
+        drift.num_requests += 1
+        drift.predicted_tokens += flight.confirmed_tokens
+        drift.reported_tokens += cached_tokens
+        if self._believes(flight.slot) and cached_tokens < flight.confirmed_tokens:
+            self._index.forget_unused_since(flight.slot, flight.confirmed_used_s, now)
+
+    def _expire(self, now: float) -> None:
+        for slot, leaf in self._window.expire(now):
+            self._index.unshare(slot, leaf)
+        while self._graces and self._graces[0].until <= now:
+            grace = self._graces.popleft()
+            self._index.unpin(grace.slot, grace.leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica as the scheduler sees it.
+
+    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
+    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens held or about to be held.
+    """
+
+    num_requests: int
+    waiting_prefill_tokens: int
+    load_s: float
+    cached_tokens: int
+    drift: CacheDrift

@@ -1,0 +1,40 @@
+"""Simple rules to compare with, each on the same bookkeeping as E2."""
+
+from __future__ import annotations
+
+from random import Random
+
+from preble.core.policy import Choice, ClusterView, lowest
+from preble.core.types import Candidate, Reason
+
+
+class RoundRobin:
+    """Each replica in turn, whatever the prompt."""
+
+    name = "round_robin"
+
+    def __init__(self) -> None:
+        self._last: int = -1
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        del rng
+        self._last = next((slot for slot in view.slots if slot > self._last), view.slots[0])
+        return _choice(view, self._last)
+
+
+class LeastLoad:
+    """The replica with the fewest outstanding tokens: prompt tokens to compute, and output tokens to expect."""
+
+    name = "least_load"
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        tokens = [
+            view.waiting_prefill_tokens[slot] + view.num_requests[slot] * view.mean_output_tokens(slot)
+            for slot in view.slots
+        ]
+        return _choice(view, lowest(view.slots, tokens, rng))
+
+
+def _choice(view: ClusterView, slot: int) -> Choice:
+    """A choice that weighed no costs; what the replica has cached is told all the same."""
+    return Choice(slot, Reason.POLICY, (Candidate(view.replica_id(slot), view.matched_on(slot)),))

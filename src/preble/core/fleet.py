@@ -1,0 +1,150 @@
+"""The replicas of the cluster and what is in flight on each right now.
+
+Every replica has a *slot*, a small integer: a bit in a mask, an index into arrays. A slot is used again after its
+replica is gone.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preble.core.load_window import WindowEntry
+from preble.core.radix_tree import Node
+from preble.core.types import ReplicaId, ReplicaSpec, Request
+
+
+def longest_prompt(spec: ReplicaSpec) -> float:
+    """Tokens of the longest prompt that a replica can take; infinity where it gives no limit.
+
+    >>> longest_prompt(ReplicaSpec(ReplicaId("a"), kv_capacity_tokens=4096, max_prompt_tokens=8192))
+    4096
+    """
+    limits = [limit for limit in (spec.max_prompt_tokens, spec.kv_capacity_tokens) if limit is not None]
+    return min(limits, default=inf)
+
+
+class InFlight:
+    """One request between `place` and `on_finish`.
+
+    `leaf`: the node at which its prompt ends, pinned on the replica. `missed_tokens`: prompt tokens to compute there,
+    as believed when it was placed. `confirmed_tokens`: matched tokens that had been computed by then, not merely
+    promised; `confirmed_used_s`: when the least recently used of them had last been used.
+    """
+
+    __slots__ = (
+        "confirmed_tokens",
+        "confirmed_used_s",
+        "entry",
+        "first_token_at",
+        "leaf",
+        "missed_tokens",
+        "placed_at",
+        "request",
+        "slot",
+    )
+
+    def __init__(self, request: Request, slot: int, now: float, leaf: Node, entry: WindowEntry, missed: int) -> None:
+        self.request = request
+        self.slot = slot
+        self.placed_at = now
+        self.leaf = leaf
+        self.entry = entry
+        self.missed_tokens = missed
+        self.confirmed_tokens = 0
+        self.confirmed_used_s = now
+        self.first_token_at: float | None = None
+
+
+class Fleet:
+    """Replicas by slot, with counts of what is in flight on each.
+
+    `num_requests`: placed and not finished. `waiting_prefill_tokens`: tokens to compute of those without a first token.
+    `num_decoding`: those with one. `block_size`: tokens a KV block. Arrays are indexed by slot; empty slots hold 0.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[int, ReplicaSpec] = {}
+        self.live = 0
+        self.num_requests: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.waiting_prefill_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.num_decoding: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.block_size: NDArray[np.int64] = np.ones(0, np.int64)
+        self._slots: dict[ReplicaId, int] = {}
+        self._shortest_limit: float = inf
+
+    def __contains__(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self._slots
+
+    def slot(self, replica_id: ReplicaId) -> int:
+        return self._slots[replica_id]
+
+    def replica_id(self, slot: int) -> ReplicaId:
+        return self.specs[slot].replica_id
+
+    def add(self, spec: ReplicaSpec) -> int:
+        """Give the replica the lowest free slot."""
+        slot = next(i for i in range(len(self.specs) + 1) if i not in self.specs)
+        if slot == len(self.num_requests):
+            self.num_requests = np.append(self.num_requests, 0)
+            self.waiting_prefill_tokens = np.append(self.waiting_prefill_tokens, 0)
+            self.num_decoding = np.append(self.num_decoding, 0)
+            self.block_size = np.append(self.block_size, 1)
+        self.specs[slot] = spec
+        self.block_size[slot] = spec.block_size
+        self._slots[spec.replica_id] = slot
+        self._shortest_limit = min(map(longest_prompt, self.specs.values()))
+        self.live |= 1 << slot
+        return slot
+
+    def remove(self, replica_id: ReplicaId) -> int:
+        slot = self._slots.pop(replica_id)
+        del self.specs[slot]
+        self.live &= ~(1 << slot)
+        self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
+        self.num_requests[slot] = self.waiting_prefill_tokens[slot] = self.num_decoding[slot] = 0
+        self.block_size[slot] = 1
+        return slot
+
+    @property
+    def longest_prompt(self) -> float:
+        """Tokens of the longest prompt that any replica takes; infinity where one gives no limit."""
+        return max(map(longest_prompt, self.specs.values()), default=0)
+
+    def fitting(self, num_prompt_tokens: int) -> int:
+        """The mask of replicas that can hold such a prompt. O(1) unless it is too long for some."""
+        if num_prompt_tokens <= self._shortest_limit:
+            return self.live
+        return sum(1 << slot for slot, spec in self.specs.items() if num_prompt_tokens <= longest_prompt(spec))
+
+    def mask(self, replica_ids: frozenset[ReplicaId]) -> int:
+        """The slots of those that are in the fleet, as a mask."""
+        return sum(1 << self._slots[r] for r in replica_ids if r in self._slots)
+
+    def start(self, flight: InFlight) -> None:
+        self.num_requests[flight.slot] += 1
+        self.waiting_prefill_tokens[flight.slot] += flight.missed_tokens
+
+    def first_token(self, flight: InFlight) -> None:
+        self.waiting_prefill_tokens[flight.slot] -= flight.missed_tokens
+        self.num_decoding[flight.slot] += 1
+
+    def end(self, flight: InFlight) -> None:
+        self.num_requests[flight.slot] -= 1
+        if flight.first_token_at is None:
+            self.waiting_prefill_tokens[flight.slot] -= flight.missed_tokens
+        else:
+            self.num_decoding[flight.slot] -= 1
+
+    def check(self, flights: list[InFlight]) -> None:
+        """The counts agree with the requests in flight. For tests."""
+        for slot in range(len(self.num_requests)):
+            mine = [flight for flight in flights if flight.slot == slot]
+            waiting = [flight for flight in mine if flight.first_token_at is None]
+            assert not mine or slot in self.specs
+            assert self.num_requests[slot] == len(mine)
+            assert self.num_decoding[slot] == len(mine) - len(waiting)
+            assert self.waiting_prefill_tokens[slot] == sum(flight.missed_tokens for flight in waiting)
+        assert self.live == sum(1 << slot for slot in self.specs)

@@ -1,0 +1,224 @@
+"""What one replica is believed to hold: a record per tree node, in the order in which the replica would evict.
+
+The order is least recently used first, and a node always comes before its ancestors (whoever uses a prefix uses all of
+it), so that walking from the old end meets leaves first, as the engines' own LRU does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from preble.core.radix_tree import Node
+from preble.core.types import BlockHash
+
+
+class Holding:
+    """One node on one replica.
+
+    `held`: leading tokens of the node that the replica holds. `pins`: requests in flight there that use the node; while
+    there are any, the whole node is held or about to be. `shares`: requests of the window placed there that use it.
+    `last_used_s`: when a request that uses it was last placed there.
+    """
+
+    __slots__ = ("held", "last_used_s", "newer", "node", "older", "pins", "shares")
+
+    def __init__(self, node: Node | None, last_used_s: float) -> None:
+        self.node = node
+        self.held = 0
+        self.pins = 0
+        self.shares = 0
+        self.last_used_s = last_used_s
+        self.older: Holding = self
+        self.newer: Holding = self
+
+    def tokens_in(self, node: Node) -> int:
+        """Leading tokens of `node` (this record's own) that are held or about to be."""
+        return node.num_tokens if self.pins else self.held
+
+
+class Holdings:
+    """The records of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: held or about to be, in all.
+
+    `version` grows with every change. `blocks`: the replica's names of its KV blocks; each as a node and the number of
+    prompt tokens up to the block's end (see `live_node`).
+    Keeps the masks of the nodes in step with the records. Every change of a record goes through a method here.
+    """
+
+    __slots__ = ("_records", "_ring", "bit", "blocks", "used_tokens", "version")
+
+    def __init__(self, slot: int) -> None:
+        self.bit = 1 << slot
+        self.used_tokens = 0
+        self.version = 0
+        self.blocks: dict[BlockHash, tuple[Node, int]] = {}
+        self._records: dict[Node, Holding] = {}
+        self._ring = Holding(None, 0.0)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def oldest_use_s(self) -> float:
+        """When the least recently used record was last used; infinity if there is none."""
+        oldest = self._ring.newer
+        return float("inf") if oldest is self._ring else oldest.last_used_s
+
+    def get(self, node: Node) -> Holding | None:
+        return self._records.get(node)
+
+    def tokens_in(self, node: Node) -> int:
+        """Leading tokens of `node` that the replica holds or is about to hold."""
+        record = self._records.get(node)
+        return 0 if record is None else record.tokens_in(node)
+
+    def tokens_held(self, node: Node) -> int:
+        """Leading tokens of `node` that the replica holds already."""
+        record = self._records.get(node)
+        return 0 if record is None else record.held
+
+    def pin_and_share(self, path: list[Node], now: float) -> None:
+        """A request that uses `path` was placed here. O(depth)."""
+        self.version += 1
+        for node in reversed(path):
+            record = self._records.get(node)
+            if record is None:
+                record = self._add(node, now)
+            else:
+                _unlink(record)
+            self._link_before(record, self._ring)
+            record.last_used_s = now
+            record.shares += 1
+            record.pins += 1
+            if record.pins == 1:
+                self.used_tokens += node.num_tokens - record.held
+                node.full_holders |= self.bit
+
+    def unpin(self, leaf: Node) -> list[Node]:
+        """A request that used the path to `leaf` is over here; returns the nodes that lost their record."""
+        return self._walk_up(leaf, pins=1, shares=0)
+
+    def unshare(self, leaf: Node) -> list[Node]:
+        """A request that used the path to `leaf` left the window; returns the nodes that lost their record."""
+        return self._walk_up(leaf, pins=0, shares=1)
+
+    def set_held(self, node: Node, held: int, now: float) -> bool:
+        """The replica holds just the first `held` tokens of `node`; True if the node's record is gone by that.
+
+        A new record is placed as if it had been used just before the nearest ancestor that has one. O(depth).
+        """
+        self.version += 1
+        record = self._records.get(node)
+        if record is None:
+            if not held:
+                return False
+            record = self._add(node, now)
+            self._link_before(record, self._nearest_above(node))
+        if not record.pins:
+            self.used_tokens += held - record.held
+        record.held = held
+        return self._settle(node, record)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """`lower` was cut and its head is `upper` now: cut the record too."""
+        record = self._records[lower]
+        self.version += 1
+        head = self._add(upper, record.last_used_s)
+        self._link_before(head, record.newer)
+        head.pins, head.shares = record.pins, record.shares
+        head.held = min(record.held, upper.num_tokens)
+        record.held -= head.held
+        self._settle(upper, head)
+        self._settle(lower, record)
+
+    def merge(self, upper: Node, lower: Node) -> None:
+        """`upper` was merged into `lower`, its only child: join their records, which `can_merge` allowed before."""
+        self.version += 1
+        head = self._records.pop(upper)
+        _unlink(head)
+        tail = self._records[lower]
+        tail.held += head.held
+        self._settle(lower, tail)
+
+    def can_merge(self, upper: Node, lower: Node) -> bool:
+        """True if one record could say what the two say: the same requests use both, and what is held is contiguous."""
+        head, tail = self._records[upper], self._records[lower]
+        alike = head.pins == tail.pins and head.shares == tail.shares
+        return alike and (head.held == upper.num_tokens or not tail.held)
+
+    def oldest_first(self) -> Iterator[Holding]:
+        """Records from the least recently used. The record just yielded may be changed or dropped."""
+        record = self._ring.newer
+        while record is not self._ring:
+            following = record.newer
+            yield record
+            record = following
+
+    def check(self) -> None:
+        """Every invariant of the records. O(records x depth); for tests."""
+        seen: set[Node] = set()
+        used = 0
+        for record in self.oldest_first():
+            node = record.node
+            assert node is not None and self._records[node] is record and node.tokens
+            assert not any(ancestor in seen for ancestor in list(node.ancestors())[1:]), (
+                "a node is evicted after its child"
+            )
+            seen.add(node)
+            used += record.tokens_in(node)
+            assert 0 <= record.held <= node.num_tokens and record.pins >= 0 and record.shares >= 0
+            assert record.held or record.pins or record.shares
+            assert node.holders & self.bit
+            assert bool(node.full_holders & self.bit) == (record.tokens_in(node) == node.num_tokens)
+        assert seen == set(self._records) and used == self.used_tokens
+
+    def _nearest_above(self, node: Node) -> Holding:
+        """The record of the nearest ancestor that has one, else the ring's newest end."""
+        for ancestor in node.ancestors():
+            if ancestor is not node and ancestor in self._records:
+                return self._records[ancestor]
+        return self._ring
+
+    def _add(self, node: Node, now: float) -> Holding:
+        record = self._records[node] = Holding(node, now)
+        node.holders |= self.bit
+        return record
+
+    def _link_before(self, record: Holding, newer: Holding) -> None:
+        record.newer, record.older = newer, newer.older
+        newer.older.newer = record
+        newer.older = record
+
+    def _walk_up(self, leaf: Node, pins: int, shares: int) -> list[Node]:
+        self.version += 1
+        dropped = []
+        node = leaf
+        while node.parent is not None:
+            record = self._records[node]
+            record.shares -= shares
+            if pins:
+                record.pins -= 1
+                if not record.pins:
+                    self.used_tokens -= node.num_tokens - record.held
+            if self._settle(node, record):
+                dropped.append(node)
+            node = node.parent
+        return dropped
+
+    def _settle(self, node: Node, record: Holding) -> bool:
+        """Bring the node's masks in step with its record, drop the record if it says nothing; True if dropped."""
+        if record.pins or record.held == node.num_tokens:
+            node.full_holders |= self.bit
+            return False
+        node.full_holders &= ~self.bit
+        if record.held or record.shares:
+            return False
+        node.holders &= ~self.bit
+        _unlink(record)
+        del self._records[node]
+        return True
+
+
+def _unlink(record: Holding) -> None:
+    record.older.newer = record.newer
+    record.newer.older = record.older
+    record.older = record.newer = record

@@ -1,0 +1,179 @@
+"""What a placement policy is, and what it may see.
+
+A policy chooses from a read-only `ClusterView`; all bookkeeping stays in `GlobalScheduler`, so that every policy is
+compared on equal terms. What a view computes, it computes when first asked, once a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preble.core.cost_model import CostModel
+from preble.core.eviction_cost import EvictionCost
+from preble.core.fleet import Fleet
+from preble.core.load_window import LoadWindow
+from preble.core.prefix_index import Coverage, PrefixIndex, slots_of
+from preble.core.radix_tree import Match
+from preble.core.types import Candidate, Reason, ReplicaId, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's decision. `candidates`: what it weighed, for logs and explanations."""
+
+    slot: int
+    reason: Reason
+    candidates: Sequence[Candidate] = ()
+
+
+class Policy(Protocol):
+    """One rule of placement. May keep state of its own; must not change the view."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        """The replica for `view.request`, one of `view.slots`."""
+        ...
+
+
+class ClusterView:
+    """The cluster as one request sees it.
+
+    `slots`: the replicas that may get it, ascending. Arrays are indexed by slot and must not be written to; what they
+    hold for other slots means nothing.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        eligible: int,
+        match: Match,
+        *,
+        fleet: Fleet,
+        index: PrefixIndex,
+        window: LoadWindow,
+        cost_model: CostModel,
+        eviction_costs: dict[int, EvictionCost],
+    ) -> None:
+        self.request = request
+        self.cost_model = cost_model
+        self._eligible = eligible
+        self._match = match
+        self._fleet = fleet
+        self._index = index
+        self._window = window
+        self._eviction_costs = eviction_costs
+
+    @cached_property
+    def slots(self) -> list[int]:
+        return list(slots_of(self._eligible))
+
+    def replica_id(self, slot: int) -> ReplicaId:
+        return self._fleet.replica_id(slot)
+
+    @property
+    def num_requests(self) -> NDArray[np.int64]:
+        """Requests in flight."""
+        return self._fleet.num_requests
+
+    @property
+    def waiting_prefill_tokens(self) -> NDArray[np.int64]:
+        """Prompt tokens still to be computed, of requests in flight without a first token."""
+        return self._fleet.waiting_prefill_tokens
+
+    @property
+    def num_decoding(self) -> NDArray[np.int64]:
+        """Requests in flight with a first token."""
+        return self._fleet.num_decoding
+
+    @property
+    def load_s(self) -> NDArray[np.float64]:
+        """L: seconds of work placed in the window."""
+        return self._window.load_s
+
+    def mean_output_tokens(self, slot: int) -> float:
+        return self._window.mean_output_tokens(slot)
+
+    @cached_property
+    def _coverage(self) -> Coverage:
+        return self._index.coverage(self._match, self._eligible)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The longest prefix of the prompt that any one of the replicas holds."""
+        return self._coverage.cached_tokens
+
+    @property
+    def key_holders(self) -> list[int]:
+        """The replicas that hold the key portion: most of the node with the most tokens on that prefix."""
+        return list(slots_of(self._coverage.key_holders))
+
+    @cached_property
+    def matched_tokens(self) -> NDArray[np.int64]:
+        """Leading prompt tokens that each replica would serve from its cache: whole blocks, never the last token."""
+        matched = np.zeros(len(self._fleet.num_requests), np.int64)
+        for mask, tokens in self._index.matched_tokens(self._match, self._eligible):
+            matched[_as_index(mask, len(matched))] = tokens
+        usable = np.minimum(matched, max(self.request.num_prompt_tokens - 1, 0))
+        block_size = self._fleet.block_size
+        whole_blocks: NDArray[np.int64] = usable // block_size * block_size
+        return whole_blocks
+
+    def matched_on(self, slot: int) -> int:
+        """As `matched_tokens`, for one replica. O(depth)."""
+        usable = min(self._index.matched_on(self._match, slot), max(self.request.num_prompt_tokens - 1, 0))
+        block_size = self._fleet.specs[slot].block_size
+        return usable // block_size * block_size
+
+    def eviction_s(self, slot: int, missed_tokens: int) -> float:
+        """M: seconds of recomputation to expect from what must be evicted to run the request there."""
+        capacity = self._fleet.specs[slot].kv_capacity_tokens
+        if capacity is None:
+            return 0.0
+        needed = missed_tokens + round(self._window.mean_output_tokens(slot))
+        excess = self._index.holdings(slot).used_tokens + needed - capacity
+        if excess <= 0:
+            return 0.0
+        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests(slot))
+
+    def cost(self, slot: int, matched_tokens: int) -> Candidate:
+        """Load cost L + M + P of one replica: Algorithm 2. O(depth + victims)."""
+        missed = self.request.num_prompt_tokens - matched_tokens
+        return Candidate(
+            self.replica_id(slot),
+            matched_tokens,
+            load_s=float(self.load_s[slot]),
+            eviction_s=self.eviction_s(slot, missed),
+            prefill_s=self.cost_model.prefill_s(missed, matched_tokens),
+        )
+
+
+def lowest(slots: Iterable[int], costs: Iterable[float], rng: Random) -> int:
+    """The slot with the lowest cost; ties are broken at random, so that equal replicas do not all fall on the first.
+
+    >>> lowest([0, 3], [2.0, 1.0], Random(0))
+    3
+    """
+    best: list[int] = []
+    best_cost = float("inf")
+    for slot, cost in zip(slots, costs, strict=True):
+        if cost < best_cost:
+            best, best_cost = [slot], cost
+        elif cost == best_cost:
+            best.append(slot)
+    return best[0] if len(best) == 1 else rng.choice(best)
+
+
+def _as_index(mask: int, size: int) -> list[int] | NDArray[np.bool_]:
+    if mask.bit_count() <= 8:
+        return list(slots_of(mask))
+    packed = np.frombuffer(mask.to_bytes((size + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(packed, count=size, bitorder="little").astype(np.bool_)

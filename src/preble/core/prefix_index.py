@@ -1,0 +1,328 @@
+"""The global prefix trees: who is believed to hold what, who asks for it, and what would be evicted.
+
+Belief has two sources. While a request is in flight its whole prompt counts as held by its replica ("pinned": it is in
+use there, or about to be computed). What stays afterwards is what the replica reported as stored, or, for a replica
+that reports nothing, what it must have computed; evictions, restarts, capacity and time take it away again.
+
+Source: Preble, "Global scheduler data structures". Nodes nobody holds and nobody in the window uses are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from preble.core.holdings import Holdings
+from preble.core.radix_tree import Match, Node, RadixTree, live_node
+from preble.core.types import TOKEN_BYTES, BlockHash, BlocksEvicted, BlocksStored, PackedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How far some replica of a set holds a prompt, without a gap.
+
+    `cached_tokens`: the longest such prefix of any of them. `key_holders`: mask of those that hold most of the key
+    portion, which is the node with the most tokens on that prefix.
+    """
+
+    cached_tokens: int
+    key_holders: int
+
+
+class PrefixIndex:
+    """Prefix trees with the holdings of every replica, by slot."""
+
+    def __init__(self) -> None:
+        self.tree = RadixTree(on_split=self._split_records)
+        self._holdings: dict[int, Holdings] = {}
+
+    def add_replica(self, slot: int) -> None:
+        self._holdings[slot] = Holdings(slot)
+
+    def remove_replica(self, slot: int) -> None:
+        """Forget the replica. No request in flight or in the window may refer to it any more. O(its records)."""
+        gone = self._holdings.pop(slot)
+        nodes = [record.node for record in gone.oldest_first() if record.node is not None]
+        for node in nodes:
+            node.holders &= ~gone.bit
+            node.full_holders &= ~gone.bit
+        for node in nodes:
+            self._prune(node)
+
+    def holdings(self, slot: int) -> Holdings:
+        return self._holdings[slot]
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
+        """How far the prompt agrees with anything known. Whether anybody holds that is another question."""
+        return self.tree.match(prompt, namespace)
+
+    def coverage(self, match: Match, among: int) -> Coverage:
+        """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
+        best, key_tokens, key_holders = 0, 0, 0
+        alive = among
+        for node in match.path:
+            whole, parts = self._holders_of(node, match.num_tokens, alive)
+            size = min(node.end, match.num_tokens) - node.start
+            longest = size if whole else max(parts.values(), default=0)
+            if longest >= key_tokens:
+                key_tokens, key_holders = longest, whole
+                for slot, tokens in parts.items():
+                    if 2 * tokens > longest:
+                        key_holders |= 1 << slot
+            if longest:
+                best = node.start + longest
+            if not whole:
+                break
+            alive = whole
+        return Coverage(best, key_holders)
+
+    def matched_tokens(self, match: Match, among: int) -> Iterator[tuple[int, int]]:
+        """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
+
+        A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node).
+        """
+        alive = among
+        reached = 0
+        for node in match.path:
+            whole, parts = self._holders_of(node, match.num_tokens, alive)
+            if reached and whole != alive:
+                yield alive, reached
+            for slot, tokens in parts.items():
+                yield 1 << slot, node.start + tokens
+            alive = whole
+            reached = min(node.end, match.num_tokens)
+            if not alive:
+                return
+        if reached:
+            yield alive, reached
+
+    def matched_on(self, match: Match, slot: int, *, confirmed: bool = False) -> int:
+        """Leading tokens that one replica holds without a gap; `confirmed`: not counting what is only about to be."""
+        holdings = self._holdings[slot]
+        for node in match.path:
+            record = holdings.get(node)
+            size = min(node.end, match.num_tokens) - node.start
+            held = 0 if record is None else record.held if confirmed else record.tokens_in(node)
+            if held < size:
+                return node.start + held
+        return match.num_tokens
+
+    def last_used_s(self, match: Match, slot: int, num_tokens: int) -> float:
+        """When the least recently used of the first `num_tokens` that a replica holds of a prompt was last used."""
+        holdings = self._holdings[slot]
+        records = [holdings.get(node) for node in match.path if node.start < num_tokens]
+        return min((record.last_used_s for record in records if record is not None), default=float("-inf"))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def place(self, slot: int, prompt: PackedTokens, namespace: str, now: float) -> Node:
+        """A request is placed: its prompt is pinned on the replica and counted in the window. Returns its last node.
+
+        The node stays valid until both `unpin` and `unshare` were called with it. O(tokens + depth).
+        """
+        path = self.tree.insert(prompt, namespace)
+        self._holdings[slot].pin_and_share(path, now)
+        return path[-1] if path else self.tree.root(namespace)
+
+    def unpin(self, slot: int, leaf: Node) -> None:
+        self._prune_all(self._holdings[slot].unpin(leaf))
+
+    def unshare(self, slot: int, leaf: Node) -> None:
+        path = list(leaf.ancestors())
+        self._prune_all(self._holdings[slot].unshare(leaf))
+        for node in path:
+            self._merge_only_child(node)
+
+    def believe_held(self, slot: int, leaf: Node, block_size: int, now: float) -> None:
+        """A replica that reports nothing has computed the prompt that ends in `leaf`: it holds its whole blocks."""
+        holdings = self._holdings[slot]
+        num_tokens = leaf.end // block_size * block_size
+        for node in list(leaf.ancestors()):
+            held = max(0, min(node.end, num_tokens) - node.start)
+            if held > holdings.tokens_held(node):
+                holdings.set_held(node, held, now)
+
+    # -- reports and forgetting ---------------------------------------------------------------------------------------
+
+    def stored(self, slot: int, event: BlocksStored, now: float) -> bool:
+        """The replica caches these blocks. False if their parent is unknown, so that they cannot be located."""
+        holdings = self._holdings[slot]
+        base, depth = self.tree.root(event.namespace), 0
+        if event.parent is not None:
+            found = _locate(holdings, event.parent)
+            if found is None:
+                return False
+            base, depth = found
+        path = self.tree.insert_below(base, depth, event.tokens)
+        _name_blocks(holdings, path, depth, event)
+        end = depth + len(event.tokens) // TOKEN_BYTES
+        for node in path:
+            held = holdings.tokens_held(node)
+            if max(depth - node.start, 0) <= held:
+                holdings.set_held(node, max(held, min(node.end, end) - node.start), now)
+        self._prune(path[-1])
+        return True
+
+    def evicted(self, slot: int, event: BlocksEvicted, block_size: int, now: float) -> int:
+        """The replica caches these blocks no longer; returns how many of them were unknown."""
+        holdings = self._holdings[slot]
+        unknown = 0
+        for block_hash in event.block_hashes:
+            found = _locate(holdings, block_hash)
+            unknown += holdings.blocks.pop(block_hash, None) is None
+            if found is not None:
+                self._prune_all(self._evict_block(holdings, *found, block_size, now))
+        return unknown
+
+    def clear(self, slot: int, now: float) -> None:
+        """The replica's whole cache is gone; what is in flight there will be computed again."""
+        self._holdings[slot].blocks.clear()
+        self._forget(slot, (record.node for record in self._holdings[slot].oldest_first()), now)
+
+    def forget_unused_since(self, slot: int, limit_s: float, now: float) -> None:
+        """Drop what was last used at or before `limit_s` and is not in use. O(records dropped)."""
+
+        def old_nodes() -> Iterator[Node | None]:
+            for record in self._holdings[slot].oldest_first():
+                if record.last_used_s > limit_s:
+                    return
+                if not record.pins:
+                    yield record.node
+
+        self._forget(slot, old_nodes(), now)
+
+    def evict_down_to(self, slot: int, capacity_tokens: int, now: float) -> None:
+        """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
+        holdings = self._holdings[slot]
+        dropped = []
+        for record in holdings.oldest_first():
+            excess = holdings.used_tokens - capacity_tokens
+            if excess <= 0:
+                break
+            if record.held and not record.pins and record.node is not None:
+                dropped += _lower_held(holdings, record.node, max(0, record.held - excess), now)
+        self._prune_all(dropped)
+
+    def check(self) -> None:
+        """Every invariant of trees and records. O(everything); for tests."""
+        self.tree.check()
+        for holdings in self._holdings.values():
+            holdings.check()
+        known = sum(1 << slot for slot in self._holdings)
+        for node in self.tree.nodes():
+            assert not node.holders & ~known and not node.full_holders & ~node.holders
+            assert node.holders or node.children, "a node that nobody holds or uses is removed"
+            for slot in slots_of(node.holders):
+                assert self._holdings[slot].get(node) is not None
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _holders_of(self, node: Node, num_tokens: int, among: int) -> tuple[int, dict[int, int]]:
+        """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
+        whole = among & node.full_holders
+        partial = among & node.holders & ~node.full_holders
+        parts: dict[int, int] = {}
+        size = min(node.end, num_tokens) - node.start
+        for slot in slots_of(partial):
+            tokens = self._holdings[slot].tokens_in(node)
+            if tokens >= size:
+                whole |= 1 << slot
+            elif tokens:
+                parts[slot] = tokens
+        return whole, parts
+
+    def _split_records(self, upper: Node, lower: Node) -> None:
+        for slot in slots_of(lower.holders):
+            self._holdings[slot].split(upper, lower)
+        if not lower.holders and not lower.children:
+            self.tree.remove(lower)
+
+    def _evict_block(self, holdings: Holdings, node: Node, end: int, block_size: int, now: float) -> list[Node]:
+        """The block of prompt tokens end - block_size ... end, which ends in `node`, is gone.
+
+        If the block began further up, the tokens there belong to blocks of other branches too. They are kept where the
+        node above has blocks of its own (less than a block is overstated, and matches count whole blocks only), and
+        dropped with the last branch where it has none. Returns the nodes that lost their record.
+        """
+        start = end - block_size
+        dropped = _lower_held(holdings, node, max(0, start - node.start), now)
+        above = node.parent
+        while above is not None and above.parent is not None and above.end > start:
+            if above.start < above.end // block_size * block_size or _holds_below(holdings, above):
+                break
+            dropped += _lower_held(holdings, above, 0, now)
+            above = above.parent
+        return dropped
+
+    def _forget(self, slot: int, nodes: Iterator[Node | None], now: float) -> None:
+        holdings = self._holdings[slot]
+        self._prune_all(
+            [gone for node in list(nodes) if node is not None for gone in _lower_held(holdings, node, 0, now)]
+        )
+
+    def _prune_all(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Remove the node, and what is above, as far as nobody holds or uses it; join the rest with an only child."""
+        while node.tokens and not node.holders and not node.children and node.parent is not None:
+            parent = node.parent
+            self.tree.remove(node)
+            node = parent
+        self._merge_only_child(node)
+
+    def _merge_only_child(self, node: Node) -> None:
+        if not node.tokens or node.children is None or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        slots = list(slots_of(node.holders))
+        if node.holders != child.holders or not all(self._holdings[slot].can_merge(node, child) for slot in slots):
+            return
+        self.tree.merge(node)
+        for slot in slots:
+            self._holdings[slot].merge(node, child)
+
+
+def slots_of(mask: int) -> Iterator[int]:
+    """The set bits of a mask, lowest first.
+
+    >>> list(slots_of(0b1011))
+    [0, 1, 3]
+    """
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _lower_held(holdings: Holdings, node: Node, limit: int, now: float) -> list[Node]:
+    """Let no more than `limit` tokens of the node be held; returns the node if its record is gone by that, else []."""
+    lower = holdings.tokens_held(node) > limit
+    return [node] if lower and holdings.set_held(node, limit, now) else []
+
+
+def _holds_below(holdings: Holdings, node: Node) -> bool:
+    children = (node.children or {}).values()
+    return any(child.holders & holdings.bit and holdings.tokens_held(child) for child in children)
+
+
+def _locate(holdings: Holdings, block_hash: BlockHash) -> tuple[Node, int] | None:
+    """The node in which a block ends and the prompt tokens up to there; None if unknown or no longer in the tree."""
+    found = holdings.blocks.get(block_hash)
+    if found is None:
+        return None
+    node = live_node(*found)
+    return (node, found[1]) if node.start < found[1] <= node.end else None
+
+
+def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: BlocksStored) -> None:
+    nodes = iter(path)
+    node = next(nodes)
+    for i, block_hash in enumerate(event.block_hashes, start=1):
+        end = depth + i * event.block_size
+        while node.end < end:
+            node = next(nodes)
+        holdings.blocks[block_hash] = (node, end)

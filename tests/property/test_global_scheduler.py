@@ -1,0 +1,195 @@
+"""Random sequences through the scheduler's door, every invariant checked after each step.
+
+The replicas' real caches are modelled by the naive truth: the set of block-aligned prefixes that each one stores.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from preble.core.cost_model import CostModel, CostProfile
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy, policy_names
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+)
+
+PROFILE = CostProfile("unit", "made up", ((0, 0.0), (100, 0.1)), 0.0, 0.01, 0.001, 0.0, 64)
+BLOCK = 3
+prompts = st.lists(st.integers(0, 1), min_size=0, max_size=14).map(tuple)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """`truth[replica]`: block-aligned prefixes in its cache; a prefix stands for its last block."""
+
+    @initialize(policy=st.sampled_from(policy_names()), seed=st.integers(0, 3))
+    def start(self, policy: str, seed: int) -> None:
+        self.scheduler = GlobalScheduler(
+            make_policy(policy), CostModel(PROFILE), seed=seed, window_s=20.0, report_grace_s=2.0, belief_ttl_s=30.0
+        )
+        self.now = 0.0
+        self.count = 0
+        self.live: dict[str, Request] = {}
+        self.where: dict[str, ReplicaId] = {}
+        self.replicas: dict[ReplicaId, ReplicaSpec] = {}
+        self.truth: dict[ReplicaId, set[tuple[int, ...]]] = {}
+        for events in (True, True, False):
+            self.join(events, 12)
+
+    @rule(events=st.booleans(), capacity=st.sampled_from([12, 40, None]))
+    @precondition(lambda self: len(self.replicas) < 5)
+    def join(self, events: bool, capacity: int | None) -> None:
+        replica_id = ReplicaId(f"r{self.count}")
+        self.count += 1
+        spec = ReplicaSpec(replica_id, capacity, 20, BLOCK, events)
+        self.scheduler.add_replica(spec, self.now)
+        self.replicas[replica_id] = spec
+        self.truth[replica_id] = set()
+
+    @rule(data=st.data())
+    @precondition(lambda self: len(self.replicas) > 1)
+    def leave(self, data: st.DataObject) -> None:
+        replica_id = data.draw(st.sampled_from(sorted(self.replicas)))
+        orphans = self.scheduler.remove_replica(replica_id, self.now)
+        assert {r.request_id for r in orphans} == {r for r, where in self.where.items() if where == replica_id}
+        for request in orphans:
+            del self.live[request.request_id], self.where[request.request_id]
+        del self.replicas[replica_id], self.truth[replica_id]
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 15.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(prompt=prompts, data=st.data())
+    def place(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+        fitting = {r for r, s in self.replicas.items() if len(prompt) <= min(20, s.kv_capacity_tokens or 20)}
+        if not fitting:
+            return
+        avoid = frozenset(data.draw(st.sets(st.sampled_from(sorted(fitting)), max_size=len(fitting) - 1)))
+        request = Request(RequestId(f"q{self.count}"), pack_tokens(prompt), avoid=avoid)
+        self.count += 1
+        placement = self.scheduler.place(request, self.now)
+        assert placement.replica_id in fitting - avoid
+        assert 0 <= placement.matched_tokens <= max(len(prompt) - 1, 0)
+        assert placement.matched_tokens % BLOCK == 0
+        assert placement.replica_id in {candidate.replica_id for candidate in placement.candidates}
+        assert all(min(c.load_s, c.eviction_s, c.prefill_s) >= 0 for c in placement.candidates)
+        self.live[request.request_id] = request
+        self.where[request.request_id] = placement.replica_id
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.live)
+    def first_token(self, data: st.DataObject) -> None:
+        self.scheduler.on_first_token(RequestId(data.draw(st.sampled_from(sorted(self.live)))), self.now)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.live)
+    def move(self, data: st.DataObject) -> None:
+        request_id = RequestId(data.draw(st.sampled_from(sorted(self.live))))
+        to = data.draw(st.sampled_from(sorted(self.replicas)))
+        self.scheduler.move(request_id, to, self.now)
+        self.where[request_id] = to
+
+    @rule(data=st.data(), output=st.integers(0, 4), reported=st.none() | st.integers(0, 14))
+    @precondition(lambda self: self.live)
+    def finish(self, data: st.DataObject, output: int, reported: int | None) -> None:
+        request_id = RequestId(data.draw(st.sampled_from(sorted(self.live))))
+        self.scheduler.on_finish(request_id, output, self.now, cached_tokens=reported)
+        del self.live[request_id], self.where[request_id]
+
+    @rule(data=st.data(), tokens=prompts)
+    def store(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
+        """A replica stores every whole block of a prompt, told in one event from the first block that it lacks."""
+        replica_id = self._reporting(data)
+        blocks = [tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+        missing = [block for block in blocks if block not in self.truth.get(replica_id, set())]
+        if replica_id is None or not missing:
+            return
+        first = len(missing[0]) - BLOCK
+        event = BlocksStored(
+            replica_id,
+            tuple(hash(block) for block in missing),
+            hash(tokens[:first]) if first else None,
+            pack_tokens(missing[-1][first:]),
+            BLOCK,
+        )
+        assert self.scheduler.on_stored(event, self.now)
+        self.truth[replica_id].update(missing)
+
+    @rule(data=st.data())
+    def evict_leaf(self, data: st.DataObject) -> None:
+        replica_id = self._reporting(data)
+        stored = self.truth.get(replica_id, set()) if replica_id else set()
+        leaves = sorted(p for p in stored if not any(len(q) > len(p) and q[: len(p)] == p for q in stored))
+        if not leaves or replica_id is None:
+            return
+        leaf = data.draw(st.sampled_from(leaves))
+        self.scheduler.on_evicted(BlocksEvicted(replica_id, (hash(leaf),)), self.now)
+        stored.discard(leaf)
+
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        replica_id = self._reporting(data)
+        if replica_id is not None:
+            self.scheduler.on_evicted(CacheCleared(replica_id), self.now)
+            self.truth[replica_id].clear()
+
+    @rule()
+    def timer(self) -> None:
+        due = self.scheduler.next_timer()
+        if due is not None:
+            self.now = max(self.now, due)
+            self.scheduler.on_timer(self.now)
+            following = self.scheduler.next_timer()
+            assert following is None or following > self.now or self.live
+
+    @rule(prompt=prompts)
+    def index_agrees_with_the_engines(self, prompt: tuple[int, ...]) -> None:
+        """With nothing promised any more, what is matched is exactly what is stored, to the block."""
+        if self.live:
+            return
+        self.now += 3.0
+        self.scheduler.on_timer(self.now)
+        for replica_id, spec in self.replicas.items():
+            if spec.reports_events:
+                stored = self.truth[replica_id]
+                ends = [0]
+                while prompt[: ends[-1] + BLOCK] in stored and ends[-1] + BLOCK <= len(prompt) - 1:
+                    ends.append(ends[-1] + BLOCK)
+                probe = Request(RequestId("probe"), pack_tokens(prompt))
+                assert self.scheduler.matched_tokens(replica_id, probe) == ends[-1]
+
+    def _reporting(self, data: st.DataObject) -> ReplicaId | None:
+        reporting = sorted(r for r, spec in self.replicas.items() if spec.reports_events)
+        return data.draw(st.sampled_from(reporting)) if reporting else None
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check()
+            assert self.scheduler.num_in_flight == len(self.live)
+
+    def teardown(self) -> None:
+        """Once everything has ended and time has passed, nothing of it is left."""
+        if not hasattr(self, "scheduler"):
+            return
+        for request_id in list(self.live):
+            self.scheduler.on_finish(RequestId(request_id), 1, self.now)
+        for replica_id in self.replicas:
+            self.scheduler.on_evicted(CacheCleared(replica_id), self.now)
+        self.scheduler.on_timer(self.now + 100.0)
+        self.scheduler.check()
+        assert self.scheduler.num_index_tokens == 0
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestGlobalScheduler = SchedulerMachine.TestCase
