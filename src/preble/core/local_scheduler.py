@@ -1,0 +1,333 @@
+"""The one door of the local half: what one replica computes in its next iteration.
+
+Chunked prefill with a token budget: running decodes first, then the prompt that is being prefilled, then waiting
+requests in the queue's order. KV blocks are had from the prefix cache; where a decode finds none, the newest running
+sequence is preempted: it loses its blocks, waits in front of all others and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from preble.core.prefix_cache import PrefixCache
+from preble.core.sequence import Finished, Sequence
+from preble.core.types import KvEvent, ReplicaId, Request, RequestId
+from preble.core.waiting_queue import QueueOrder, WaitingQueue
+from preble.errors import PromptTooLong, RequestError, UnknownRequest
+
+OutputToken = Callable[[Request, int], int]
+"""(request, position in its output from 0) -> the token id that is generated there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """`new_tokens` of a prompt to be computed after `tokens_before` that are in the cache already."""
+
+    request_id: RequestId
+    new_tokens: int
+    tokens_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One iteration. `decode_context_tokens`: tokens before the new one, of all decoding sequences together."""
+
+    decodes: tuple[RequestId, ...]
+    decode_context_tokens: int
+    prefills: tuple[PrefillChunk, ...]
+    preempted: tuple[RequestId, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(chunk.new_tokens for chunk in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an iteration made: the new token of each request that got one, and who ended with it."""
+
+    tokens: Mapping[RequestId, int]
+    finished: tuple[Finished, ...]
+
+
+@dataclass(slots=True)
+class LocalStats:
+    """Counters since the start; tokens, except preemptions. `queries` and `hits` count each prompt once."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+
+class LocalScheduler:
+    """One replica. Synchronous and deterministic; drive it with `next_batch` and `complete` in turn.
+
+    `max_batch_tokens`: new tokens in one iteration; at least `max_running`, so that every decode always fits.
+    `output_token`: what is generated; the output of a real engine is not known to this class.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica_id: ReplicaId,
+        num_blocks: int,
+        block_size: int = 16,
+        max_batch_tokens: int = 2048,
+        max_running: int = 256,
+        output_token: OutputToken,
+        order: QueueOrder = QueueOrder.FCFS,
+        num_groups: int = 10,
+    ) -> None:
+        if not 1 <= max_running <= max_batch_tokens:
+            raise ValueError(f"need 1 <= max_running <= max_batch_tokens, got {max_running} and {max_batch_tokens}")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.stats = LocalStats()
+        self._max_batch_tokens = max_batch_tokens
+        self._max_running = max_running
+        self._output_token = output_token
+        self._cache = PrefixCache(replica_id, num_blocks, block_size)
+        self._queue = WaitingQueue(self._cached_tokens_of, order, num_groups)
+        self._sequences: dict[str, Sequence] = {}
+        self._decoding: list[Sequence] = []
+        """Running sequences with at least one output token, in the order of their last admission."""
+        self._prefilling: Sequence | None = None
+        """The one prompt that is partly computed. It took the last of a budget, so no running sequence is newer."""
+        self._in_batch: list[Sequence] | None = None
+        """Sequences of the batch that has not been completed and get a token from it; None where there is none."""
+
+    @property
+    def num_running(self) -> int:
+        return len(self._sequences) - len(self._queue)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._cache.pool.num_used
+
+    def add(self, request: Request, output_tokens: int, now: float) -> None:
+        """Queue a request that will generate exactly `output_tokens` (at least 1). O(prompt).
+
+        Raises: PromptTooLong: prompt and output can never fit into the cache together. RequestError: the prompt is
+        empty or `output_tokens` is less than 1. UnknownRequest: a request of this id has not ended.
+        """
+        if request.request_id in self._sequences:
+            raise UnknownRequest(f"request {request.request_id!r} was added before and has not ended")
+        num_prompt = request.num_prompt_tokens
+        if not num_prompt or output_tokens < 1:
+            raise RequestError(f"need at least 1 prompt and 1 output token, got {num_prompt} and {output_tokens}")
+        # The last token is never computed: nothing follows it.
+        if self._blocks_for(num_prompt + output_tokens - 1) > self.num_blocks:
+            raise PromptTooLong(
+                f"{num_prompt} prompt and {output_tokens} output tokens do not fit into a KV cache of "
+                f"{self.num_blocks * self.block_size} tokens; shorten the prompt or max_tokens"
+            )
+        self._sequences[request.request_id] = Sequence(request, output_tokens, self.block_size, now)
+        self._queue.add(request.request_id, num_prompt)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at once and free what it holds. False where it is not known (it may have ended just now)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if not sequence.runs:
+            self._queue.remove(request_id)
+        elif sequence is self._prefilling:
+            self._prefilling = None
+        elif sequence in self._decoding:
+            self._decoding.remove(sequence)
+        self._release(sequence)
+        return True
+
+    def reset_cache(self) -> bool:
+        """Forget every cached prefix, if no sequence runs; otherwise change nothing and return False."""
+        return self._cache.clear()
+
+    def take_events(self) -> list[KvEvent]:
+        """Changes of the prefix cache since the last call, in order."""
+        return self._cache.take_events()
+
+    def cached_hashes(self) -> frozenset[int]:
+        """Every block in the prefix cache now. O(blocks)."""
+        return frozenset(self._cache)
+
+    def next_batch(self, now: float) -> Batch | None:
+        """What to compute next; None where nothing runs or waits. O(running + what is admitted).
+
+        Blocks that this iteration fills are in the prefix cache from now on, as in vLLM: a request that is admitted
+        later in the same batch reads what an earlier one writes.
+
+        Raises: RuntimeError: the last batch has not been completed.
+        """
+        if self._in_batch is not None:
+            raise RuntimeError("next_batch was called before the last batch was completed")
+        if not self._sequences:
+            return None
+        preempted: list[RequestId] = []
+        context_tokens = self._schedule_decodes(preempted)
+        in_batch = self._decoding.copy()
+        decodes = tuple([sequence.request.request_id for sequence in in_batch])
+        prefills: list[PrefillChunk] = []
+        budget = self._max_batch_tokens - len(decodes)
+        if self._prefilling is not None:
+            budget -= self._schedule_chunk(self._prefilling, budget, prefills, in_batch)
+        if not preempted:
+            self._admit(budget, prefills, in_batch, now)
+        self._in_batch = in_batch
+        return Batch(decodes, context_tokens, tuple(prefills), tuple(preempted))
+
+    def complete(self, batch: Batch, now: float) -> StepResult:
+        """The iteration is over: give each decode and each finished prefill its token. O(running).
+
+        Requests that were aborted since `next_batch` get none. Raises: RuntimeError: no batch is to be completed.
+        """
+        if self._in_batch is None:
+            raise RuntimeError("complete was called without a batch")
+        in_batch, self._in_batch = self._in_batch, None
+        tokens: dict[RequestId, int] = {}
+        finished: list[Finished] = []
+        num_decodes = len(batch.decodes)
+        for i, sequence in enumerate(in_batch):
+            if not sequence.runs:
+                continue
+            token = self._output_token(sequence.request, sequence.num_output)
+            sequence.append(token, now)
+            tokens[sequence.request.request_id] = token
+            if sequence.num_output == sequence.target:
+                finished.append(self._finish(sequence, now))
+            elif i >= num_decodes:
+                self._decoding.append(sequence)
+        if finished:
+            self._decoding = [sequence for sequence in self._decoding if sequence.runs]
+        self.stats.generated_tokens += len(tokens)
+        return StepResult(tokens, tuple(finished))
+
+    def check(self) -> None:
+        """Assert every invariant of this replica. O(everything); tests only."""
+        self._cache.check()
+        self._cache.pool.check(block for sequence in self._sequences.values() for block in sequence.blocks)
+        waiting = set(self._queue)
+        assert len(waiting) == len(self._queue) <= len(self._sequences)
+        for request_id, sequence in self._sequences.items():
+            assert sequence.runs == (request_id not in waiting), "a request both runs and waits, or neither"
+            assert sequence.runs or not sequence.blocks, "a waiting request holds blocks"
+            assert len(sequence.hashes) == sequence.num_tokens // self.block_size
+            assert sequence.num_slots == len(sequence.blocks) * self.block_size
+            assert sequence.num_computed <= min(sequence.num_slots, sequence.num_tokens)
+            for block_hash in sequence.hashes[: sequence.num_inserted]:
+                assert block_hash in self._cache, "a block in use was evicted"
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _match(self, sequence: Sequence) -> int:
+        """Leading blocks found in the cache; the last token is always computed, since its output is needed."""
+        sequence.last_match = self._cache.match(sequence.hashes, sequence.last_match)
+        return min(sequence.last_match, (sequence.num_tokens - 1) // self.block_size)
+
+    def _cached_tokens_of(self, request_id: str) -> int:
+        return self._match(self._sequences[request_id]) * self.block_size
+
+    def _schedule_decodes(self, preempted: list[RequestId]) -> int:
+        """Give every decoding sequence a slot for one token, oldest first; returns their context in tokens."""
+        context_tokens = 0
+        # The list shrinks at its end where sequences are preempted; those have not been visited yet.
+        for sequence in self._decoding:
+            context_tokens += sequence.num_computed
+            if sequence.num_computed == sequence.num_slots and not self._grow(sequence, preempted):
+                context_tokens -= sequence.num_computed
+                break
+            sequence.num_computed += 1
+            if sequence.num_computed % self.block_size == 0:
+                self._insert_full_blocks(sequence)
+        return context_tokens
+
+    def _grow(self, sequence: Sequence, preempted: list[RequestId]) -> bool:
+        """One more block for a decode; while none is free, preempt the newest. False where it is the newest."""
+        while not self._cache.pool.num_free:
+            victim = self._prefilling or self._decoding[-1]
+            self._preempt(victim)
+            preempted.append(victim.request.request_id)
+            if victim is sequence:
+                return False
+        sequence.blocks += self._cache.allocate(1)
+        sequence.num_slots += self.block_size
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        if sequence is self._prefilling:
+            self._prefilling = None
+        else:
+            self._decoding.pop()
+        self._release(sequence)
+        sequence.num_preemptions += 1
+        self.stats.preemptions += 1
+        self._queue.put_back(sequence.request.request_id)
+
+    def _admit(self, budget: int, prefills: list[PrefillChunk], in_batch: list[Sequence], now: float) -> None:
+        """Start waiting requests in the queue's order while budget, places and blocks last."""
+        places = self._max_running - self.num_running
+        if budget <= 0 or places <= 0 or self._prefilling is not None or not self._queue:
+            return
+        self._queue.refresh()
+        while budget > 0 and places > 0 and (request_id := self._queue.peek()) is not None:
+            sequence = self._sequences[request_id]
+            if not self._start(sequence, now):
+                return
+            self._queue.pop()
+            places -= 1
+            budget -= self._schedule_chunk(sequence, budget, prefills, in_batch)
+
+    def _start(self, sequence: Sequence, now: float) -> bool:
+        """Take blocks for all tokens of a waiting request, cached ones first; False where too few are free."""
+        num_matched = self._match(sequence)
+        prefix = sequence.hashes[:num_matched]
+        num_new = self._blocks_for(sequence.num_tokens) - num_matched
+        if not self._cache.can_hold(num_new, prefix):
+            return False
+        if not sequence.num_preemptions:
+            self.stats.prefix_queries += sequence.num_tokens
+            self.stats.prefix_hits += num_matched * self.block_size
+        sequence.start(self._cache.lock(prefix) + self._cache.allocate(num_new), num_matched, now)
+        return True
+
+    def _schedule_chunk(
+        self, sequence: Sequence, budget: int, prefills: list[PrefillChunk], in_batch: list[Sequence]
+    ) -> int:
+        """As much of the prompt as the budget allows; returns the tokens taken. Its last chunk yields a token."""
+        num_new = min(budget, sequence.num_tokens - sequence.num_computed)
+        if num_new <= 0:
+            return 0
+        prefills.append(PrefillChunk(sequence.request.request_id, num_new, sequence.num_computed))
+        sequence.num_computed += num_new
+        self._insert_full_blocks(sequence)
+        if sequence.num_computed == sequence.num_tokens:
+            self._prefilling = None
+            in_batch.append(sequence)
+        else:
+            self._prefilling = sequence
+        return num_new
+
+    def _insert_full_blocks(self, sequence: Sequence) -> None:
+        """Make the blocks known that are computed to their end and were not before."""
+        start, stop = sequence.num_inserted, sequence.num_computed // self.block_size
+        if start == stop:
+            return
+        tokens = sequence.packed_blocks(start, stop)
+        self._cache.insert(sequence.blocks, sequence.hashes, start, stop, tokens, sequence.request.namespace)
+        sequence.num_inserted = stop
+
+    def _finish(self, sequence: Sequence, now: float) -> Finished:
+        del self._sequences[sequence.request.request_id]
+        finished = sequence.finished(now)
+        self._release(sequence)
+        return finished
+
+    def _release(self, sequence: Sequence) -> None:
+        self._cache.release(sequence.blocks)
+        sequence.forget_blocks()

@@ -1,0 +1,183 @@
+"""One replica's prefix cache: full KV blocks found again by the tokens before and in them.
+
+A block's hash covers its own tokens and, through its parent's hash, every token before it. So a prompt's cached prefix
+is the longest run of its hashes that are known, a part of a long prefix can be evicted block by block, and no tree is
+needed (docs/decisions/0003). Two facts hold at all times:
+
+- a hash has one block: a sequence that computed it a second time is given the first one;
+- a cached block's parent is cached too: whoever uses a block uses its parents, and blocks are released end first and
+  reused in the order of their release.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from preble.core.block_pool import BlockPool
+from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, PackedTokens, ReplicaId
+
+_HASH_BYTES = 8
+
+
+def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, namespace: str = "") -> list[int]:
+    """Hashes of the full blocks of a packed run that follows block `parent`, unsigned 64 bit. O(tokens).
+
+    A prompt of another `namespace` has other hashes from its first block on. The tail that fills no block has none.
+
+    >>> from preble.core.types import pack_tokens
+    >>> first, second = hash_blocks(pack_tokens(range(9)), block_size=4)
+    >>> hash_blocks(pack_tokens([4, 5, 6, 7]), block_size=4, parent=first) == [second]
+    True
+    """
+    if parent is not None:
+        digest = parent.to_bytes(_HASH_BYTES, sys.byteorder)
+    else:
+        digest = blake2b(namespace.encode(), digest_size=_HASH_BYTES).digest()
+    step = block_size * TOKEN_BYTES
+    digests = []
+    for start in range(0, len(tokens) - step + 1, step):
+        digest = blake2b(digest + tokens[start : start + step], digest_size=_HASH_BYTES).digest()
+        digests.append(digest)
+    return array("Q", b"".join(digests)).tolist()
+
+
+class PrefixCache:
+    """Blocks by hash, over a `BlockPool`; forgets the least recently used block when a new one is needed.
+
+    Nothing in use is ever forgotten. Every change is reported once, in order, by `take_events`.
+    """
+
+    __slots__ = ("_block_of", "_events", "_hash_of", "_replica_id", "block_size", "pool", "version")
+
+    def __init__(self, replica_id: ReplicaId, num_blocks: int, block_size: int) -> None:
+        if block_size < 1:
+            raise ValueError(f"a block needs at least 1 token, got block_size {block_size}")
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.version = 0
+        """Grows whenever the set of cached blocks changes."""
+        self._replica_id = replica_id
+        self._block_of: dict[int, int] = {}
+        self._hash_of: list[int | None] = [None] * num_blocks
+        self._events: list[KvEvent] = []
+
+    def __len__(self) -> int:
+        """Number of cached blocks, in use or not."""
+        return len(self._block_of)
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._block_of
+
+    def __iter__(self) -> Iterator[int]:
+        """Hashes of the cached blocks."""
+        return iter(self._block_of)
+
+    def match(self, hashes: Sequence[int], hint: int = 0) -> int:
+        """How many leading blocks of `hashes` are cached. Changes nothing.
+
+        `hint`: an earlier answer for the same hashes; the cost is O(1 + its distance from this answer).
+        """
+        cached = self._block_of
+        matched = min(hint, len(hashes))
+        # Parents of cached blocks are cached, so one known block vouches for all before it.
+        while matched and hashes[matched - 1] not in cached:
+            matched -= 1
+        while matched < len(hashes) and hashes[matched] in cached:
+            matched += 1
+        return matched
+
+    def can_hold(self, num_blocks: int, prefix: Sequence[int]) -> bool:
+        """Whether `lock(prefix)` and then `num_blocks` new blocks can be had now. O(prefix)."""
+        free_in_prefix = self.pool.count_free(self._block_of[block_hash] for block_hash in prefix)
+        return num_blocks <= self.pool.num_free - free_in_prefix
+
+    def lock(self, prefix: Sequence[int]) -> list[int]:
+        """The blocks of cached hashes, each with one more user. Raises: KeyError: one is not cached."""
+        blocks = [self._block_of[block_hash] for block_hash in prefix]
+        self.pool.retain(blocks)
+        return blocks
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """New blocks with one user each; what they held is forgotten. Raises: IndexError: too few are free."""
+        if num_blocks > self.pool.num_free:
+            raise IndexError(f"{num_blocks} blocks asked for, {self.pool.num_free} are free")
+        blocks = [self.pool.take() for _ in range(num_blocks)]
+        evicted = [block_hash for block in blocks if (block_hash := self._forget(block)) is not None]
+        if evicted:
+            self.version += 1
+            self._events.append(BlocksEvicted(self._replica_id, tuple(evicted)))
+        return blocks
+
+    def insert(
+        self, blocks: list[int], hashes: Sequence[int], start: int, stop: int, tokens: PackedTokens, namespace: str = ""
+    ) -> None:
+        """Make `blocks[start:stop]`, whose tokens are computed, known by `hashes[start:stop]`.
+
+        The parents, `hashes[:start]`, are cached. `tokens`: packed ids of exactly these blocks. Where another block
+        already has the hash, `blocks` is changed in place to use that one, and its own block is released.
+        """
+        first_new = stop
+        for i in range(start, stop):
+            known = self._block_of.get(hashes[i])
+            if known is None:
+                first_new = min(first_new, i)
+                self._remember(blocks[i], hashes[i])
+            elif known != blocks[i]:
+                self.pool.retain((known,))
+                self.release(blocks[i : i + 1])
+                blocks[i] = known
+        if first_new == stop:
+            return
+        self.version += 1
+        self._events.append(
+            BlocksStored(
+                self._replica_id,
+                tuple(hashes[first_new:stop]),
+                hashes[first_new - 1] if first_new else None,
+                PackedTokens(tokens[(first_new - start) * self.block_size * TOKEN_BYTES :]),
+                self.block_size,
+                namespace,
+            )
+        )
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one user from each block of a sequence, given in the sequence's order. Cached ones stay findable."""
+        self.pool.release(blocks, lambda block: self._hash_of[block] is None)
+
+    def clear(self) -> bool:
+        """Forget everything, if nothing is in use; otherwise change nothing and return False."""
+        if self.pool.num_used:
+            return False
+        for block in self._block_of.values():
+            self._hash_of[block] = None
+        self._block_of.clear()
+        self.version += 1
+        self._events.append(CacheCleared(self._replica_id))
+        return True
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def check(self) -> None:
+        """Assert this class's invariants. O(blocks); tests only."""
+        for block_hash, block in self._block_of.items():
+            assert self._hash_of[block] == block_hash, "the two directions of the block table differ"
+        known = sum(block_hash is not None for block_hash in self._hash_of)
+        assert known == len(self._block_of), "a block has a hash that does not find it"
+
+    def _remember(self, block: int, block_hash: int) -> None:
+        assert self._hash_of[block] is None, "a block was inserted twice"
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+
+    def _forget(self, block: int) -> int | None:
+        block_hash = self._hash_of[block]
+        if block_hash is not None:
+            self._hash_of[block] = None
+            del self._block_of[block_hash]
+        return block_hash

@@ -1,0 +1,207 @@
+"""The order in which waiting requests are served: first come, longest prefix first, or priority groups.
+
+Knows ids, lengths and a function that tells how many tokens are cached; nothing of blocks, batches or engines, so that
+it can order the queue of any engine.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+
+
+class QueueOrder(StrEnum):
+    """How waiting requests are ordered."""
+
+    FCFS = "fcfs"
+    """First come, first served."""
+    LPM = "lpm"
+    """Most cached tokens first. A request without cached tokens can wait for ever."""
+    GROUPS = "groups"
+    """Preble's priority groups by hit ratio: hits first, and nobody waits for ever."""
+
+
+def group_of(cached_tokens: int, num_tokens: int, num_groups: int) -> int:
+    """The priority group of a request, 0 ... num_groups - 1. Source: Preble, Algorithm 3.
+
+    >>> group_of(63, 100, 10), group_of(60, 100, 10), group_of(100, 100, 10), group_of(0, 100, 10)
+    (6, 6, 9, 0)
+    """
+    return min(cached_tokens * num_groups // num_tokens, num_groups - 1)
+
+
+class _Round:
+    """One round of picks: what each group has had of it, and who must be served by its end.
+
+    Group g may be picked from while groups g and above have together had less than their shares, (g + 1) + (g + 2) +
+    ...; so what a group does not use goes to the next lower one, and yet a request that comes to a high group later
+    in the round finds its group's turn unspent.
+    """
+
+    __slots__ = ("num_picks", "oldest")
+
+    def __init__(self, num_groups: int, oldest: str) -> None:
+        self.num_picks = [0] * num_groups
+        self.oldest = oldest
+
+    def next_group(self, groups: Sequence[Sized]) -> int | None:
+        """The highest group with somebody in it and a share left; None where the round is over. O(groups)."""
+        if sum(self.num_picks) >= shares(len(groups)):
+            return None
+        share = num_picks = 0
+        for group in reversed(range(len(groups))):
+            share += group + 1
+            num_picks += self.num_picks[group]
+            if groups[group] and num_picks < share:
+                return group
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    """Who is next. `lane`: where it waits at the head, None for one that is overdue. `round`: whose share it takes."""
+
+    item: str
+    lane: int | None
+    round: _Round | None
+
+
+def shares(num_groups: int) -> int:
+    """Picks in one round: 1 + 2 + ... + num_groups; 55 for ten groups."""
+    return num_groups * (num_groups + 1) // 2
+
+
+class WaitingQueue:
+    """Waiting requests, and who is next.
+
+    `cached_tokens(id)` tells how many leading tokens of a waiting request are cached now. It is asked by `refresh`,
+    once for each request, so that the order stands still between two refreshes; call it before each batch.
+
+    GROUPS serves in rounds. A round gives group g a share of g + 1 picks, highest group first; what a group does not
+    use goes to the next lower one; inside a group the first come is first. When a round ends and the request that was
+    the oldest at its start still waits (it changed groups and so evaded its turn), that one is served next. Hence a
+    request with k older ones before it is served within `max_picks(k)` picks, however hit ratios change.
+    """
+
+    def __init__(
+        self,
+        cached_tokens: Callable[[str], int],
+        order: QueueOrder = QueueOrder.GROUPS,
+        num_groups: int = 10,
+    ) -> None:
+        if num_groups < 1:
+            raise ValueError(f"a queue needs at least 1 group, got {num_groups}")
+        self._cached_tokens = cached_tokens
+        self._order = order
+        self._num_groups = num_groups if order is QueueOrder.GROUPS else 1
+        self._num_tokens: dict[str, int] = {}
+        """Waiting requests and their lengths, oldest first."""
+        self._returned: deque[str] = deque()
+        self._lanes: list[deque[str]] = [deque() for _ in range(self._num_groups)]
+        self._round: _Round | None = None
+
+    def __len__(self) -> int:
+        return len(self._num_tokens) + len(self._returned)
+
+    def __contains__(self, item: str) -> bool:
+        return item in self._num_tokens or item in self._returned
+
+    def __iter__(self) -> Iterator[str]:
+        """Waiting ids: those put back first, then oldest first."""
+        return chain(self._returned, self._num_tokens)
+
+    def max_picks(self, num_older: int) -> int | None:
+        """Within how many picks (of requests not put back) a request is served that has `num_older` older ones.
+
+        None where there is no bound (LPM). GROUPS: what is left of the running round, then one round for each older
+        request and for itself, since each round serves the one that was the oldest at its start.
+        """
+        if self._order is QueueOrder.LPM:
+            return None
+        if self._order is QueueOrder.FCFS:
+            return num_older + 1
+        return (num_older + 2) * (shares(self._num_groups) + 1)
+
+    def add(self, item: str, num_tokens: int) -> None:
+        """Append a request of `num_tokens` (at least 1). It takes part from the next `refresh` on. O(1)."""
+        if item in self:
+            raise ValueError(f"{item!r} waits already")
+        if num_tokens < 1:
+            raise ValueError(f"{item!r} has {num_tokens} tokens; at least 1 is needed")
+        self._num_tokens[item] = num_tokens
+
+    def put_back(self, item: str) -> None:
+        """Put a request that was picked before (and preempted since) in front of all others. O(1)."""
+        if item in self:
+            raise ValueError(f"{item!r} waits already")
+        self._returned.appendleft(item)
+
+    def remove(self, item: str) -> None:
+        """Take a request out without serving it. O(waiting). Raises: KeyError: it does not wait."""
+        if item in self._returned:
+            self._returned.remove(item)
+            return
+        del self._num_tokens[item]
+        self._drop_from_lanes(item)
+
+    def refresh(self) -> None:
+        """Order all waiting requests anew by what is cached now. O(waiting), O(waiting log waiting) for LPM."""
+        if self._order is QueueOrder.GROUPS:
+            for lane in self._lanes:
+                lane.clear()
+            for item, num_tokens in self._num_tokens.items():
+                self._lanes[group_of(self._cached_tokens(item), num_tokens, self._num_groups)].append(item)
+        elif self._order is QueueOrder.LPM:
+            self._lanes[0] = deque(sorted(self._num_tokens, key=lambda item: -self._cached_tokens(item)))
+        else:
+            self._lanes[0] = deque(self._num_tokens)
+
+    def peek(self) -> str | None:
+        """The request that `pop` would give; None where none has been ordered. Changes nothing."""
+        if self._returned:
+            return self._returned[0]
+        pick = self._next_pick()
+        return pick.item if pick else None
+
+    def pop(self) -> str:
+        """Take out the next request. Raises: IndexError: none has been ordered."""
+        if self._returned:
+            return self._returned.popleft()
+        pick = self._next_pick()
+        if pick is None:
+            raise IndexError("no request has been ordered; call refresh after adding")
+        del self._num_tokens[pick.item]
+        if pick.lane is None:
+            self._drop_from_lanes(pick.item)
+            self._round = None
+            return pick.item
+        self._lanes[pick.lane].popleft()
+        if pick.round is not None:
+            pick.round.num_picks[pick.lane] += 1
+        self._round = pick.round if self._num_tokens else None
+        return pick.item
+
+    def _drop_from_lanes(self, item: str) -> None:
+        lane = next((lane for lane in self._lanes if item in lane), None)
+        if lane is not None:
+            lane.remove(item)
+
+    def _next_pick(self) -> _Pick | None:
+        if not any(self._lanes):
+            return None
+        if self._order is not QueueOrder.GROUPS:
+            return _Pick(self._lanes[0][0], 0, None)
+        return (self._round and self._pick_of(self._round)) or self._pick_of(self._new_round())
+
+    def _new_round(self) -> _Round:
+        return _Round(self._num_groups, oldest=next(iter(self._num_tokens)))
+
+    def _pick_of(self, current: _Round) -> _Pick | None:
+        """The next pick of a round; None where it is over and owes nobody anything."""
+        lane = current.next_group(self._lanes)
+        if lane is not None:
+            return _Pick(self._lanes[lane][0], lane, current)
+        return _Pick(current.oldest, None, current) if current.oldest in self._num_tokens else None
