@@ -7,7 +7,8 @@ PrebleError
 ├── RequestError             the client's                                                 4xx
 │   ├── PromptTooLong        no replica can ever hold this prompt                         400
 │   ├── UnknownModel         no replica serves this model                                 404
-│   └── BodyTooLarge         the body is over the configured limit                        413
+│   ├── BodyTooLarge         the body is over the configured limit                        413
+│   └── BodyTooSlow          the body did not arrive in time                              408
 ├── NoReplicaError           nobody to serve it now                                       503 + Retry-After
 ├── Overloaded               too much is waiting already                                  429 + Retry-After
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
@@ -68,6 +69,13 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class BodyTooSlow(RequestError):
+    """The client did not send the whole request body in time."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class NoReplicaError(PrebleError):

@@ -18,7 +18,8 @@ from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
 class EngineInfo:
     """What a replica says of itself.
 
-    `engine`: "vllm", "emulator" or "openai". `models`: the names it serves, the first is the base model.
+    `engine`: "vllm", "emulator" or "openai". `models`: the names it serves, the first is the base model; `adapters`:
+    those among them that are adapters (LoRA) on the base model, whose prompts share no KV with it.
     `spec`: as the scheduler takes it.
     """
 
@@ -27,6 +28,7 @@ class EngineInfo:
     spec: ReplicaSpec
     max_model_len: int | None = None
     version: str | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class EngineResponse(Protocol):
@@ -63,9 +65,7 @@ class Engine(Protocol):
         """Return if the replica can take requests now, cheaply. Raises: EngineError."""
         ...
 
-    def send(
-        self, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[EngineResponse]:
+    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
         """POST a JSON body. Leaving the context before the body's end aborts the work in the engine.
 
         Raises, on entering: EngineRefused, EngineGone, EngineTimeout.

@@ -1,0 +1,129 @@
+"""The ASGI application: routes, API keys, and every failure turned into an answer in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from preble.errors import PrebleError
+from preble.gateway.api import CHAT, COMPLETIONS, ErrorForm, error_form
+from preble.gateway.client import JSON_TYPE, Client, ClientGone, HeaderList, Receive, Send, error_headers
+from preble.gateway.config import GatewayConfig
+from preble.gateway.dispatcher import Dispatcher
+from preble.gateway.inference import Inference
+from preble.gateway.telemetry import METRICS_CONTENT_TYPE, Telemetry
+
+Handler = Callable[[Client], Awaitable[None]]
+
+_GONE = 499
+"""The status under which clients that went away are counted; nobody gets to see it."""
+_UNAUTHORIZED = ErrorForm(
+    401, "authentication_error", "invalid_api_key", "give a valid API key, as `Authorization: Bearer KEY`"
+)
+_STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
+
+
+class App:
+    """What the gateway answers. One instance serves all connections of one event loop."""
+
+    def __init__(
+        self, config: GatewayConfig, dispatcher: Dispatcher, inference: Inference, telemetry: Telemetry
+    ) -> None:
+        self._limits = config.limits
+        self._body_s = config.timeouts.body_s
+        self._keys = [key.encode() for key in config.auth.api_keys]
+        self._dispatcher = dispatcher
+        self._inference = inference
+        self._telemetry = telemetry
+        self._started_at = int(time.time())
+        self._gets: Mapping[str, Handler] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/ready": self._ready,
+            "/metrics": self._metrics,
+        }
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        client = Client(scope["headers"], receive, send)
+        path: str = scope["path"]
+        try:
+            await self._route(scope["method"], path, client)
+        except ClientGone:
+            client.status = _GONE
+        except PrebleError as error:
+            await self._fail(client, error_form(error), error)
+        except asyncio.CancelledError:
+            # Only the server cancels this task, when its patience with running requests ends; the task ends here.
+            await client.fail(_STOPPING)
+        except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
+            await self._fail(client, error_form(PrebleError()), error)
+        known = path in self._gets or path in (COMPLETIONS, CHAT)
+        self._telemetry.responses.labels(path if known else "other", str(client.status)).inc()
+
+    async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
+        if form.status >= 500:
+            is_bug = form.code == "internal_error"
+            self._telemetry.log.error(
+                "request_failed", error=str(error), code=form.code, exc_info=error if is_bug else None
+            )
+        await client.fail(form)
+
+    async def _route(self, method: str, path: str, client: Client) -> None:
+        if self._keys and path.startswith("/v1/") and not self._is_authorized(client):
+            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
+        elif path in (COMPLETIONS, CHAT):
+            if method == "POST":
+                body = await client.read_body(self._limits.max_body_bytes, self._body_s)
+                await self._inference.answer(path, client, body)
+            else:
+                await self._not_allowed(client, method, b"POST")
+        elif (handler := self._gets.get(path)) is not None:
+            if method in ("GET", "HEAD"):
+                await handler(client)
+            else:
+                await self._not_allowed(client, method, b"GET, HEAD")
+        else:
+            form = ErrorForm(404, "invalid_request_error", "not_found", f"there is no {method} {path[:200]}")
+            await client.reply(404, error_headers(form), form.body())
+
+    async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
+        text = f"{method} is not allowed here; use {allowed.decode()}"
+        form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
+        await client.reply(405, [*error_headers(form), (b"allow", allowed)], form.body())
+
+    def _is_authorized(self, client: Client) -> bool:
+        """Compares with every key, in a time that tells nothing of them."""
+        scheme, _, given = client.headers.get(b"authorization", b"").partition(b" ")
+        matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)
+
+    async def _models(self, client: Client) -> None:
+        """The union of what the live replicas serve."""
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._started_at,
+                "owned_by": replica.info.engine,
+                "max_model_len": replica.info.max_model_len,
+            }
+            for name, replica in sorted(self._dispatcher.models().items())
+        ]
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode({"object": "list", "data": data}))
+
+    async def _health(self, client: Client) -> None:
+        await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
+
+    async def _ready(self, client: Client) -> None:
+        live = len(self._dispatcher.live)
+        body = msgspec.json.encode({"status": "ready" if live else "no replica is up", "replicas": live})
+        await client.reply(200 if live else 503, [JSON_TYPE], body)
+
+    async def _metrics(self, client: Client) -> None:
+        headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]
+        await client.reply(200, headers, self._telemetry.exposition())

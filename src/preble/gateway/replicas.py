@@ -1,0 +1,109 @@
+"""One task per replica: wait until it is up, take it into the rotation, watch it, and take it out when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from preble.engines.adapter import Engine, EngineInfo
+from preble.errors import EngineError, EngineRefused
+from preble.gateway.config import HealthConfig
+from preble.gateway.dispatcher import Dispatcher, LiveReplica
+
+
+class ReplicaMonitor:
+    """Keeps the dispatcher's view of one replica true. Owns its engine client."""
+
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, health: HealthConfig) -> None:
+        self._engine = engine
+        self._dispatcher = dispatcher
+        self._health = health
+        self._log = structlog.get_logger().bind(replica=engine.replica_id)
+
+    async def run(self) -> None:
+        """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed."""
+        try:
+            while True:
+                try:
+                    await self._one_life()
+                except Exception:  # noqa: BLE001 (a task's root: one replica's trouble must not end the gateway)
+                    self._log.exception("replica_monitor_failed")
+                    await asyncio.sleep(self._health.retry_max_s)
+        finally:
+            await self._engine.close()
+
+    async def _one_life(self) -> None:
+        """From the first successful probe to the replica's failure."""
+        info = await self._until_up()
+        replica = self._dispatcher.add_replica(self._engine, info)
+        reason = "the gateway stops watching it"
+        try:
+            async with asyncio.TaskGroup() as group:
+                events = group.create_task(self._take_in_events())
+                reason = await self._until_down(replica)
+                events.cancel()
+        finally:
+            self._dispatcher.remove_replica(self._engine.replica_id, reason)
+
+    async def _until_up(self) -> EngineInfo:
+        """Probe, ever less often, until the replica answers."""
+        wait_s = self._health.retry_min_s
+        told = False
+        while True:
+            try:
+                async with asyncio.timeout(self._health.check_timeout_s):
+                    return await self._engine.probe()
+            except (EngineError, TimeoutError) as error:
+                if not told:
+                    self._log.warning("replica_waited_for", error=_reason(error))
+                    told = True
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self._health.retry_max_s)
+
+    async def _take_in_events(self) -> None:
+        events = self._engine.kv_events()
+        if events is not None:
+            async for event in events:
+                self._dispatcher.apply(event)
+
+    async def _until_down(self, replica: LiveReplica) -> str:
+        """Check now and then, and at once when a connection broke. Returns why the replica counts as down."""
+        failures = 0
+        while True:
+            suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
+            error = await self._check()
+            if error is None:
+                failures = 0
+                continue
+            # Nothing listens, and a request has just found the same: that is as good as several failed checks.
+            if suspected and isinstance(error, EngineRefused):
+                return _reason(error)
+            failures += 1
+            if failures >= self._health.failures:
+                return _reason(error)
+            await asyncio.sleep(self._health.retry_min_s)
+
+    async def _pause(self, replica: LiveReplica, seconds: float) -> bool:
+        """Wait, though not once the replica is suspected; says whether it is."""
+        if not replica.suspect.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await replica.suspect.wait()
+            except TimeoutError:
+                pass
+        suspected = replica.suspect.is_set()
+        replica.suspect.clear()
+        return suspected
+
+    async def _check(self) -> EngineError | TimeoutError | None:
+        try:
+            async with asyncio.timeout(self._health.check_timeout_s):
+                await self._engine.check_ready()
+        except (EngineError, TimeoutError) as error:
+            return error
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or "it did not answer in time"

@@ -1,0 +1,227 @@
+"""The gateway as a server: puts the parts together, listens, and shuts down without cutting off what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import structlog
+import uvicorn
+
+from preble.core.cost_model import CostModel
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.types import ReplicaId
+from preble.engines.adapter import Engine
+from preble.engines.detect import connect
+from preble.engines.http import HttpTimeouts
+from preble.engines.kv_events import KvEventEndpoints
+from preble.errors import ConfigError
+from preble.gateway.app import App
+from preble.gateway.config import GatewayConfig, ReplicaConfig
+from preble.gateway.dispatcher import Dispatcher
+from preble.gateway.inference import Inference
+from preble.gateway.intake import Intake
+from preble.gateway.replicas import ReplicaMonitor
+from preble.gateway.telemetry import Telemetry
+from preble.gateway.token_pool import make_token_source
+from preble.profiles import load_profile
+
+DEFAULT_PROFILE = "a100-mistral-7b"
+_KEEP_ALIVE_S = 75
+"""How long an idle client connection is kept: above the 60 s for which common load balancers keep theirs."""
+_ABORT_S = 5.0
+"""For aborted requests to tell their clients and engines so."""
+
+
+def run(config: GatewayConfig, on_listening: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; a second signal does not wait for running requests. Blocks.
+
+    `on_listening`: called with the gateway's URL; by default that is printed.
+    Raises: ConfigError: a setting turns out to be unusable, the port among them.
+    """
+    tell = on_listening or _print_url
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(_serve_until_signal(config, tell))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+def _print_url(url: str) -> None:
+    sys.stdout.write(f"preble serve: listening on {url}\n")
+    sys.stdout.flush()
+
+
+async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    async with serving(config) as gateway:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _on_signal, stop, gateway)
+        tell(gateway.url)
+        await stop.wait()
+
+
+def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
+    if stop.is_set():
+        gateway.hurry()
+    stop.set()
+
+
+class Gateway:
+    """A running gateway. `url`: where it listens."""
+
+    def __init__(self, url: str, dispatcher: Dispatcher, intake: Intake, server: _Server) -> None:
+        self.url = url
+        self.dispatcher = dispatcher
+        self.intake = intake
+        self._server = server
+
+    def hurry(self) -> None:
+        """Wait no longer for running requests in a shutdown that has begun."""
+        self._server.force_exit = True
+
+
+@asynccontextmanager
+async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = None) -> AsyncIterator[Gateway]:
+    """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
+    `timeouts.shutdown_s`, then aborts them.
+
+    `scheduler`: made as configured unless given.
+    Raises: ConfigError: a setting turns out to be unusable, the port among them.
+    """
+    telemetry = Telemetry()
+    dispatcher = Dispatcher(scheduler or build_scheduler(config), telemetry)
+    engines = [_engine(config, replica) for replica in config.replicas]
+    tokens = await asyncio.to_thread(make_token_source, config, dispatcher.engines_for)
+    try:
+        intake = Intake(
+            dispatcher, tokens, telemetry, config.limits, forward_authorization=config.auth.forward_authorization
+        )
+        app = App(config, dispatcher, Inference(intake, total_s=config.timeouts.total_s), telemetry)
+        with _listening_socket(config.host, config.port) as sock:
+            async with _watched(engines, dispatcher, config), _accepting(app, sock, config) as server:
+                gateway = Gateway(_url(config.host, sock), dispatcher, intake, server)
+                telemetry.log.info("listening", url=gateway.url, policy=config.policy, replicas=len(engines))
+                yield gateway
+    finally:
+        tokens.close()
+        dispatcher.close()
+
+
+def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
+    """The scheduler as configured. Raises: ConfigError: no such policy or profile."""
+    profile = load_profile(config.profile or DEFAULT_PROFILE)
+    return GlobalScheduler(make_policy(config.policy), CostModel(profile), seed=config.seed)
+
+
+def _engine(config: GatewayConfig, replica: ReplicaConfig) -> Engine:
+    endpoints = None
+    if replica.kv_events is not None:
+        endpoints = KvEventEndpoints(replica.kv_events, replica.kv_events_replay, replica.kv_events_topic)
+    timeouts = HttpTimeouts(
+        connect_s=config.timeouts.connect_s,
+        first_byte_s=config.timeouts.first_byte_s,
+        idle_s=config.timeouts.idle_s,
+        control_s=config.health.check_timeout_s,
+    )
+    return connect(
+        replica.url,
+        replica.engine or config.engine,
+        replica_id=ReplicaId(replica.url),
+        api_key=config.auth.engine_api_key,
+        timeouts=timeouts,
+        kv_events=endpoints,
+    )
+
+
+@asynccontextmanager
+async def _watched(engines: list[Engine], dispatcher: Dispatcher, config: GatewayConfig) -> AsyncIterator[None]:
+    """Every replica has its monitor within the context."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ReplicaMonitor(engine, dispatcher, config.health).run()) for engine in engines]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    """Bound already, so that a port in use is told before anything else happens. Raises: ConfigError."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from error
+
+
+def _url(host: str, sock: socket.socket) -> str:
+    port = sock.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, without its own signal handling, that tells when it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+@asynccontextmanager
+async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[_Server]:
+    """Connections are accepted within the context; leaving it is the graceful shutdown."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
+        )
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[sock]))
+        await server.listening.wait()
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+    await _abort_rest(server)
+
+
+async def _abort_rest(server: _Server) -> None:
+    """End what still runs after the graceful part."""
+    tasks = set(server.server_state.tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        structlog.get_logger().warning("requests_aborted", count=len(tasks))
+        await asyncio.wait(tasks, timeout=_ABORT_S)

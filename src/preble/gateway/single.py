@@ -1,0 +1,114 @@
+"""The answer to a request with one prompt: the replica's own bytes."""
+
+from __future__ import annotations
+
+from preble.errors import EngineProtocolError
+from preble.gateway.api import decode_answer
+from preble.gateway.client import EVENT_STREAM, Client, HeaderList
+from preble.gateway.dispatcher import Call
+from preble.gateway.intake import Asked, Intake
+from preble.gateway.relay import Head, Relay
+from preble.gateway.sse import StreamMeter, looks_like_events
+
+_NOT_PASSED_BACK = frozenset(
+    {
+        "connection",
+        "content-length",
+        "date",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "server",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+    }
+)
+
+
+async def answer_one(intake: Intake, client: Client, asked: Asked) -> None:
+    """Answer a request that has one prompt. Raises: PrebleError."""
+    relay = await intake.relay(asked)
+    if asked.fields.stream:
+        await _stream(client, relay)
+        return
+    async with relay as head:
+        body = await read_answer(relay, head)
+    await client.reply(head.status, answer_headers(head, relay.placed), body)
+
+
+async def _stream(client: Client, relay: Relay) -> None:
+    async with relay as head:
+        if head.status >= 400:
+            refusal = await relay.read_all(head)
+        else:
+            refusal = None
+            check_event_stream(head)
+            relay.first_token()
+            await client.stream(head.status, answer_headers(head, relay.placed))
+            await _pass_through(client, relay, head)
+    if refusal is None:
+        await client.end()
+    else:
+        await client.reply(head.status, answer_headers(head, relay.placed), refusal)
+
+
+async def _pass_through(client: Client, relay: Relay, head: Head) -> None:
+    meter = StreamMeter()
+    try:
+        meter.feed(head.first)
+        await client.write(head.first)
+        async for chunk in relay.rest():
+            meter.feed(chunk)
+            await client.write(chunk)
+    finally:
+        note_usage(relay, meter)
+
+
+def note_usage(relay: Relay, meter: StreamMeter) -> None:
+    """Note in the relay what a stream generated, as far as it came."""
+    usage = meter.usage()
+    relay.output_tokens = meter.output_tokens()
+    relay.cached_tokens = usage.cached_tokens if usage else None
+
+
+async def read_answer(relay: Relay, head: Head) -> bytes:
+    """The whole body of an answer that is not streamed, its usage noted in the relay.
+
+    Raises: EngineError, among them EngineProtocolError: it is no completion.
+    """
+    body = await relay.read_all(head)
+    if head.status < 300:
+        usage = decode_answer(body).usage
+        if usage is not None:
+            relay.output_tokens = usage.completion_tokens or 0
+            relay.cached_tokens = usage.cached_tokens
+    return body
+
+
+def check_event_stream(head: Head) -> None:
+    """Raises: EngineProtocolError: the answer is not a stream of events."""
+    content_type = head.headers.get("content-type", "")
+    if not content_type.startswith(EVENT_STREAM.decode()) or not looks_like_events(head.first):
+        raise EngineProtocolError(
+            f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
+        )
+
+
+def answer_headers(head: Head, call: Call | None) -> HeaderList:
+    """The replica's headers that are for the client, and ours."""
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in head.headers.items()
+        if name.lower() not in _NOT_PASSED_BACK
+    ]
+    if call is not None:
+        placement = call.placement
+        headers += [
+            (b"x-preble-replica", placement.replica_id.encode()),
+            (b"x-preble-reason", placement.reason.encode()),
+            (b"x-preble-matched-tokens", b"%d" % placement.matched_tokens),
+        ]
+    return headers

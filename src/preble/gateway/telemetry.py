@@ -1,0 +1,108 @@
+"""What the gateway tells of itself: Prometheus metrics, and one `placed` and one `finished` line a request.
+
+Never the prompt. A line below the configured log level costs a method call that does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from preble.core.types import Placement, ReplicaId
+from preble.errors import EngineError
+
+METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class Telemetry:
+    """The metrics and log of one gateway; its registry is its own, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.log: Any = structlog.get_logger().bind()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"preble_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"preble_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SHORT_S) -> Histogram:
+            return Histogram(f"preble_{name}_seconds", text, labels, registry=registry, buckets=buckets)
+
+        self.responses = counter("responses", "Answers to clients; 499: the client went away.", "path", "status")
+        self.placements = counter("placements", "Requests placed, by reason.", "replica", "reason")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens placed.", "replica")
+        self.matched_tokens = counter("matched_tokens", "Of them, believed to be cached when placed.", "replica")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens that the replica reported as cached.", "replica")
+        self.output_tokens = counter("output_tokens", "Tokens generated.", "replica")
+        self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
+        self.moves = counter("moves", "Requests moved off a replica that failed or refused them.", "replica")
+        self.kv_events = counter("kv_events", "Changes of prefix caches taken in.", "replica", "kind")
+        self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
+        self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
+        self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
+        self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
+        self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
+        self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)
+        self.tokenizing = seconds("tokenizing", "Making token ids of one prompt, waiting included.", buckets=_TINY_S)
+
+    def exposition(self) -> bytes:
+        """Every metric in Prometheus' text form."""
+        return generate_latest(self.registry)
+
+    def placed(self, placement: Placement, took_s: float) -> None:
+        replica = placement.replica_id
+        self.placing.observe(took_s)
+        self.placements.labels(replica, placement.reason).inc()
+        self.prompt_tokens.labels(replica).inc(placement.num_prompt_tokens)
+        self.matched_tokens.labels(replica).inc(placement.matched_tokens)
+        self.running.labels(replica).inc()
+        self.log.info(
+            "placed",
+            request_id=placement.request_id,
+            replica=replica,
+            reason=placement.reason.value,
+            prompt_tokens=placement.num_prompt_tokens,
+            matched_tokens=placement.matched_tokens,
+        )
+
+    def first_byte(self, replica: ReplicaId, ttft_s: float) -> None:
+        self.ttft.labels(replica).observe(ttft_s)
+
+    def finished(
+        self, placement: Placement, *, outcome: str, output_tokens: int, cached_tokens: int | None, e2e_s: float
+    ) -> None:
+        """The end of one placement. `outcome`: "ok", "aborted", or the class of an error."""
+        replica = placement.replica_id
+        self.running.labels(replica).dec()
+        self.output_tokens.labels(replica).inc(output_tokens)
+        if cached_tokens is not None:
+            self.cached_tokens.labels(replica).inc(cached_tokens)
+        if outcome == "ok":
+            self.e2e.labels(replica).observe(e2e_s)
+        self.log.info(
+            "finished",
+            request_id=placement.request_id,
+            replica=replica,
+            outcome=outcome,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            e2e_s=round(e2e_s, 6),
+        )
+
+    def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
+        self.engine_errors.labels(replica, type(error).__name__).inc()
+        self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
+
+    def replica_up(self, replica: ReplicaId, **details: object) -> None:
+        self.up.labels(replica).set(1)
+        self.log.info("replica_up", replica=replica, **details)
+
+    def replica_down(self, replica: ReplicaId, reason: str, orphans: int) -> None:
+        self.up.labels(replica).set(0)
+        self.log.warning("replica_down", replica=replica, reason=reason, requests_in_flight=orphans)

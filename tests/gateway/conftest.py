@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from gateway.fakes import FakeReplica, until
+
+from preble.core.cost_model import CostModel, CostProfile
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.gateway.config import GatewayConfig, HealthConfig, ReplicaConfig, TimeoutsConfig
+from preble.gateway.server import Gateway, serving
+
+PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
+
+
+class Served:
+    """A running gateway and a client of it."""
+
+    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession, scheduler: GlobalScheduler) -> None:
+        self.gateway = gateway
+        self.http = http
+        self.scheduler = scheduler
+
+    @property
+    def num_live(self) -> int:
+        return len(self.gateway.dispatcher.live)
+
+    async def metrics(self) -> str:
+        async with self.http.get("/metrics") as answer:
+            return await answer.text()
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight any more, and have the scheduler check itself."""
+        await until(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
+        self.scheduler.check()
+
+    async def complete(self, **fields: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """Status, body and lower-cased headers of a completion."""
+        body = {"model": "tiny", "prompt": "hello", **fields}
+        async with self.http.post("/v1/completions", json=body) as answer:
+            return answer.status, await answer.json(), {k.lower(): v for k, v in answer.headers.items()}
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve() -> Serve:
+    """Start a gateway before replicas (or URLs) and wait for `live` of them; at the end nothing may be in flight."""
+
+    @asynccontextmanager
+    async def start(
+        fakes: list[FakeReplica], *, live: int | None = None, policy: str = "round_robin", **changes: Any
+    ) -> AsyncIterator[Served]:
+        config = GatewayConfig(
+            replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
+            engine="openai",
+            port=0,
+            health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
+            timeouts=TimeoutsConfig(shutdown_s=10.0),
+        )
+        config = msgspec.structs.replace(config, **changes)
+        scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
+        async with serving(config, scheduler) as gateway, aiohttp.ClientSession(gateway.url) as http:
+            served = Served(gateway, http, scheduler)
+            await until(lambda: served.num_live == (len(fakes) if live is None else live))
+            yield served
+            await served.idle()
+
+    return start
