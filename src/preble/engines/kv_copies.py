@@ -26,8 +26,18 @@ from preble.engines.kv_wire import WireCleared, WireEvent, WireRemoved, WireStor
 MAX_BLOCKS = 8_000_000
 """Blocks remembered of one replica; far more than any has, so that only a broken stream gets there."""
 
-_WHOLE_PREFIX_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-"""Kinds of cache that keep a whole prompt's blocks. Others (sliding window, Mamba) keep its last part, or a state."""
+_PARTIAL_KINDS = frozenset(
+    {
+        "sliding_window",
+        "sliding_window_mla",
+        "chunked_local_attention",
+        "mamba",
+        "encoder_only_attention",
+        "cross_attention",
+    }
+)
+"""Kinds of cache that keep only a prompt's last part, a state, or no prompt at all; a hybrid model has some of them
+beside the full attention that decides whether a prefix can be used."""
 
 _UNMATCHABLE = None
 """Namespace of blocks that token ids alone do not identify (images, embeddings), and of all that follow them."""
@@ -108,10 +118,10 @@ class BlockCopies:
         """Whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""
         if event.medium not in (None, "GPU"):
             return False
-        if event.kv_cache_spec_kind in _WHOLE_PREFIX_KINDS:
-            return True
-        self._ignored_groups.add(event.group_idx)
-        return False
+        if event.kv_cache_spec_kind in _PARTIAL_KINDS:
+            self._ignored_groups.add(event.group_idx)
+            return False
+        return True
 
     def _namespace(self, event: WireStored) -> tuple[str | None, int]:
         """The namespace of these blocks, and how many of them token ids identify.

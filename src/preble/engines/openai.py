@@ -65,6 +65,7 @@ class OpenAIEngine:
             models=tuple(model.id for model in models),
             spec=ReplicaSpec(self.replica_id, max_prompt_tokens=max_model_len),
             max_model_len=max_model_len,
+            adapters=adapters_among(models),
         )
 
     async def _models(self) -> list[ModelCard]:
@@ -99,6 +100,11 @@ class OpenAIEngine:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def adapters_among(models: list[ModelCard]) -> tuple[str, ...]:
+    """The names of those that are adapters on another model."""
+    return tuple(model.id for model in models if model.parent is not None)
 
 
 def request_error(content: bytes) -> RequestError:

@@ -17,7 +17,7 @@ from preble.core.types import KvEvent, ReplicaSpec
 from preble.engines.adapter import EngineInfo
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream
-from preble.engines.openai import OpenAIEngine
+from preble.engines.openai import OpenAIEngine, adapters_among
 from preble.errors import ConfigError, EngineProtocolError
 
 EMULATED_HEADER = "X-Preble-Emulated"
@@ -81,6 +81,7 @@ class VllmEngine(OpenAIEngine):
                 reports_events=self._endpoints is not None,
             ),
             max_model_len=max_model_len,
+            adapters=adapters_among(models),
             version=version.decode(VersionAnswer).version if version.status == 200 else None,
         )
 

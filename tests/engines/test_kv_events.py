@@ -1,0 +1,363 @@
+"""The stream of KV events against a publisher that restarts, forgets, loses and talks rubbish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    KvEvent,
+    ReplicaId,
+    namespace_of,
+    pack_tokens,
+    unpack_tokens,
+)
+from preble.engines.kv_events import KvEventStream
+from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
+from support.waiting import eventually
+
+REPLICA = ReplicaId("r0")
+
+
+class Follower:
+    """Takes everything from a stream: the events in order, and which blocks they leave cached."""
+
+    def __init__(self, stream: KvEventStream) -> None:
+        self.stream = stream
+        self.events: list[KvEvent] = []
+        self.cached: set[int | bytes] = set()
+
+    async def run(self) -> None:
+        async for event in self.stream.events():
+            self.events.append(event)
+            match event:
+                case BlocksStored():
+                    self.cached |= set(event.block_hashes)
+                case BlocksEvicted():
+                    self.cached -= set(event.block_hashes)
+                case CacheCleared():
+                    self.cached.clear()
+
+    @property
+    def starts(self) -> int:
+        return sum(isinstance(event, CacheCleared) for event in self.events)
+
+    async def sees(self, *blocks: int) -> None:
+        """Return when exactly these blocks are believed to be cached."""
+        await eventually(lambda: self.cached == set(blocks), f"cached == {set(blocks)}, it is {self.cached}")
+
+
+@asynccontextmanager
+async def following(publisher: ScriptedPublisher, **options: Any) -> AsyncIterator[Follower]:
+    """A follower that is subscribed and has caught up."""
+    options = {"idle_check_s": 1000.0, **options}
+    follower = Follower(KvEventStream(REPLICA, publisher.endpoints, **options))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follower.run())
+        await publisher.subscribed()
+        await eventually(lambda: follower.stream.counters.catch_ups >= 1, "caught up")
+        try:
+            yield follower
+        finally:
+            follower.stream.close()
+
+
+async def test_the_stream_starts_with_a_cleared_cache_before_anything_is_connected() -> None:
+    async with ScriptedPublisher() as publisher:
+        endpoints = publisher.endpoints
+    stream = KvEventStream(REPLICA, endpoints)
+    events = stream.events()
+    assert await anext(events) == CacheCleared(REPLICA)
+    await events.aclose()
+    assert stream.closed
+
+
+async def test_stored_blocks_arrive_with_their_tokens_and_parent() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(10, 20), stored(30, parent=20))
+        await follower.sees(10, 20, 30)
+        assert follower.events[1:] == [
+            BlocksStored(REPLICA, (10, 20), None, pack_tokens([10, 11, 20, 21]), 2),
+            BlocksStored(REPLICA, (30,), 20, pack_tokens([30, 31]), 2),
+        ]
+
+
+async def test_a_late_joiner_is_told_everything_that_is_cached() -> None:
+    async with ScriptedPublisher() as publisher:
+        await publisher.publish(stored(1, 2, 3))
+        await publisher.publish(removed(3))
+        async with following(publisher) as follower:
+            await follower.sees(1, 2)
+            await publisher.publish(stored(4, parent=2))
+            await follower.sees(1, 2, 4)
+            assert follower.starts == 1
+
+
+async def test_a_late_joiner_of_a_publisher_that_forgot_the_beginning_hears_of_no_block_without_its_parent() -> None:
+    async with ScriptedPublisher(keeps=2) as publisher:
+        await publisher.publish(stored(1))
+        await publisher.publish(stored(2, parent=1))
+        await publisher.publish(stored(7))
+        async with following(publisher) as follower:
+            await follower.sees(7)
+
+
+async def test_messages_lost_on_the_way_are_asked_for_again() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        await publisher.publish(stored(2, parent=1), lose=True)
+        await publisher.publish(removed(1), lose=True)
+        await publisher.publish(stored(5))
+        await follower.sees(2, 5)
+        assert follower.starts == 1, "nothing had to be forgotten"
+        assert [event for event in follower.events if isinstance(event, BlocksStored)][1].block_hashes == (2,)
+
+
+async def test_a_gap_that_cannot_be_filled_starts_over_with_what_is_known() -> None:
+    async with ScriptedPublisher(keeps=2) as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        for block in (2, 3, 4):
+            await publisher.publish(stored(block), lose=True)
+        await publisher.publish(stored(5))
+        await follower.sees(4, 5)
+        assert follower.starts == 2
+
+
+async def test_without_replay_a_gap_starts_over() -> None:
+    async with ScriptedPublisher(replays=False) as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        await publisher.publish(removed(1), lose=True)
+        await publisher.publish(stored(2))
+        await follower.sees(2)
+        assert follower.starts == 2
+
+
+async def test_a_lost_last_message_is_noticed_in_the_following_silence() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher, idle_check_s=0.05) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        await publisher.publish(removed(1), lose=True)
+        await follower.sees()
+        assert follower.starts == 1
+
+
+async def test_a_message_that_comes_twice_counts_once() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await publisher.repeat()
+        await publisher.publish(removed(1))
+        await follower.sees()
+        await eventually(lambda: follower.stream.counters.duplicates == 1, "the duplicate was seen")
+        assert follower.starts == 1
+
+
+async def test_holes_in_a_replay_are_asked_for_again() -> None:
+    async with ScriptedPublisher() as publisher:
+        for block in (1, 2, 3, 4, 5):
+            await publisher.publish(stored(block))
+        publisher.holes = {2, 3}
+        async with following(publisher) as follower:
+            await follower.sees(1, 2, 3, 4, 5)
+            assert publisher.replay_requests == [0, 1]
+            assert follower.starts == 1
+
+
+@pytest.mark.parametrize("published_since", [0, 1, 2, 3, 10])
+async def test_a_restarted_engine_is_noticed_however_far_its_numbers_have_come(published_since: int) -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        for block in (1, 2, 3):
+            await publisher.publish(stored(block))
+        await follower.sees(1, 2, 3)
+        await publisher.restart()
+        for block in range(100, 100 + published_since):
+            await publisher.publish(stored(block))
+        await follower.sees(*range(100, 100 + published_since))
+        await publisher.publish(stored(200))
+        await follower.sees(*range(100, 100 + published_since), 200)
+        assert follower.starts == 2
+
+
+async def test_without_replay_a_lost_connection_starts_over() -> None:
+    async with ScriptedPublisher(replays=False) as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        await publisher.restart()
+        await follower.sees()
+
+
+async def test_numbers_that_go_back_without_a_new_connection_start_over() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        for block in (1, 2, 3):
+            await publisher.publish(stored(block))
+        await follower.sees(1, 2, 3)
+        publisher._seq = 0
+        publisher._buffer.clear()
+        await publisher.publish(stored(9))
+        await follower.sees(9)
+
+
+async def test_resync_forgets_and_asks_for_everything() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        follower.stream.resync()
+        await eventually(lambda: follower.starts == 2, "started over")
+        await follower.sees(1)
+        assert publisher.replay_requests[-1] == 0
+
+
+async def test_a_cleared_cache_is_passed_on() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2))
+        await publisher.publish(cleared(), stored(3))
+        await follower.sees(3)
+
+
+async def test_a_block_with_two_copies_is_gone_when_the_second_copy_is() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2), stored(1, 2))
+        await publisher.publish(removed(2), removed(1), stored(50))
+        await follower.sees(1, 2, 50)
+        await publisher.publish(removed(2), removed(1))
+        await follower.sees(50)
+        evictions = [event for event in follower.events if isinstance(event, BlocksEvicted)]
+        assert evictions == [BlocksEvicted(REPLICA, (2, 1))], "one eviction, both blocks in it"
+
+
+async def test_rubbish_of_every_kind_is_survived_and_counted() -> None:
+    encode = msgspec.msgpack.encode
+    payloads = [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        encode({"ts": 1}),
+        encode([1.0]),
+        encode([1.0, "events"]),
+        encode(["x", []]),
+    ]
+    events: list[Any] = [
+        5,
+        None,
+        [],
+        {},
+        {"type": 7},
+        {"type": "BlockStored"},
+        stored(1, 2) | {"token_ids": [1]},
+        stored(1) | {"token_ids": [1, -1]},
+        stored(1) | {"token_ids": [1, 2**32]},
+        stored(1) | {"token_ids": ["a", "b"]},
+        stored(1) | {"block_size": 0},
+        stored(1) | {"extra_keys": []},
+        removed(1) | {"block_hashes": 1},
+        ["BlockRemoved"],
+    ]
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        for payload in payloads:
+            await publisher.publish_payload(payload)
+        for event in events:
+            await publisher.publish(event)
+        await publisher.send(TOPIC.encode())
+        await publisher.send(TOPIC.encode(), b"123", b"payload")
+        await publisher.send(TOPIC.encode(), bytes(8), b"payload", b"more")
+        await publisher.publish(stored(77))
+        await follower.sees(77)
+        assert follower.stream.counters.malformed == len(payloads) + len(events) + 3
+        assert follower.starts == 1
+
+
+async def test_unknown_events_and_fields_are_ignored_and_the_rest_of_the_message_counts() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(
+            {"type": "BlockMoved", "from": 1}, ["BlockShared", 1], stored(1, colour="blue", session_id="s"), removed(9)
+        )
+        await follower.sees(1)
+        assert follower.stream.counters.unknown == 2
+        assert follower.stream.counters.malformed == 0
+
+
+async def test_events_encoded_as_arrays_mean_the_same() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(["BlockStored", [1, 2], None, [1, 2, 2, 3], 2, None])
+        await publisher.publish(["BlockStored", [b"\x01" * 32], 2, [8, 9], 2, None, "GPU", None, None, 0, "new", 1, 2])
+        await publisher.publish(["BlockRemoved", [2], "GPU"])
+        await eventually(lambda: follower.cached == {1, b"\x01" * 32}, "arrays understood")
+        await publisher.publish(["AllBlocksCleared"])
+        await follower.sees()
+
+
+async def test_blocks_outside_gpu_memory_or_of_partial_attention_are_ignored() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(
+            stored(1, medium="CPU"),
+            stored(2, group_idx=1, kv_cache_spec_kind="sliding_window"),
+            stored(3, group_idx=0, kv_cache_spec_kind="full_attention"),
+            removed(3, medium="CPU"),
+            removed(3, group_idx=1),
+        )
+        await publisher.publish(stored(4))
+        await follower.sees(3, 4)
+
+
+async def test_adapter_and_salt_make_a_namespace_that_later_blocks_inherit() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(
+            stored(1, 2, extra_keys=[["pepper"], None]),
+            stored(3, parent=2),
+            stored(4, lora_name="sql", extra_keys=[["sql", "pepper"]]),
+            stored(5, lora_name="sql", extra_keys=[["sql"]], parent=4),
+            stored(6, lora_name="sql", extra_keys=[["sql"]]),
+            stored(7),
+        )
+        await follower.sees(1, 2, 3, 4, 5, 6, 7)
+        namespaces = {
+            event.block_hashes[0]: event.namespace for event in follower.events if isinstance(event, BlocksStored)
+        }
+        salted, both, adapter = namespace_of(None, "pepper"), namespace_of("sql", "pepper"), namespace_of("sql")
+        assert namespaces == {1: salted, 3: salted, 4: both, 5: both, 6: adapter, 7: ""}
+
+
+async def test_blocks_that_tokens_do_not_identify_and_their_children_are_not_announced() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(
+            stored(1, 2, 3, extra_keys=[None, [["image-1", 0]], None]),
+            stored(4, parent=3),
+            stored(5, extra_keys=[[b"embedding"]]),
+            removed(4, 2),
+            stored(6, parent=1),
+        )
+        await follower.sees(1, 6)
+        first = follower.events[1]
+        assert isinstance(first, BlocksStored)
+        assert list(unpack_tokens(first.tokens)) == [1, 2]
+        assert not any(isinstance(event, BlocksEvicted) for event in follower.events)
+
+
+async def test_other_topics_that_begin_alike_are_ignored() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        foreign = msgspec.msgpack.encode([1.0, [stored(66)], 0])
+        await publisher.send(TOPIC.encode() + b"2", bytes(8), foreign)
+        await publisher.publish(stored(1))
+        await follower.sees(1)
+        assert follower.starts == 1
+
+
+async def test_cancelling_the_consumer_closes_the_stream() -> None:
+    async with ScriptedPublisher() as publisher:
+        follower = Follower(KvEventStream(REPLICA, publisher.endpoints))
+        task = asyncio.create_task(follower.run())
+        await publisher.subscribed()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert follower.stream.closed
