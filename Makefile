@@ -23,7 +23,7 @@ ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-fast test-all lint format types docs docs-serve bench golden engines constraints reference clean distclean
+.PHONY: help demo test test-fast lint format types docs docs-serve bench golden engines constraints reference clean distclean
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,7 +82,7 @@ types: $(DEV) ## mypy, strict, on src
 	@$(BIN)/mypy
 
 docs: $(DOCS) ## Build the documentation strictly into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "make: documentation built: site/index.html"
 
 docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write

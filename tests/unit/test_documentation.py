@@ -1,0 +1,67 @@
+"""What the documentation promises of the repository, held against it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preble.cli.reference import command_reference
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MARKDOWN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.match(r"[\w.-]+", requirement)[0].lower() for requirement in requirements}  # type: ignore[index]
+
+
+def documented() -> dict[str, str]:
+    """Package -> why, from the table rows of the dependency page."""
+    page = (ROOT / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `([\w.-]+)` \| (.+) \|$", page, flags=re.MULTILINE))
+
+
+def test_every_dependency_has_its_reason() -> None:
+    required = names(PROJECT["dependencies"])
+    for extra in PROJECT["optional-dependencies"].values():
+        required |= names(extra)
+    assert documented().keys() == required
+    assert all(len(why) > 10 for why in documented().values())
+
+
+def test_every_dependency_is_pinned_for_ci() -> None:
+    lines = (ROOT / "requirements" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines if "==" in line}
+    assert documented().keys() <= pinned
+
+
+def test_the_command_reference_is_what_help_says() -> None:
+    """Run `make reference` and commit the result."""
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert page == command_reference()
+
+
+def test_make_help_lists_every_verb_and_no_other() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = set(re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)[1].split())  # type: ignore[index]
+    explained = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
+    assert explained == phony
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_verb_that_a_page_names_exists(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    verbs = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    used = set(re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert used <= verbs
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
