@@ -25,7 +25,7 @@ from preble.core.types import (
 )
 from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
 
-# One token costs 1 ms to prefill and 1 ms to decode.
+# One token costs 1 ms to prefill.
 MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.001, 0.0, 10_000))
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 
@@ -84,7 +84,7 @@ def test_the_cost_of_a_candidate_is_l_plus_m_plus_p() -> None:
     by_replica = {candidate.replica_id: candidate for candidate in second.candidates}
     holder, other = by_replica.pop(first.replica_id), next(iter(by_replica.values()))
     assert (holder.matched_tokens, other.matched_tokens) == (40, 0)
-    assert holder.load_s == pytest.approx(0.100 + 0.020)
+    assert holder.load_s == pytest.approx(0.100 + MODEL.decode_s(20, 100))
     assert holder.prefill_s == pytest.approx(0.060)
     assert (other.load_s, other.prefill_s) == (0.0, pytest.approx(0.100))
     assert second.replica_id == other.replica_id

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policy import Choice, ClusterView, lowest
+from preble.core.policy import Choice, ClusterView
 from preble.core.types import Reason
 
 
@@ -22,14 +22,6 @@ class E2:
         O(depth + holders of the key portion + victims) to exploit, O(replicas) to explore.
         """
         missed_tokens = view.request.num_prompt_tokens - view.cached_tokens
-        if missed_tokens < view.cached_tokens:
-            return cheapest(view, view.key_holders, Reason.EXPLOIT, rng)
-        return cheapest(view, view.slots, Reason.EXPLORE, rng)
-
-
-def cheapest(view: ClusterView, slots: list[int], reason: Reason, rng: Random) -> Choice:
-    """The replica of `slots` with the lowest load cost; ties at random."""
-    matched = view.matched_tokens if len(slots) > 1 else None
-    candidates = [view.cost(s, view.matched_on(s) if matched is None else int(matched[s])) for s in slots]
-    slot = lowest(slots, (candidate.cost_s for candidate in candidates), rng)
-    return Choice(slot, reason, tuple(candidates))
+        exploit = missed_tokens < view.cached_tokens
+        costs = view.costs(view.key_holders if exploit else view.slots)
+        return Choice(costs.cheapest(rng), Reason.EXPLOIT if exploit else Reason.EXPLORE, costs)

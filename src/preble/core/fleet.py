@@ -63,6 +63,7 @@ class Fleet:
 
     `num_requests`: placed and not finished. `waiting_prefill_tokens`: tokens to compute of those without a first token.
     `num_decoding`: those with one. `block_size`: tokens a KV block. Arrays are indexed by slot; empty slots hold 0.
+    `live`, `live_slots`: the slots in use, as a mask and ascending. `ids`: replica ids by slot.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,8 @@ class Fleet:
         self.waiting_prefill_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
         self.num_decoding: NDArray[np.int64] = np.zeros(0, np.int64)
         self.block_size: NDArray[np.int64] = np.ones(0, np.int64)
+        self.live_slots: tuple[int, ...] = ()
+        self.ids: tuple[ReplicaId | None, ...] = ()
         self._slots: dict[ReplicaId, int] = {}
         self._shortest_limit: float = inf
 
@@ -95,7 +98,7 @@ class Fleet:
         self.specs[slot] = spec
         self.block_size[slot] = spec.block_size
         self._slots[spec.replica_id] = slot
-        self._shortest_limit = min(map(longest_prompt, self.specs.values()))
+        self._note_change()
         self.live |= 1 << slot
         return slot
 
@@ -103,7 +106,7 @@ class Fleet:
         slot = self._slots.pop(replica_id)
         del self.specs[slot]
         self.live &= ~(1 << slot)
-        self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
+        self._note_change()
         self.num_requests[slot] = self.waiting_prefill_tokens[slot] = self.num_decoding[slot] = 0
         self.block_size[slot] = 1
         return slot
@@ -122,6 +125,12 @@ class Fleet:
     def mask(self, replica_ids: frozenset[ReplicaId]) -> int:
         """The slots of those that are in the fleet, as a mask."""
         return sum(1 << self._slots[r] for r in replica_ids if r in self._slots)
+
+    def _note_change(self) -> None:
+        self.live_slots = tuple(sorted(self.specs))
+        ids = {slot: spec.replica_id for slot, spec in self.specs.items()}
+        self.ids = tuple(ids.get(slot) for slot in range(len(self.num_requests)))
+        self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
 
     def start(self, flight: InFlight) -> None:
         self.num_requests[flight.slot] += 1

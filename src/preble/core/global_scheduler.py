@@ -279,7 +279,7 @@ class GlobalScheduler:
             holdings = self._index.holdings(slot)
             users = [node for where, leaf in pins if where == slot for node in leaf.ancestors()]
             sharers = [node for where, leaf in shares if where == slot for node in leaf.ancestors()]
-            for record in holdings.oldest_first():
+            for record in holdings.records():
                 assert record.node is not None
                 assert record.pins == users.count(record.node)
                 assert record.shares == sharers.count(record.node)

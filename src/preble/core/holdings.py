@@ -1,7 +1,8 @@
 """What one replica is believed to hold: a record per tree node, in the order in which the replica would evict.
 
 The order is least recently used first, and a node always comes before its ancestors (whoever uses a prefix uses all of
-it), so that walking from the old end meets leaves first, as the engines' own LRU does.
+it), so that walking from the old end meets leaves first, as the engines' own LRU does. Only what is held or about to be
+held is in the order; a record that merely counts requests is not.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class Holdings:
         record = self._records.get(node)
         return 0 if record is None else record.held
 
+    def records(self) -> Iterator[Holding]:
+        """Every record, in no particular order."""
+        return iter(self._records.values())
+
     def pin_and_share(self, path: list[Node], now: float) -> None:
         """A request that uses `path` was placed here. O(depth)."""
         self.version += 1
@@ -83,9 +88,7 @@ class Holdings:
             record = self._records.get(node)
             if record is None:
                 record = self._add(node, now)
-            else:
-                _unlink(record)
-            self._link_before(record, self._ring)
+            _link_before(record, self._ring)
             record.last_used_s = now
             record.shares += 1
             record.pins += 1
@@ -112,7 +115,8 @@ class Holdings:
             if not held:
                 return False
             record = self._add(node, now)
-            self._link_before(record, self._nearest_above(node))
+        if held and not _is_linked(record):
+            _link_before(record, self._nearest_above(node))
         if not record.pins:
             self.used_tokens += held - record.held
         record.held = held
@@ -123,7 +127,8 @@ class Holdings:
         record = self._records[lower]
         self.version += 1
         head = self._add(upper, record.last_used_s)
-        self._link_before(head, record.newer)
+        if _is_linked(record):
+            _link_before(head, record.newer)
         head.pins, head.shares = record.pins, record.shares
         head.held = min(record.held, upper.num_tokens)
         record.held -= head.held
@@ -146,7 +151,7 @@ class Holdings:
         return alike and (head.held == upper.num_tokens or not tail.held)
 
     def oldest_first(self) -> Iterator[Holding]:
-        """Records from the least recently used. The record just yielded may be changed or dropped."""
+        """What is held or about to be, from the least recently used. The record just yielded may be changed."""
         record = self._ring.newer
         while record is not self._ring:
             following = record.newer
@@ -156,37 +161,34 @@ class Holdings:
     def check(self) -> None:
         """Every invariant of the records. O(records x depth); for tests."""
         seen: set[Node] = set()
-        used = 0
         for record in self.oldest_first():
-            node = record.node
-            assert node is not None and self._records[node] is record and node.tokens
-            assert not any(ancestor in seen for ancestor in list(node.ancestors())[1:]), (
-                "a node is evicted after its child"
+            assert record.node is not None and self._records[record.node] is record
+            assert not any(above in seen for above in list(record.node.ancestors())[1:]), (
+                "a node goes before what is above"
             )
-            seen.add(node)
+            seen.add(record.node)
+        used = 0
+        for node, record in self._records.items():
             used += record.tokens_in(node)
+            assert node.tokens and record.node is node and node.holders & self.bit
             assert 0 <= record.held <= node.num_tokens and record.pins >= 0 and record.shares >= 0
             assert record.held or record.pins or record.shares
-            assert node.holders & self.bit
+            assert (node in seen) == bool(record.held or record.pins)
             assert bool(node.full_holders & self.bit) == (record.tokens_in(node) == node.num_tokens)
-        assert seen == set(self._records) and used == self.used_tokens
+        assert used == self.used_tokens
 
     def _nearest_above(self, node: Node) -> Holding:
-        """The record of the nearest ancestor that has one, else the ring's newest end."""
+        """The record of the nearest ancestor that is in the order, else the order's newest end."""
         for ancestor in node.ancestors():
-            if ancestor is not node and ancestor in self._records:
-                return self._records[ancestor]
+            record = self._records.get(ancestor)
+            if record is not None and ancestor is not node and _is_linked(record):
+                return record
         return self._ring
 
     def _add(self, node: Node, now: float) -> Holding:
         record = self._records[node] = Holding(node, now)
         node.holders |= self.bit
         return record
-
-    def _link_before(self, record: Holding, newer: Holding) -> None:
-        record.newer, record.older = newer, newer.older
-        newer.older.newer = record
-        newer.older = record
 
     def _walk_up(self, leaf: Node, pins: int, shares: int) -> list[Node]:
         self.version += 1
@@ -210,12 +212,28 @@ class Holdings:
             node.full_holders |= self.bit
             return False
         node.full_holders &= ~self.bit
-        if record.held or record.shares:
+        if record.held:
+            return False
+        _unlink(record)
+        if record.shares:
             return False
         node.holders &= ~self.bit
-        _unlink(record)
         del self._records[node]
         return True
+
+
+def _is_linked(record: Holding) -> bool:
+    return record.newer is not record
+
+
+def _link_before(record: Holding, newer: Holding) -> None:
+    """Put the record just before `newer`, wherever it was."""
+    if newer is record:
+        return
+    _unlink(record)
+    record.newer, record.older = newer, newer.older
+    newer.older.newer = record
+    newer.older = record
 
 
 def _unlink(record: Holding) -> None:

@@ -32,80 +32,82 @@ class WindowEntry:
         self.leaf = leaf
 
 
-class _Totals:
-    """Sums over the window for one replica."""
-
-    __slots__ = ("num_finished", "num_requests", "output_tokens", "prefill_s", "prompt_tokens")
-
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.prefill_s = 0.0
-        self.prompt_tokens = 0
-        self.num_finished = 0
-        self.output_tokens = 0
-
-
 class LoadWindow:
-    """Work placed per replica slot within the last `window_s` seconds.
-
-    `load_s`, `decode_load_s`: seconds per slot, all the work and its decode part.
-    """
+    """Work placed per replica slot within the last `window_s` seconds. Arrays are indexed by slot."""
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
         if window_s <= 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         self.window_s = window_s
-        self.load_s: NDArray[np.float64] = np.zeros(0)
-        self.decode_load_s: NDArray[np.float64] = np.zeros(0)
         self._cost_model = cost_model
-        self._totals: dict[int, _Totals] = {}
-        self._all = _Totals()
-        self._without_outputs: dict[int, None] = {}
+        self._num_requests: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._prefill_s: NDArray[np.float64] = np.zeros(0)
+        self._prompt_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._num_finished: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._output_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
         self._placed: deque[WindowEntry] = deque()
         self._finished: deque[tuple[float, int, int]] = deque()
+        self._all_output_tokens = 0
+        self._load_s: NDArray[np.float64] | None = None
 
     def add_replica(self, slot: int) -> None:
-        if slot >= len(self.load_s):
-            missing = slot + 1 - len(self.load_s)
-            self.load_s = np.concatenate([self.load_s, np.zeros(missing)])
-            self.decode_load_s = np.concatenate([self.decode_load_s, np.zeros(missing)])
-        self._totals[slot] = _Totals()
-        self._without_outputs[slot] = None
+        """Make room for a slot; what is counted of an earlier replica there must have been removed."""
+        missing = slot + 1 - len(self._prefill_s)
+        if missing > 0:
+            counts = np.zeros(missing, np.int64)
+            self._num_requests = np.concatenate([self._num_requests, counts])
+            self._prefill_s = np.concatenate([self._prefill_s, np.zeros(missing)])
+            self._prompt_tokens = np.concatenate([self._prompt_tokens, counts])
+            self._num_finished = np.concatenate([self._num_finished, counts])
+            self._output_tokens = np.concatenate([self._output_tokens, counts])
+        self._load_s = None
 
     def remove_replica(self, slot: int) -> None:
         """Forget everything about the replica. O(requests in the window)."""
         for entry in self._placed:
             if entry.slot == slot:
                 entry.slot = None
-        outputs = [tokens for _, where, tokens in self._finished if where == slot]
-        self._all.num_finished -= len(outputs)
-        self._all.output_tokens -= sum(outputs)
         self._finished = deque(item for item in self._finished if item[1] != slot)
-        del self._totals[slot]
-        self._without_outputs.pop(slot, None)
-        self.load_s[slot] = self.decode_load_s[slot] = 0.0
+        self._all_output_tokens -= int(self._output_tokens[slot])
+        self._num_requests[slot] = self._prompt_tokens[slot] = 0
+        self._num_finished[slot] = self._output_tokens[slot] = 0
+        self._prefill_s[slot] = 0.0
+        self._load_s = None
+
+    @property
+    def load_s(self) -> NDArray[np.float64]:
+        """L: seconds of work placed per slot. Not to be written to."""
+        if self._load_s is None:
+            self._load_s = self._prefill_s + self.decode_load_s
+        return self._load_s
+
+    @property
+    def decode_load_s(self) -> NDArray[np.float64]:
+        """The decode part of L, seconds per slot."""
+        outputs = np.full(len(self._prefill_s), self._mean_of_all())
+        np.divide(self._output_tokens, self._num_finished, out=outputs, where=self._num_finished > 0)
+        per_token_s = self._cost_model.decode_s(1.0)
+        per_context_s = self._cost_model.decode_s(1.0, 1.0) - per_token_s
+        return outputs * (self._num_requests * per_token_s + self._prompt_tokens * per_context_s)
 
     def num_requests(self, slot: int) -> int:
         """Requests placed on the replica within the window."""
-        return self._totals[slot].num_requests
+        return int(self._num_requests[slot])
 
     def mean_output_tokens(self, slot: int) -> float:
         """Mean output length seen on the replica in the window; where none finished, of all, or the default."""
-        for totals in (self._totals[slot], self._all):
-            if totals.num_finished:
-                return totals.output_tokens / totals.num_finished
-        return DEFAULT_OUTPUT_TOKENS
+        finished = self._num_finished[slot]
+        return float(self._output_tokens[slot] / finished) if finished else self._mean_of_all()
 
     def add(self, slot: int, now: float, missed_tokens: int, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
         """Count a request that is placed now. `leaf`: the node at which its prompt ends."""
         prefill_s = self._cost_model.prefill_s(missed_tokens, num_prompt_tokens - missed_tokens)
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
-        totals = self._totals[slot]
-        totals.num_requests += 1
-        totals.prefill_s += prefill_s
-        totals.prompt_tokens += num_prompt_tokens
-        self._update(slot)
+        self._num_requests[slot] += 1
+        self._prefill_s[slot] += prefill_s
+        self._prompt_tokens[slot] += num_prompt_tokens
+        self._load_s = None
         return entry
 
     def cancel(self, entry: WindowEntry) -> bool:
@@ -114,11 +116,10 @@ class LoadWindow:
         if slot is None:
             return False
         entry.slot = None
-        totals = self._totals[slot]
-        totals.num_requests -= 1
-        totals.prompt_tokens -= entry.num_prompt_tokens
-        totals.prefill_s = totals.prefill_s - entry.prefill_s if totals.num_requests else 0.0
-        self._update(slot)
+        self._num_requests[slot] -= 1
+        self._prompt_tokens[slot] -= entry.num_prompt_tokens
+        self._prefill_s[slot] = max(self._prefill_s[slot] - entry.prefill_s, 0.0) if self._num_requests[slot] else 0.0
+        self._load_s = None
         return True
 
     def finish(self, slot: int, now: float, output_tokens: int) -> None:
@@ -151,34 +152,22 @@ class LoadWindow:
         return [entry for entry in self._placed if entry.slot is not None]
 
     def check(self) -> None:
-        """The sums agree with the entries. O(n); for tests."""
-        for slot, totals in self._totals.items():
+        """The sums agree with the entries. O(n x replicas); for tests."""
+        assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
+        for slot in range(len(self._prefill_s)):
             mine = [entry for entry in self.entries() if entry.slot == slot]
-            assert totals.num_requests == len(mine)
-            assert totals.prompt_tokens == sum(entry.num_prompt_tokens for entry in mine)
-            assert abs(totals.prefill_s - sum(entry.prefill_s for entry in mine)) < 1e-6
             outputs = [tokens for _, where, tokens in self._finished if where == slot]
-            assert (totals.num_finished, totals.output_tokens) == (len(outputs), sum(outputs))
+            assert self._num_requests[slot] == len(mine)
+            assert self._prompt_tokens[slot] == sum(entry.num_prompt_tokens for entry in mine)
+            assert abs(self._prefill_s[slot] - sum(entry.prefill_s for entry in mine)) < 1e-6
+            assert (self._num_finished[slot], self._output_tokens[slot]) == (len(outputs), sum(outputs))
             assert self.load_s[slot] >= 0.0
-        assert self._all.num_finished == len(self._finished)
 
     def _count_output(self, slot: int, count: int, output_tokens: int) -> None:
-        for totals in (self._totals[slot], self._all):
-            totals.num_finished += count
-            totals.output_tokens += output_tokens
-        if self._totals[slot].num_finished:
-            self._without_outputs.pop(slot, None)
-        else:
-            self._without_outputs[slot] = None
-        for other in {**self._without_outputs, slot: None}:
-            self._update(other)
+        self._num_finished[slot] += count
+        self._output_tokens[slot] += output_tokens
+        self._all_output_tokens += output_tokens
+        self._load_s = None
 
-    def _update(self, slot: int) -> None:
-        totals = self._totals[slot]
-        count = totals.num_requests
-        if not count:
-            self.load_s[slot] = self.decode_load_s[slot] = 0.0
-            return
-        decode_s = count * self._cost_model.decode_s(self.mean_output_tokens(slot), totals.prompt_tokens / count)
-        self.decode_load_s[slot] = decode_s
-        self.load_s[slot] = totals.prefill_s + decode_s
+    def _mean_of_all(self) -> float:
+        return self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS

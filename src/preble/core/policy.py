@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,8 @@ class ClusterView:
         self._eviction_costs = eviction_costs
 
     @cached_property
-    def slots(self) -> list[int]:
-        return list(slots_of(self._eligible))
+    def slots(self) -> Sequence[int]:
+        return self._fleet.live_slots if self._eligible == self._fleet.live else list(slots_of(self._eligible))
 
     def replica_id(self, slot: int) -> ReplicaId:
         return self._fleet.replica_id(slot)
@@ -133,7 +133,24 @@ class ClusterView:
         block_size = self._fleet.specs[slot].block_size
         return usable // block_size * block_size
 
-    def eviction_s(self, slot: int, missed_tokens: int) -> float:
+    def costs(self, slots: Sequence[int]) -> CostTable:
+        """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
+        if len(slots) > 1:
+            matched = self.matched_tokens[np.asarray(slots)].tolist()
+        else:
+            matched = [self.matched_on(slot) for slot in slots]
+        num_tokens = self.request.num_prompt_tokens
+        prefill = {tokens: self.cost_model.prefill_s(num_tokens - tokens, tokens) for tokens in set(matched)}
+        return CostTable(
+            slots,
+            self._fleet.ids,
+            matched,
+            load_s=self.load_s[np.asarray(slots)].tolist(),
+            eviction_s=[self._eviction_s(s, num_tokens - m) for s, m in zip(slots, matched, strict=True)],
+            prefill_s=[prefill[tokens] for tokens in matched],
+        )
+
+    def _eviction_s(self, slot: int, missed_tokens: int) -> float:
         """M: seconds of recomputation to expect from what must be evicted to run the request there."""
         capacity = self._fleet.specs[slot].kv_capacity_tokens
         if capacity is None:
@@ -144,15 +161,48 @@ class ClusterView:
             return 0.0
         return self._eviction_costs[slot].cost_s(excess, self._window.num_requests(slot))
 
-    def cost(self, slot: int, matched_tokens: int) -> Candidate:
-        """Load cost L + M + P of one replica: Algorithm 2. O(depth + victims)."""
-        missed = self.request.num_prompt_tokens - matched_tokens
+
+class CostTable(Sequence[Candidate]):
+    """The load cost of several replicas for one request. Reads as candidates, which are made when asked for."""
+
+    __slots__ = ("_eviction_s", "_ids", "_load_s", "_matched", "_prefill_s", "_slots")
+
+    def __init__(
+        self,
+        slots: Sequence[int],
+        ids: Sequence[ReplicaId | None],
+        matched: list[int],
+        *,
+        load_s: list[float],
+        eviction_s: list[float],
+        prefill_s: list[float],
+    ) -> None:
+        self._slots = slots
+        self._ids = ids
+        self._matched = matched
+        self._load_s = load_s
+        self._eviction_s = eviction_s
+        self._prefill_s = prefill_s
+
+    def cheapest(self, rng: Random) -> int:
+        """The slot with the lowest cost, ties at random."""
+        costs = map(sum, zip(self._load_s, self._eviction_s, self._prefill_s, strict=True))
+        return lowest(self._slots, costs, rng)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        replica_id = self._ids[self._slots[index]]
+        assert replica_id is not None
         return Candidate(
-            self.replica_id(slot),
-            matched_tokens,
-            load_s=float(self.load_s[slot]),
-            eviction_s=self.eviction_s(slot, missed),
-            prefill_s=self.cost_model.prefill_s(missed, matched_tokens),
+            replica_id, self._matched[index], self._load_s[index], self._eviction_s[index], self._prefill_s[index]
         )
 
 

@@ -42,7 +42,7 @@ class PrefixIndex:
     def remove_replica(self, slot: int) -> None:
         """Forget the replica. No request in flight or in the window may refer to it any more. O(its records)."""
         gone = self._holdings.pop(slot)
-        nodes = [record.node for record in gone.oldest_first() if record.node is not None]
+        nodes = [record.node for record in gone.records() if record.node is not None]
         for node in nodes:
             node.holders &= ~gone.bit
             node.full_holders &= ~gone.bit
