@@ -207,6 +207,11 @@ class KvEventStream:
         return self._intake.counters
 
     @property
+    def position(self) -> int | None:
+        """Number of the engine's newest message that has been applied; None or -1 for none."""
+        return self._intake.line.last
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

@@ -1,0 +1,206 @@
+"""The command lines and environments with which engines are started on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from preble.errors import ConfigError
+
+CPU_BLOCK_SIZE = 32
+"""vLLM's CPU attention wants a multiple of 32."""
+
+CPU_KV_BYTES = 256 * 1024 * 1024
+DEFAULT_PROFILE = "tiny-cpu"
+OWN_VLLM = Path(".engines") / "vllm" / "bin" / "vllm"
+
+_PORTS = range(20_000, 32_000)
+"""Below the range that systems take client ports from: an engine binds its port many seconds after we chose it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What to start.
+
+    `model`: for vLLM a folder or a name on the hub. `served_model_name`: the model's name in requests; None leaves it
+    to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the engine's own
+    choice. `device`: "auto" takes the CPU for the environment of `engines/setup.py` and GPUs, one for each replica, for
+    any other vLLM where there are some. `executable`: the vllm program. `dev_endpoints`: with /reset_prefix_cache and
+    the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`: between
+    asking a replica to end and killing it.
+    """
+
+    engine: Literal["vllm", "emulator"]
+    replicas: int
+    log_dir: Path
+    model: str | None = None
+    served_model_name: str | None = None
+    profile: str | None = None
+    kv_tokens: int | None = None
+    max_model_len: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    executable: Path | None = None
+    dev_endpoints: bool = False
+    extra_args: tuple[str, ...] = ()
+    ready_timeout_s: float = 300.0
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start one replica. `port`: of its HTTP server; None where it says so itself in its log."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    port: int | None
+
+
+def commands_for(options: LaunchOptions) -> list[Command]:
+    """One command for each replica. Raises: ConfigError: something is missing or does not fit."""
+    if options.replicas < 1:
+        raise ConfigError(f"{options.replicas} replicas cannot be started; give at least 1")
+    if options.engine == "emulator":
+        return [_emulator_command(options) for _ in range(options.replicas)]
+    return _vllm_commands(options)
+
+
+def _emulator_command(options: LaunchOptions) -> Command:
+    argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE, "--port", "0"]
+    argv += ["--events-port", str(free_ports(2)[0])]
+    if options.kv_tokens is not None:
+        argv += ["--kv-tokens", str(options.kv_tokens)]
+    return Command((*argv, *options.extra_args), dict(os.environ), None)
+
+
+def _vllm_commands(options: LaunchOptions) -> list[Command]:
+    if options.model is None:
+        raise ConfigError("vLLM needs a model: give a folder or a name on the hub")
+    if options.model.startswith((".", "/", "~")) and not Path(options.model).expanduser().is_dir():
+        raise ConfigError(f"there is no model folder {options.model!r}")
+    executable = find_vllm(options.executable)
+    gpus = _gpus_for(options, executable)
+    return [_vllm_command(options, executable, None if gpus is None else gpus[i]) for i in range(options.replicas)]
+
+
+def _vllm_command(options: LaunchOptions, executable: Path, gpu: str | None) -> Command:
+    http, events, replay = free_ports(3)
+    kv_events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
+        "topic": "kv",
+    }
+    argv = [str(executable), "serve", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
+    argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(kv_events)]
+    if options.served_model_name is not None:
+        argv += ["--served-model-name", options.served_model_name]
+    if options.max_model_len is not None:
+        argv += ["--max-model-len", str(options.max_model_len)]
+    if gpu is None:
+        argv += _cpu_args(options.kv_tokens)
+    elif options.kv_tokens is not None:
+        raise ConfigError("the KV cache of a GPU replica is not given in tokens; use --gpu-memory-utilization instead")
+    environ = _vllm_environment(options, gpu)
+    return Command((*argv, *options.extra_args), environ, http)
+
+
+def _cpu_args(kv_tokens: int | None) -> list[str]:
+    args = ["--dtype", "bfloat16", "--block-size", str(CPU_BLOCK_SIZE), "--enforce-eager"]
+    args += ["--distributed-executor-backend", "uni", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"]
+    args += ["--kv-cache-memory-bytes", str(CPU_KV_BYTES)]
+    if kv_tokens is not None:
+        # One block of vLLM's is a placeholder that never holds tokens.
+        args += ["--num-gpu-blocks-override", str(max(kv_tokens // CPU_BLOCK_SIZE, 1) + 1)]
+    return args
+
+
+def _vllm_environment(options: LaunchOptions, gpu: str | None) -> dict[str, str]:
+    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environ.pop("PYTHONPATH", None)  # ours; the engine has an environment of its own
+    if Path(options.model or "").expanduser().is_dir():
+        environ["HF_HUB_OFFLINE"] = "1"
+    if options.dev_endpoints:
+        environ["VLLM_SERVER_DEV_MODE"] = "1"
+    if gpu is not None:
+        return {**environ, "CUDA_VISIBLE_DEVICES": gpu}
+    threads = max((os.cpu_count() or 1) // options.replicas, 1)
+    cpu = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**environ, **cpu, "OMP_NUM_THREADS": str(threads)}
+
+
+def find_vllm(executable: Path | None) -> Path:
+    """The vllm program: the one given, else that of `.engines/` here or in a folder above, else the PATH's.
+
+    Raises: ConfigError: there is none.
+    """
+    if executable is not None:
+        if not os.access(executable, os.X_OK):
+            raise ConfigError(f"there is no vllm program {str(executable)!r}")
+        return executable
+    if (own := _own_vllm()) is not None:
+        return own
+    if found := shutil.which("vllm"):
+        return Path(found)
+    raise ConfigError(
+        "vLLM is not installed: run `make engines` (or `python3 engines/setup.py vllm`) in a checkout of Preble, "
+        "or put your own vllm on the PATH"
+    )
+
+
+def _own_vllm() -> Path | None:
+    here = Path.cwd()
+    return next((folder / OWN_VLLM for folder in (here, *here.parents) if (folder / OWN_VLLM).is_file()), None)
+
+
+def _gpus_for(options: LaunchOptions, executable: Path) -> list[str] | None:
+    """The GPU of each replica; None for the CPU. Raises: ConfigError: there are too few."""
+    if options.device == "cpu" or (options.device == "auto" and executable == _own_vllm()):
+        return None
+    gpus = visible_gpus()
+    if not gpus and options.device == "auto":
+        return None
+    if len(gpus) < options.replicas:
+        raise ConfigError(f"{options.replicas} replicas need a GPU each, and {len(gpus)} are visible: start fewer")
+    return gpus
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that we may use, as CUDA_VISIBLE_DEVICES takes them."""
+    if (limited := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in limited.split(",") if name.strip()]
+    if (tool := shutil.which("nvidia-smi")) is None:
+        return []
+    query = [tool, "--query-gpu=index", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return listed.stdout.split() if listed.returncode == 0 else []
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` free TCP ports that follow one another. Raises: ConfigError: none found."""
+    chance = random.SystemRandom()
+    for _ in range(1000):
+        first = chance.choice(_PORTS)
+        ports = list(range(first, first + count))
+        if all(_is_free(port) for port in ports):
+            return ports
+    raise ConfigError(f"found no {count} free ports between {_PORTS.start} and {_PORTS.stop}; what uses them all?")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
