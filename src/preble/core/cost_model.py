@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from preble.errors import ConfigError
 
@@ -21,9 +22,11 @@ class CostProfile:
     `prefill_points`: (new tokens, seconds) of one prompt computed from nothing, in one iteration; strictly increasing
     tokens, non-decreasing seconds, first point at 0 tokens; linear between the points, and beyond the last one with the
     slope of the last piece.
-    `attention_s_per_pair`: extra seconds per (new token x cached context token), for a prompt whose head is cached.
+    `attention_s_per_pair`, `attention_s_per_context_token`: extra seconds per (new token x token before it that is
+    cached) and per such cached token, for a chunk of a prompt whose head is cached.
     `decode_base_s`, `decode_s_per_sequence`, `decode_s_per_context_token`: one decode iteration takes
-    base + sequences x per_sequence + their total context x per_context_token.
+    base + sequences x per_sequence + their total context x per_context_token, and at least what the same number of
+    prefill tokens takes.
     `kv_capacity_tokens`: KV cache of one replica. `typical_batch`: sequences that share a decode iteration in service;
     it decides which part of an iteration is charged to one request.
     """
@@ -37,12 +40,13 @@ class CostProfile:
     decode_s_per_context_token: float
     kv_capacity_tokens: int
     typical_batch: int = 16
+    attention_s_per_context_token: float = 0.0
 
     def __post_init__(self) -> None:
         points = self.prefill_points
         if len(points) < 2 or points[0][0] != 0:
             raise ConfigError(f"profile {self.name!r}: prefill_points needs at least two points, the first at 0 tokens")
-        for (n0, s0), (n1, s1) in zip(points, points[1:], strict=False):
+        for (n0, s0), (n1, s1) in pairwise(points):
             if n1 <= n0 or s1 < s0:
                 raise ConfigError(
                     f"profile {self.name!r}: prefill_points must grow: ({n0}, {s0}) is followed by ({n1}, {s1})"
@@ -50,6 +54,7 @@ class CostProfile:
         coefficients = (
             points[0][1],
             self.attention_s_per_pair,
+            self.attention_s_per_context_token,
             self.decode_base_s,
             self.decode_s_per_sequence,
             self.decode_s_per_context_token,
@@ -63,14 +68,15 @@ class CostProfile:
 class CostModel:
     """Answers in seconds of GPU time from one profile. Immutable; O(log points) a question."""
 
-    __slots__ = ("_seconds", "_slopes", "_tokens", "profile")
+    __slots__ = ("_decode_step_s", "_seconds", "_slopes", "_tokens", "profile")
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
         points = profile.prefill_points
         self._tokens = [n for n, _ in points]
         self._seconds = [s for _, s in points]
-        self._slopes = [(s1 - s0) / (n1 - n0) for (n0, s0), (n1, s1) in zip(points, points[1:], strict=False)]
+        self._slopes = [(s1 - s0) / (n1 - n0) for (n0, s0), (n1, s1) in pairwise(points)]
+        self._decode_step_s = self.iteration_s((), profile.typical_batch, 0) / profile.typical_batch
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds to compute `new_tokens` that follow `cached_tokens` already in the cache. 0.0 for no new token.
@@ -79,30 +85,35 @@ class CostModel:
         """
         if new_tokens <= 0:
             return 0.0
-        i = min(bisect_right(self._tokens, new_tokens), len(self._slopes)) - 1
-        alone = self._seconds[i] + (new_tokens - self._tokens[i]) * self._slopes[i]
-        return alone + self.profile.attention_s_per_pair * new_tokens * cached_tokens
+        return self._alone_s(new_tokens) + self._context_s(new_tokens, cached_tokens)
 
     def decode_s(self, output_tokens: float, context_tokens: float = 0.0) -> float:
         """Seconds of GPU time that one request's decoding takes, in iterations shared by `typical_batch` sequences."""
         if output_tokens <= 0:
             return 0.0
-        p = self.profile
-        per_token = p.decode_base_s / p.typical_batch + p.decode_s_per_sequence
-        return output_tokens * (per_token + p.decode_s_per_context_token * context_tokens)
+        return output_tokens * (self._decode_step_s + self.profile.decode_s_per_context_token * context_tokens)
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
-        """Seconds of one iteration that mixes prefill chunks with decodes.
+        """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
 
         `prefills`: (new tokens, tokens before them) of each chunk; `decode_context_tokens`: context of all decoding
-        sequences together. A mixed iteration costs its prefill part and the marginal part of its decodes; the fixed
-        part of a decode iteration is paid only where it exceeds the prefill's.
+        sequences together. All tokens, of chunks and decodes, go through the linear layers together; the fixed part
+        of a decode iteration is paid only where it exceeds that; attention is added for each sequence.
         """
         p = self.profile
-        new_tokens = sum(n for n, _ in prefills)
-        prefill = self.prefill_s(new_tokens)
-        prefill += p.attention_s_per_pair * sum(n * before for n, before in prefills)
+        num_tokens = num_decodes + sum(n for n, _ in prefills)
+        if not num_tokens:
+            return 0.0
+        seconds = self._alone_s(num_tokens) + sum(self._context_s(n, before) for n, before in prefills)
         if not num_decodes:
-            return prefill
-        marginal = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
-        return max(prefill, p.decode_base_s) + marginal
+            return seconds
+        decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
+        return max(seconds, p.decode_base_s) + decodes
+
+    def _alone_s(self, num_tokens: int) -> float:
+        i = min(bisect_right(self._tokens, num_tokens), len(self._slopes)) - 1
+        return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]
+
+    def _context_s(self, new_tokens: int, cached_tokens: int) -> float:
+        p = self.profile
+        return cached_tokens * (p.attention_s_per_pair * new_tokens + p.attention_s_per_context_token)

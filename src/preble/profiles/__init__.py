@@ -1,0 +1,62 @@
+"""Cost profiles that come with Preble: how long a replica of a known GPU and model takes.
+
+They are data, made by `benchmarks/repro/make_profiles.py`; each says in `source` what it was made from.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from preble.core.cost_model import CostProfile
+from preble.errors import ConfigError
+
+_DATA = resources.files(__name__) / "data"
+
+
+class _ProfileFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The file form of `CostProfile`; the same names, units and meanings."""
+
+    name: str
+    source: str
+    prefill_points: tuple[tuple[int, float], ...]
+    attention_s_per_pair: float
+    decode_base_s: float
+    decode_s_per_sequence: float
+    decode_s_per_context_token: float
+    kv_capacity_tokens: int
+    typical_batch: int = 16
+    attention_s_per_context_token: float = 0.0
+
+
+def profile_names() -> list[str]:
+    """The names of the shipped profiles, sorted."""
+    return sorted(entry.name.removesuffix(".json") for entry in _DATA.iterdir() if entry.name.endswith(".json"))
+
+
+def load_profile(name_or_path: str) -> CostProfile:
+    """A shipped profile by name, or one from a JSON file.
+
+    What contains a slash or ends in `.json` is a path. Raises: ConfigError: there is none, or it is not a profile.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".json"):
+        path = Path(name_or_path)
+        try:
+            return _decode(path.read_bytes(), name_or_path)
+        except OSError as error:
+            raise ConfigError(f"cannot read profile {name_or_path!r}: {error.strerror}") from error
+    if name_or_path not in profile_names():
+        raise ConfigError(
+            f"no profile is called {name_or_path!r}; there are {', '.join(profile_names())}, or give a .json file"
+        )
+    return _decode((_DATA / f"{name_or_path}.json").read_bytes(), name_or_path)
+
+
+def _decode(data: bytes, origin: str) -> CostProfile:
+    try:
+        file = msgspec.json.decode(data, type=_ProfileFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {origin!r}: {error}") from error
+    return CostProfile(**msgspec.structs.asdict(file))
