@@ -98,7 +98,7 @@ def test_the_most_popular_tool_depends_on_the_seed() -> None:
 
 def test_more_tools_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="500 tools were asked for"):
-        tool_use(1, 0, num_tools=500)
+        tool_use(1, 0, num_prefixes=500)
 
 
 def test_an_unknown_workload_lists_the_known_ones() -> None:

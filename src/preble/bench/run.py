@@ -31,6 +31,7 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: str = "poisson"
     cv: float = 1.0
     zipf: float = 1.1
+    num_prefixes: int = 64
     seed: int = 0
     model: str | None = None
     ignore_eos: bool = True
@@ -62,7 +63,9 @@ def plan(settings: BenchSettings) -> Workload:
 
     Raises: ConfigError, TraceFormatError.
     """
-    workload = make_workload(settings.workload, settings.requests, settings.seed, zipf=settings.zipf)
+    workload = make_workload(
+        settings.workload, settings.requests, settings.seed, zipf=settings.zipf, num_prefixes=settings.num_prefixes
+    )
     if settings.rps is None:
         if workload.has_arrivals:
             return workload

@@ -21,8 +21,10 @@ from preble.cli.failure import one_line_failures
 COMMANDS = MappingProxyType(
     {
         "serve": "preble.cli.serve",
+        "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "bench": "preble.cli.bench",
+        "demo": "preble.cli.demo",
     }
 )
 """Command -> module that has it as `command`, in the order in which help lists them."""

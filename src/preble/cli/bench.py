@@ -46,6 +46,14 @@ DEFAULT_REQUESTS = 200
 @click.option(
     "--zipf", type=click.FloatRange(min=0), default=1.1, show_default=True, help="Popularity skew of a named workload."
 )
+@click.option(
+    "--prefixes",
+    "num_prefixes",
+    type=POSITIVE,
+    default=64,
+    show_default=True,
+    help="How many different tools (or the like) a named workload has.",
+)
 @click.option("--model", help="Model to ask for.  [default: the first that the endpoint serves]")
 @click.option(
     "--replica",

@@ -16,7 +16,7 @@ from preble.workloads.trace import read_trace
 class Generator(Protocol):
     """Makes a workload without arrival times; the same arguments give the same workload."""
 
-    def __call__(self, num_requests: int, seed: int, *, zipf: float = ...) -> Workload: ...
+    def __call__(self, num_requests: int, seed: int, *, zipf: float = ..., num_prefixes: int = ...) -> Workload: ...
 
 
 _GENERATORS: Mapping[str, Generator] = MappingProxyType({"tool_use": tool_use})
@@ -27,10 +27,13 @@ def workload_names() -> tuple[str, ...]:
     return tuple(sorted(_GENERATORS))
 
 
-def make_workload(source: str, num_requests: int | None, seed: int, *, zipf: float = 1.1) -> Workload:
+def make_workload(
+    source: str, num_requests: int | None, seed: int, *, zipf: float = 1.1, num_prefixes: int = 64
+) -> Workload:
     """The workload of that name, or in that trace file. A name goes before a file; write ./NAME for the file.
 
-    `num_requests`: None for all of a file. `seed`, `zipf`: for named workloads; a file is as it is.
+    `num_requests`: None for all of a file. `seed`, `zipf` (popularity skew) and `num_prefixes` (how many
+    different tools, documents or the like there are) are for named workloads; a file is as it is.
 
     Raises: ConfigError: neither a name nor a file, or a number that cannot be. TraceFormatError: a bad file.
     """
@@ -38,7 +41,7 @@ def make_workload(source: str, num_requests: int | None, seed: int, *, zipf: flo
     if generator is not None:
         if num_requests is None:
             raise ConfigError(f"workload {source!r} goes on for ever; say how many requests")
-        return generator(num_requests, seed, zipf=zipf)
+        return generator(num_requests, seed, zipf=zipf, num_prefixes=num_prefixes)
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"workload {source!r} is neither a file nor one of: {', '.join(workload_names())}")

@@ -72,20 +72,21 @@ def tool_use(
     seed: int,
     *,
     zipf: float = 1.1,
-    num_tools: int = 64,
+    num_prefixes: int = 64,
     output_tokens: tuple[int, int] = (8, 24),
 ) -> Workload:
     """A tool-use workload without arrival times. Which tools are popular depends on the seed.
 
-    `output_tokens`: the least and the most that a request asks for, uniform between.
+    `num_prefixes`: how many tools there are. `output_tokens`: the least and the most that a request asks for, uniform
+    between.
 
     Raises: ConfigError: more tools than there are, or a popularity that is none.
     """
     rng = random.Random(f"tool_use/{seed}")
     names = list(TOOL_MODULES)
     rng.shuffle(names)
-    tools = _documented(names, num_tools)
-    popularity = Zipf(num_tools, zipf)
+    tools = _documented(names, num_prefixes)
+    popularity = Zipf(num_prefixes, zipf)
     system = Segment("system", text=SYSTEM_PROMPT)
     requests = []
     for i in range(num_requests):
@@ -94,7 +95,7 @@ def tool_use(
         requests.append(
             WorkloadRequest(f"tool_use-{i}", (system, tool, question), rng.randint(*output_tokens), group=name)
         )
-    note = f"tool use over {num_tools} standard-library modules, Zipf {zipf}, seed {seed}"
+    note = f"tool use over {num_prefixes} standard-library modules, Zipf {zipf}, seed {seed}"
     return Workload("tool_use", tuple(requests), note)
 
 

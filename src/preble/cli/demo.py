@@ -1,0 +1,226 @@
+"""`preble demo`: round robin against E2, from cold caches, on real engines. What `make demo` runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import click
+
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT
+from preble.cli.running import run_cancellable
+from preble.errors import EngineTimeout
+
+if TYPE_CHECKING:
+    from preble.bench import BenchResult, BenchSettings
+    from preble.engines.launch import Fleet, LaunchOptions
+
+POLICIES = ("round_robin", "e2")
+JOIN_TIMEOUT_S = 60.0
+"""For every replica to have joined the gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What the demonstration runs on one kind of engine.
+
+    `num_tools` and `kv_tokens` go together: the KV cache of one replica does not hold all tools, those of all replicas
+    do. `rps`: a load that the engines can bear under either policy.
+    """
+
+    what: str
+    replicas: int
+    kv_tokens: int
+    num_tools: int
+    requests: int
+    rps: float
+    profile: str
+    model: Path | None = None
+
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+    {
+        "vllm": Scenario(
+            what="real vLLM on the CPU, a tiny Llama",
+            replicas=2,
+            kv_tokens=16_000,
+            num_tools=24,
+            requests=400,
+            rps=8.0,
+            profile="tiny-cpu",
+            model=Path(".engines/models/tiny-llama"),
+        ),
+        "emulator": Scenario(
+            what="emulated, Mistral 7B on an A6000",
+            replicas=4,
+            kv_tokens=24_000,
+            num_tools=64,
+            requests=400,
+            rps=12.0,
+            profile="a6000-mistral-7b",
+        ),
+    }
+)
+
+
+@click.command("demo", hidden=True)
+@click.option("--engine", type=click.Choice(tuple(SCENARIOS)), default="vllm", show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/demo"),
+    show_default=True,
+    help="Where result.json, result.png, the records and the logs go.",
+)
+@click.option("--requests", type=POSITIVE, help="Requests under each policy.  [default: the engine's]")
+@click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second.  [default: the engine's]")
+@click.option("--seed", type=int, default=0, show_default=True)
+def command(engine: str, out: Path, requests: int | None, rps: float | None, seed: int) -> None:
+    """Send one tool-use workload to a small cluster under round robin, then under E2, and show the difference.
+
+    Both start from cold caches and get the same requests at the same times.
+
+    \b
+    Example:
+      preble demo --engine emulator
+    """
+    from preble.bench import BenchSettings
+    from preble.bench.report import results_table
+
+    scenario = SCENARIOS[engine]
+    settings = BenchSettings(
+        url="(the gateway)",
+        workload="tool_use",
+        requests=requests or scenario.requests,
+        rps=rps or scenario.rps,
+        num_prefixes=scenario.num_tools,
+        seed=seed,
+    )
+    results = run_cancellable(_run_arms(engine, scenario, settings, out))
+    _write(engine, results, out)
+    from rich.console import Console
+
+    Console().print(results_table(results, title=f"{scenario.replicas} replicas: {scenario.what}"))
+    _conclude(results, out)
+
+
+def _conclude(results: Mapping[str, BenchResult], out: Path) -> None:
+    from preble.bench.comparison import improvement
+
+    click.echo(f"E2 against round robin: {improvement(results['e2'], results['round_robin'])}.")
+    click.echo(f"The same as {out / 'result.json'} and {out / 'result.png'}.")
+    if any(result.summary.errors for result in results.values()):
+        _say(f"some requests failed; the logs are in {out}")
+        raise click.exceptions.Exit(1)
+
+
+async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, out: Path) -> dict[str, BenchResult]:
+    """One arm after another; each result has everything that was measured.
+
+    Raises: ConfigError, EngineError: something could not be started or did not answer.
+    """
+    _say(f"{settings.requests} requests at {settings.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
+    return {policy: await _run_arm(engine, scenario, settings, policy, out) for policy in POLICIES}
+
+
+async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, policy: str, out: Path) -> BenchResult:
+    """One policy: new replicas, warmed up with unrelated prompts, and a new gateway in front of them."""
+    import msgspec
+
+    from preble.bench import BenchRun, plan
+    from preble.bench.progress import request_progress
+    from preble.bench.warmup import warm_up
+    from preble.engines.launch import Fleet
+
+    _say(f"{policy}: starting {scenario.replicas} replicas with empty caches")
+    async with Fleet(_launch_options(engine, scenario, out / "logs" / policy)) as fleet:
+        _say(f"{policy}: warming the engines up with unrelated prompts")
+        await warm_up(fleet.urls)
+        async with _gateway(fleet, scenario, policy, out / "logs" / policy / "gateway.log") as url:
+            here = msgspec.structs.replace(settings, url=url, replicas=tuple(fleet.urls))
+            run = BenchRun(here, plan(here))
+            with request_progress(policy, run.num_requests) as on_record:
+                await run.run(on_record)
+            return run.result()
+
+
+def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOptions:
+    from preble.engines.launch import LaunchOptions
+
+    return LaunchOptions(
+        engine="vllm" if engine == "vllm" else "emulator",
+        replicas=scenario.replicas,
+        log_dir=log_dir,
+        model=None if scenario.model is None else str(scenario.model),
+        max_model_len=None if scenario.model is None else 8192,
+        profile=scenario.profile,
+        kv_tokens=scenario.kv_tokens,
+    )
+
+
+@asynccontextmanager
+async def _gateway(fleet: Fleet, scenario: Scenario, policy: str, log_path: Path) -> AsyncIterator[str]:
+    """A gateway in a process of its own, every replica joined; gives its URL.
+
+    Raises: EngineError: it does not start, or replicas do not join it.
+    """
+    from preble.engines.commands import Command
+    from preble.engines.launch import ReplicaProcess
+
+    argv = [sys.executable, "-m", "preble", "serve", "--port", "0", "--policy", policy, "--profile", scenario.profile]
+    for url in fleet.urls:
+        argv += ["--replica", url]
+    if scenario.model is not None:
+        argv += ["--tokenizer", str(scenario.model)]
+    gateway = ReplicaProcess("gateway", Command(tuple(argv), dict(os.environ), None), log_path)
+    try:
+        await gateway.start()
+        await gateway.wait_ready(JOIN_TIMEOUT_S)
+        await _until_joined(gateway.url, len(fleet.urls))
+        yield gateway.url
+    finally:
+        await gateway.stop()
+
+
+async def _until_joined(url: str, num_replicas: int) -> None:
+    """Return when the gateway has that many live replicas. Raises: EngineTimeout: not in JOIN_TIMEOUT_S."""
+    import asyncio
+
+    import aiohttp
+
+    joined = None
+    try:
+        async with asyncio.timeout(JOIN_TIMEOUT_S), aiohttp.ClientSession() as session:
+            while joined != num_replicas:
+                async with session.get(f"{url}/ready") as response:
+                    joined = (await response.json())["replicas"]
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise EngineTimeout(f"{joined} of {num_replicas} replicas joined within {JOIN_TIMEOUT_S:g} s") from error
+
+
+def _write(engine: str, results: Mapping[str, BenchResult], out: Path) -> None:
+    """result.json, result.png, and every request's record beside them."""
+    import json
+
+    import msgspec
+
+    from preble.bench.comparison import comparison
+    from preble.bench.plot import draw_results
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "result.json").write_text(json.dumps(comparison(engine, results), indent=2) + "\n", encoding="utf-8")
+    for policy, result in results.items():
+        (out / f"records-{policy}.json").write_bytes(msgspec.json.encode(result))
+    note = next(iter(results.values())).workload_note
+    draw_results(results, out / "result.png", f"{SCENARIOS[engine].what}: {note}")
+
+
+def _say(text: str) -> None:
+    click.echo(f"demo: {text}", err=True)

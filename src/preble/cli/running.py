@@ -1,0 +1,34 @@
+"""Commands that start things: whichever way they are ended, they clean up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import click
+
+Result = TypeVar("Result")
+TERMINATED_STATUS = 143
+
+
+def run_cancellable(main: Coroutine[Any, Any, Result]) -> Result:
+    """Run `main` to its end. Ctrl-C and SIGTERM cancel it, so that what it started is stopped on the way out.
+
+    Raises: KeyboardInterrupt after Ctrl-C; click's Exit (143) after SIGTERM.
+    """
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            return runner.run(_until_terminated(main))
+        except asyncio.CancelledError:
+            raise click.exceptions.Exit(TERMINATED_STATUS) from None
+
+
+async def _until_terminated(main: Coroutine[Any, Any, Result]) -> Result:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await main

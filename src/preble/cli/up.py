@@ -1,0 +1,134 @@
+"""`preble up`: replicas and gateway on this machine, one Ctrl-C stops all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from preble.cli.logs import configure_logging
+from preble.cli.options import PORT, POSITIVE, log_options, policy_option
+from preble.cli.running import run_cancellable
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
+    from preble.gateway.server import Gateway
+
+
+@click.command("up", short_help="Replicas and gateway on this machine, all at once.")
+@click.option("--engine", type=click.Choice(("vllm", "emulator")), required=True, help="What the replicas run.")
+@click.option("--model", metavar="PATH|NAME", help="For vLLM: the model, a folder or a name on the Hugging Face hub.")
+@click.option("--replicas", "num_replicas", type=POSITIVE, default=2, show_default=True, help="How many to start.")
+@click.option("--host", help="Address of the gateway.  [default: 127.0.0.1]")
+@click.option("--port", type=PORT, help="Port of the gateway; 0 lets the system choose.  [default: 8000]")
+@policy_option(default=None)
+@click.option(
+    "--profile",
+    metavar="NAME|FILE",
+    help="Cost profile: how emulated replicas behave, and how the gateway reckons.",
+)
+@click.option("--kv-tokens", type=POSITIVE, help="KV cache of a replica in tokens.  [default: the engine's choice]")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("build/up"),
+    show_default=True,
+    help="Where each replica's log goes.",
+)
+@log_options
+@click.argument("engine_arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    engine: str,
+    model: str | None,
+    num_replicas: int,
+    host: str | None,
+    port: int | None,
+    policy: str | None,
+    profile: str | None,
+    kv_tokens: int | None,
+    log_dir: Path,
+    log_level: str,
+    log_format: str,
+    engine_arguments: tuple[str, ...],
+) -> None:
+    """Start replicas on this machine and the gateway in front of them. Ctrl-C stops all of it.
+
+    vLLM is taken from `.engines/` (made by `make engines` in a checkout) or from the PATH. Where there are GPUs, each
+    replica gets one of them. What follows `--` is passed on to every engine.
+
+    \b
+    Examples:
+      preble up --engine emulator --replicas 4
+      preble up --engine vllm --model mistralai/Mistral-7B-v0.1 --replicas 2
+      preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
+    """
+    from preble.engines.launch import LaunchOptions
+    from preble.gateway.config import load
+
+    if engine == "vllm" and model is None:
+        raise ConfigError("vLLM needs a model: give --model, a folder or a name on the Hugging Face hub")
+    flags = {"host": host, "port": port, "policy": policy, "profile": profile}
+    if engine == "vllm":
+        flags["tokenizer"] = model
+    # Checked before anything is started; the replicas' URLs are known only once they run.
+    load(None, os.environ, flags | {"replicas": ["http://127.0.0.1:1"]})
+    options = LaunchOptions(
+        engine="vllm" if engine == "vllm" else "emulator",
+        replicas=num_replicas,
+        log_dir=log_dir,
+        model=model,
+        profile=profile,
+        kv_tokens=kv_tokens,
+        extra_args=engine_arguments,
+    )
+    configure_logging(log_level, log_format)
+    run_cancellable(_start_and_serve(options, flags))
+
+
+async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
+    from preble.engines.launch import Fleet
+    from preble.gateway.config import load
+    from preble.gateway.server import serving
+
+    _say(f"starting {options.replicas} replicas ({options.engine}); logs in {options.log_dir}")
+    async with Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}")) as fleet:
+        config = load(None, os.environ, {**flags, "replicas": fleet.urls})
+        async with serving(config) as gateway, _told_of_exits(fleet):
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop, gateway)
+            click.echo(f"preble up: listening on {gateway.url}")
+            await stop.wait()
+            _say("stopping; once more Ctrl-C does not wait for running requests")
+
+
+def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
+    if stop.is_set():
+        gateway.hurry()
+    stop.set()
+
+
+@asynccontextmanager
+async def _told_of_exits(fleet: Fleet) -> AsyncIterator[None]:
+    """Within the context, a replica that ends by itself is told of; the gateway goes on with the others."""
+
+    async def tell(replica: ReplicaProcess) -> None:
+        status = await replica.wait()
+        _say(f"{replica.name} ended with status {status}; see {replica.log_path}")
+
+    async with asyncio.TaskGroup() as tasks:
+        watches = [tasks.create_task(tell(replica)) for replica in fleet.replicas]
+        yield
+        for watch in watches:
+            watch.cancel()
+
+
+def _say(text: str) -> None:
+    click.echo(f"preble up: {text}", err=True)
