@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
-from gateway.fakes import FakeReplica, until
 
+from gateway.fakes import FakeReplica, until
 from preble.core.cost_model import CostModel, CostProfile
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
@@ -21,10 +21,17 @@ PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0
 class Served:
     """A running gateway and a client of it."""
 
-    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession, scheduler: GlobalScheduler) -> None:
+    def __init__(
+        self, gateway: Gateway, http: aiohttp.ClientSession, scheduler: GlobalScheduler, stack: AsyncExitStack
+    ) -> None:
         self.gateway = gateway
         self.http = http
         self.scheduler = scheduler
+        self._stack = stack
+
+    async def stop(self) -> None:
+        """Shut the gateway down. The client stays."""
+        await self._stack.aclose()
 
     @property
     def num_live(self) -> int:
@@ -51,7 +58,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def serve() -> Serve:
-    """Start a gateway before replicas (or URLs) and wait for `live` of them; at the end nothing may be in flight."""
+    """Start a gateway before fake replicas and wait for `live` of them; at the end nothing may be in flight."""
 
     @asynccontextmanager
     async def start(
@@ -66,10 +73,12 @@ def serve() -> Serve:
         )
         config = msgspec.structs.replace(config, **changes)
         scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
-        async with serving(config, scheduler) as gateway, aiohttp.ClientSession(gateway.url) as http:
-            served = Served(gateway, http, scheduler)
-            await until(lambda: served.num_live == (len(fakes) if live is None else live))
-            yield served
-            await served.idle()
+        async with AsyncExitStack() as stack:
+            gateway = await stack.enter_async_context(serving(config, scheduler))
+            async with aiohttp.ClientSession(gateway.url) as http:
+                served = Served(gateway, http, scheduler, stack)
+                await until(lambda: served.num_live == (len(fakes) if live is None else live))
+                yield served
+                await served.idle()
 
     return start

@@ -18,7 +18,7 @@ DEADLINE_S = 20.0
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until a condition holds; fails after a deadline that only a broken program meets."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (the condition is the program's, it has no event)
             await asyncio.sleep(0.005)
 
 
@@ -35,6 +35,10 @@ class FakeReplica:
         self.aborts = 0
         self.healthy = True
         self.tokenizes = True
+        self.tokenize_gated = False
+        self.tokenizing = 0
+        self.cached_tokens: int | None = None
+        """What it reports of each prompt as cached."""
         self.gate = asyncio.Event()
         """What gated behaviours wait for."""
         self.port = 0
@@ -75,6 +79,9 @@ class FakeReplica:
     async def _tokenize(self, request: web.Request) -> web.Response:
         if not self.tokenizes:
             return web.json_response({"error": {"message": "none here"}}, status=404)
+        if self.tokenize_gated:
+            self.tokenizing += 1
+            await self.gate.wait()
         body = await request.json()
         text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
         return web.json_response({"tokens": [ord(c) for c in text]})
@@ -114,15 +121,13 @@ def prompt_of(body: dict[str, Any]) -> str:
     return str(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
 
 
-def _usage(body: dict[str, Any]) -> dict[str, Any]:
+def _usage(replica: FakeReplica, body: dict[str, Any]) -> dict[str, Any]:
     tokens = len(prompt_of(body))
     n = body.get("n") or 1
-    return {
-        "prompt_tokens": tokens,
-        "completion_tokens": 3 * n,
-        "total_tokens": tokens + 3 * n,
-        "prompt_tokens_details": {"cached_tokens": 2},
-    }
+    usage: dict[str, Any] = {"prompt_tokens": tokens, "completion_tokens": 3 * n, "total_tokens": tokens + 3 * n}
+    if replica.cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": replica.cached_tokens}
+    return usage
 
 
 def _pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -138,12 +143,12 @@ async def answer(replica: FakeReplica, request: web.Request, body: dict[str, Any
     """A whole answer, or three events a choice, with usage if it was asked for."""
     if not body.get("stream"):
         choices = [{"index": j, "text": f"{prompt_of(body)}:{j}"} for j in range(body.get("n") or 1)]
-        return web.json_response({"id": "engine", "model": "tiny", "choices": choices, "usage": _usage(body)})
+        return web.json_response({"id": "engine", "model": "tiny", "choices": choices, "usage": _usage(replica, body)})
     response = await started_stream(request)
     for piece in _pieces(body):
         await send_event(response, piece)
     if (body.get("stream_options") or {}).get("include_usage"):
-        await send_event(response, {"id": "engine", "choices": [], "usage": _usage(body)})
+        await send_event(response, {"id": "engine", "choices": [], "usage": _usage(replica, body)})
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -181,6 +186,12 @@ def _break(request: web.Request) -> None:
     request.transport.abort()
 
 
+def _close(request: web.Request) -> None:
+    """Close the connection once what was written is out."""
+    assert request.transport is not None
+    request.transport.close()
+
+
 async def die_before(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """The connection breaks before any byte of an answer."""
     _break(request)
@@ -200,7 +211,7 @@ async def die_after(replica: FakeReplica, request: web.Request, body: dict[str, 
     response = await started_stream(request)
     await send_event(response, _pieces(body)[0])
     await replica.gate.wait()
-    _break(request)
+    _close(request)
     return response
 
 
@@ -209,8 +220,7 @@ async def die_midway(replica: FakeReplica, request: web.Request, body: dict[str,
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
     await response.prepare(request)
     await response.write(b'{"choices": [')
-    await replica.gate.wait()
-    _break(request)
+    _close(request)
     return response
 
 

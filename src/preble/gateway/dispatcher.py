@@ -58,7 +58,8 @@ class Dispatcher:
         self._live: dict[ReplicaId, LiveReplica] = {}
         self._calls: dict[RequestId, Call] = {}
         self._others: dict[str, frozenset[ReplicaId]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
 
     @property
     def live(self) -> Mapping[ReplicaId, LiveReplica]:
@@ -194,9 +195,11 @@ class Dispatcher:
         """Have `on_timer` called when the scheduler wants it, not later."""
         when = self._scheduler.next_timer()
         if self._timer is not None:
-            if when is not None and when >= self._timer.when():
+            if when is not None and when >= self._timer_at:
                 return
             self._timer.cancel()
+        # Kept beside the handle: for a time that is past, uvloop gives one that does not know its time.
+        self._timer_at = when or 0.0
         self._timer = None if when is None else self._loop.call_at(when, self._on_timer)
 
     def _on_timer(self) -> None:

@@ -135,7 +135,7 @@ class Intake:
     async def relay(self, asked: Asked, index: int = 0, body: bytes | None = None) -> Relay:
         """The relay for one prompt of the request, tokenized. `body`: what the replica gets, the client's unless given.
 
-        Raises: RequestError, EngineError, NoReplicaError: it cannot be tokenized.
+        Raises: RequestError: it cannot be tokenized. NoReplicaError.
         """
         fields = asked.fields
         tokens = await self._token_ids(asked, index)

@@ -31,7 +31,6 @@ from preble.gateway.intake import Intake
 from preble.gateway.replicas import ReplicaMonitor
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
-from preble.profiles import load_profile
 
 DEFAULT_PROFILE = "a100-mistral-7b"
 _KEEP_ALIVE_S = 75
@@ -105,7 +104,7 @@ async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = Non
     telemetry = Telemetry()
     dispatcher = Dispatcher(scheduler or build_scheduler(config), telemetry)
     engines = [_engine(config, replica) for replica in config.replicas]
-    tokens = await asyncio.to_thread(make_token_source, config, dispatcher.engines_for)
+    tokens = await asyncio.to_thread(make_token_source, config, dispatcher.engines_for, dispatcher.suspect)
     try:
         intake = Intake(
             dispatcher, tokens, telemetry, config.limits, forward_authorization=config.auth.forward_authorization
@@ -123,6 +122,8 @@ async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = Non
 
 def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
     """The scheduler as configured. Raises: ConfigError: no such policy or profile."""
+    from preble.profiles import load_profile
+
     profile = load_profile(config.profile or DEFAULT_PROFILE)
     return GlobalScheduler(make_policy(config.policy), CostModel(profile), seed=config.seed)
 
@@ -150,13 +151,14 @@ def _engine(config: GatewayConfig, replica: ReplicaConfig) -> Engine:
 @asynccontextmanager
 async def _watched(engines: list[Engine], dispatcher: Dispatcher, config: GatewayConfig) -> AsyncIterator[None]:
     """Every replica has its monitor within the context."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ReplicaMonitor(engine, dispatcher, config.health).run()) for engine in engines]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+    # No task group: it would wrap the errors of the caller's code in groups, and a monitor lets no error out.
+    tasks = [asyncio.create_task(ReplicaMonitor(engine, dispatcher, config.health).run()) for engine in engines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
@@ -207,14 +209,15 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
             timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
         )
     )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[sock]))
-        await server.listening.wait()
-        try:
-            yield server
-        finally:
-            server.should_exit = True
-    await _abort_rest(server)
+    serve = asyncio.create_task(server.serve(sockets=[sock]))
+    serve.add_done_callback(lambda _: server.listening.set())
+    await server.listening.wait()
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await serve
+        await _abort_rest(server)
 
 
 async def _abort_rest(server: _Server) -> None:

@@ -16,9 +16,10 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from preble.core.types import PackedTokens, pack_tokens
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
-from preble.errors import ConfigError, EngineError, NoReplicaError
+from preble.errors import ConfigError, EngineError
+from preble.gateway.api import decode_chat
 from preble.gateway.config import GatewayConfig
 from preble.gateway.tokens import PromptTokenizer, find_model_files
 
@@ -27,11 +28,11 @@ class TokenSource(Protocol):
     """Makes token ids of prompts, off the event loop where it would take long."""
 
     async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
-        """Raises: RequestError: the text; EngineError, NoReplicaError: nobody could be asked."""
+        """Raises: RequestError: the text, or the model, is not usable."""
         ...
 
     async def chat(self, body: bytes, model: str | None) -> PackedTokens:
-        """Raises: RequestError: the body; EngineError, NoReplicaError: nobody could be asked."""
+        """Raises: RequestError: the body, or the model, is not usable."""
         ...
 
     def close(self) -> None: ...
@@ -119,44 +120,72 @@ def _chat_in_worker(source: tuple[Path, Path | None], body: bytes) -> PackedToke
 class EngineTokens:
     """The replicas' own `/tokenize`, asked in turn; what the engine would make is right by definition.
 
-    `engines_for`: the live replicas that serve a model. A replica that cannot answer is passed over.
+    `engines_for`: the live replicas that serve a model. `suspect`: told of each replica that failed to answer.
+    Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
+    match each other, though not the replicas' KV events.
     """
 
-    def __init__(self, engines_for: Callable[[str | None], Iterable[Engine]]) -> None:
+    def __init__(
+        self, engines_for: Callable[[str | None], Iterable[Engine]], suspect: Callable[[ReplicaId], None]
+    ) -> None:
         self._engines_for = engines_for
+        self._suspect = suspect
         self._turn = 0
+        self._has_warned = False
 
     async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
-        return await self._ask(msgspec.json.encode(fields), model)
+        tokens = await self._ask(msgspec.json.encode(fields), model)
+        return approximate_tokens(text.encode()) if tokens is None else tokens
 
     async def chat(self, body: bytes, model: str | None) -> PackedTokens:
-        return await self._ask(body, model)
+        tokens = await self._ask(body, model)
+        if tokens is not None:
+            return tokens
+        asked = decode_chat(body)
+        return approximate_tokens(bytes(asked.tools) + bytes(asked.messages))
 
-    async def _ask(self, body: bytes, model: str | None) -> PackedTokens:
+    async def _ask(self, body: bytes, model: str | None) -> PackedTokens | None:
         engines = list(self._engines_for(model))
         self._turn += 1
-        failed: EngineError | None = None
         for i in range(len(engines)):
+            engine = engines[(self._turn + i) % len(engines)]
             try:
-                return pack_tokens(await engines[(self._turn + i) % len(engines)].tokenize(body))
+                return pack_tokens(await engine.tokenize(body))
             except EngineError as error:
-                failed = error
-        if failed is not None:
-            raise failed
-        raise NoReplicaError("no replica is up that could tokenize the prompt")
+                self._suspect(engine.replica_id)
+                self._warn(error)
+        return None
+
+    def _warn(self, error: EngineError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            structlog.get_logger().warning("tokens_approximated", error=str(error), hint="give the gateway a tokenizer")
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-def make_token_source(config: GatewayConfig, engines_for: Callable[[str | None], Iterable[Engine]]) -> TokenSource:
+def approximate_tokens(text: bytes) -> PackedTokens:
+    """Four bytes of text as one token, about what tokenizers make of prose; a last token of fewer is filled up.
+
+    >>> approximate_tokens(b"hello") == b"hello   "
+    True
+    """
+    return PackedTokens(text + b" " * (-len(text) % TOKEN_BYTES))
+
+
+def make_token_source(
+    config: GatewayConfig,
+    engines_for: Callable[[str | None], Iterable[Engine]],
+    suspect: Callable[[ReplicaId], None],
+) -> TokenSource:
     """As configured: a local tokenizer, else the replicas'. Blocks while it loads. Raises: ConfigError."""
     settings = config.tokenizing
     if config.tokenizer is None:
         if settings.chat_template is not None:
             raise ConfigError("tokenizing.chat_template needs a tokenizer; set `tokenizer` too")
-        return EngineTokens(engines_for)
+        return EngineTokens(engines_for, suspect)
     template = Path(settings.chat_template).expanduser() if settings.chat_template else None
     folder = find_model_files(config.tokenizer)
     return LocalTokens(folder, template, inline_bytes=settings.inline_bytes, workers=settings.workers)
