@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -34,6 +35,9 @@ STALE_WINDOW_S = 1.0
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 """Largest answer to a question of our own (models, metrics, token ids)."""
+
+LARGE_BODY_BYTES = 512 * 1024
+"""Bodies above this are written in pieces."""
 
 T = TypeVar("T")
 
@@ -181,7 +185,7 @@ class HttpClient:
         with self._own_errors():
             async with asyncio.timeout_at(first_byte_by):
                 response = await self._session_now().post(
-                    self.url + path, data=body, headers=self._headers_of(headers), allow_redirects=False
+                    self.url + path, data=_payload(body), headers=self._headers_of(headers), allow_redirects=False
                 )
         return HttpResponse(self, response, first_byte_by)
 
@@ -195,7 +199,11 @@ class HttpClient:
             async with (
                 asyncio.timeout(self.timeouts.control_s),
                 self._session_now().request(
-                    method, self.url + path, data=body, headers=self._headers_of({}), allow_redirects=False
+                    method,
+                    self.url + path,
+                    data=body and _payload(body),
+                    headers=self._headers_of({}),
+                    allow_redirects=False,
                 ) as response,
             ):
                 content = await self._bounded(response)
@@ -252,6 +260,11 @@ class HttpClient:
         self._closed = True
         if self._session is not None:
             await self._session.close()
+
+
+def _payload(body: bytes) -> bytes | BytesIO:
+    """The library writes a large body piece by piece, letting others have their turn, only if it comes as a file."""
+    return body if len(body) <= LARGE_BODY_BYTES else BytesIO(body)
 
 
 @dataclass(frozen=True, slots=True)

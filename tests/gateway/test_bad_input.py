@@ -1,0 +1,176 @@
+"""Requests that are wrong: a clear answer in OpenAI's form, never a traceback, and the gateway serves on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from gateway.conftest import Serve
+from gateway.fakes import replicas
+from preble.gateway.config import AuthConfig, LimitsConfig
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "param"),
+    [
+        ("completions", b"", None),
+        ("completions", b"{", None),
+        ("completions", b"[]", None),
+        ("completions", b"\xff\xfe", None),
+        ("completions", b'{"prompt": "\xff"}', None),
+        ("completions", b'{"prompt": "\\ud800"}', None),
+        ("completions", b"{}", "prompt"),
+        ("completions", b'{"prompt": null}', "prompt"),
+        ("completions", b'{"prompt": 7}', "prompt"),
+        ("completions", b'{"prompt": []}', "prompt"),
+        ("completions", b'{"prompt": [[]]}', "prompt"),
+        ("completions", b'{"prompt": [1, "a"]}', "prompt[1]"),
+        ("completions", b'{"prompt": ["a", 1]}', "prompt[1]"),
+        ("completions", b'{"prompt": [-1]}', "prompt[0]"),
+        ("completions", b'{"prompt": [4294967296]}', "prompt[0]"),
+        ("completions", b'{"prompt": [1.5]}', "prompt[0]"),
+        ("completions", b'{"prompt": {"text": "a"}}', "prompt"),
+        ("completions", b'{"prompt": "a", "stream": "yes"}', "stream"),
+        ("completions", b'{"prompt": "a", "n": 0}', "n"),
+        ("completions", b'{"prompt": "a", "max_tokens": "many"}', "max_tokens"),
+        ("completions", b'{"prompt": "a", "model": 3}', "model"),
+        ("completions", b'{"prompt": "a", "stream_options": {"include_usage": 3}}', "stream_options.include_usage"),
+        ("completions", b'{"prompt": ' + DEEP, None),
+        ("completions", b'{"prompt": "a", "other": ' + DEEP, None),
+        ("chat/completions", b"{}", "messages"),
+        ("chat/completions", b'{"messages": "hi"}', "messages"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "n": "two"}', "n"),
+        ("chat/completions", b'{"messages": ' + DEEP, None),
+    ],
+)
+async def test_a_wrong_body_is_a_400_that_names_the_field(
+    serve: Serve, path: str, raw: bytes, param: str | None
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post(f"/v1/{path}", data=raw) as answer:
+            body = await answer.json()
+        assert (answer.status, body["error"]["type"]) == (400, "invalid_request_error")
+        assert body["error"]["param"] == param
+        assert body["error"]["message"] and "Traceback" not in body["error"]["message"]
+        assert one.requests == []
+
+
+async def test_a_prompt_longer_than_the_context_is_a_400(serve: Serve) -> None:
+    async with replicas(1, max_model_len=100) as [one], serve([one], policy="e2") as gateway:
+        status, body, _ = await gateway.complete(prompt=list(range(101)))
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        status, body, _ = await gateway.complete(prompt=["a", "b" * 101])
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        await gateway.idle()
+
+
+async def test_a_prompt_that_is_to_be_truncated_is_placed_by_its_tail(serve: Serve) -> None:
+    async with replicas(1, max_model_len=100) as [one], serve([one], policy="e2") as gateway:
+        assert (await gateway.complete(prompt=list(range(101)), truncate_prompt_tokens=32))[0] == 200
+        _, _, headers = await gateway.complete(prompt=list(range(69, 101)))
+        assert headers["x-preble-matched-tokens"] == "16"
+
+
+async def test_an_empty_text_is_the_engines_business(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], policy="e2") as gateway:
+        assert (await gateway.complete(prompt=""))[0] == 200
+
+
+async def test_a_body_over_the_limit_is_a_413_and_is_not_kept(serve: Serve) -> None:
+    limits = LimitsConfig(max_body_bytes=100_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        for size in (100_001, 300_000, 50_000_000):
+            raw = b'{"prompt": "' + b"a" * (size - 14) + b'"}'
+            async with gateway.http.post("/v1/completions", data=BytesIO(raw), expect100=size > 1_000_000) as answer:
+                assert answer.status == 413
+                assert (await answer.json())["error"]["code"] == "request_too_large"
+        raw = b'{"prompt": "' + b"a" * (8000 - 14) + b'"}'
+        async with gateway.http.post("/v1/completions", data=raw) as answer:
+            assert answer.status == 200
+
+
+async def test_an_endless_body_of_unknown_length_is_a_413(serve: Serve) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * 10_000
+
+    limits = LimitsConfig(max_body_bytes=100_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        answer = await gateway.http.post("/v1/completions", data=pieces())
+        assert answer.status == 413
+
+
+async def test_a_large_body_in_many_pieces_is_put_together(serve: Serve) -> None:
+    async with replicas(1, max_model_len=10**7) as [one], serve([one]) as gateway:
+        prompt = "x" * 3_000_000
+        raw = BytesIO(b'{"prompt": "%s"}' % prompt.encode())
+        async with gateway.http.post("/v1/completions", data=raw) as answer:
+            assert answer.status == 200
+        assert one.requests[0]["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("POST", "/health", 405, "method_not_allowed"),
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/", 404, "not_found"),
+    ],
+)
+async def test_wrong_paths_and_methods(serve: Serve, method: str, path: str, status: int, code: str) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway, gateway.http.request(method, path) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (None, 401),
+        ("Bearer wrong", 401),
+        ("Basic key-1", 401),
+        ("Bearer ", 401),
+        ("Bearer key-1", 200),
+        ("bearer key-2", 200),
+    ],
+)
+async def test_api_keys_guard_the_api_and_stay_here(serve: Serve, given: str | None, status: int) -> None:
+    auth = AuthConfig(api_keys=("key-1", "key-2"), engine_api_key="inner")
+    async with replicas(1) as [one], serve([one], auth=auth) as gateway:
+        headers = {} if given is None else {"Authorization": given}
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=headers) as answer:
+            assert answer.status == status
+            if status == 401:
+                assert (await answer.json())["error"]["code"] == "invalid_api_key"
+        assert [sent["Authorization"] for sent in one.headers] == ["Bearer inner"] * (status == 200)
+        async with gateway.http.get("/health") as answer:
+            assert answer.status == 200
+
+
+async def test_the_clients_authorization_is_forwarded_where_configured(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(forward_authorization=True)) as gateway:
+        headers = {"Authorization": "Bearer mine"}
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=headers) as answer:
+            assert answer.status == 200
+        assert one.headers[0]["Authorization"] == "Bearer mine"
+
+
+async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+
+        def broken(*args: Any) -> None:
+            raise ZeroDivisionError("secret detail")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.scheduler, "place", broken)
+            status, body, _ = await gateway.complete()
+        assert (status, body["error"]["code"]) == (500, "internal_error")
+        assert "secret" not in str(body)
+        assert (await gateway.complete())[0] == 200

@@ -1,0 +1,89 @@
+"""Replicas come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.conftest import Serve
+from gateway.fakes import gated, replicas, until
+
+
+async def test_the_gateway_starts_although_replicas_are_down_and_takes_them_when_they_come(serve: Serve) -> None:
+    async with replicas(2) as [one, two]:
+        await one.stop()
+        await two.stop()
+        async with serve([one, two], live=0) as gateway:
+            async with gateway.http.get("/health") as answer:
+                assert answer.status == 200
+            async with gateway.http.get("/ready") as answer:
+                assert answer.status == 503
+            status, body, _ = await gateway.complete()
+            assert (status, body["error"]["code"]) == (503, "no_replica")
+            await one.start()
+            await until(lambda: gateway.num_live == 1)
+            assert (await gateway.complete())[2]["x-preble-replica"] == one.url
+            await two.start()
+            await until(lambda: gateway.num_live == 2)
+
+
+async def test_a_replica_that_fails_its_checks_leaves_and_comes_back(serve: Serve) -> None:
+    async with replicas(2) as [one, two], serve([one, two]) as gateway:
+        one.healthy = False
+        await until(lambda: gateway.num_live == 1)
+        for _ in range(3):
+            assert (await gateway.complete())[2]["x-preble-replica"] == two.url
+        assert f'preble_replica_up{{replica="{one.url}"}} 0.0' in await gateway.metrics()
+        one.healthy = True
+        await until(lambda: gateway.num_live == 2)
+
+
+async def test_a_request_on_a_replica_that_leaves_the_rotation_still_ends_well(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.append(gated)
+        request = asyncio.create_task(gateway.complete())
+        await until(lambda: one.running == 1)
+        one.healthy = False
+        await until(lambda: gateway.num_live == 0)
+        gateway.scheduler.check()
+        one.healthy = True
+        await until(lambda: gateway.num_live == 1)
+        one.gate.set()
+        status, _, _ = await request
+        assert status == 200
+        await gateway.idle()
+
+
+async def test_a_killed_replica_loses_no_request_that_had_no_answer_yet(serve: Serve) -> None:
+    async with replicas(2) as [one, two], serve([one, two]) as gateway:
+        one.script.extend([gated] * 8)
+        requests = [asyncio.create_task(gateway.complete()) for _ in range(8)]
+        await until(lambda: one.running == 4)
+        await one.stop()
+        answers = await asyncio.gather(*requests)
+        assert [answer[0] for answer in answers] == [200] * 8
+        assert {answer[2]["x-preble-replica"] for answer in answers} == {two.url}
+        await until(lambda: gateway.num_live == 1)
+
+
+async def test_a_replica_that_comes_back_with_other_models_serves_those(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        await one.stop()
+        await until(lambda: gateway.num_live == 0)
+        one.models = [{"id": "new"}]
+        await one.start()
+        await until(lambda: gateway.num_live == 1)
+        assert (await gateway.complete(model="tiny"))[0] == 404
+        assert (await gateway.complete(model="new"))[0] == 200
+
+
+async def test_without_a_tokenize_endpoint_prefixes_still_match(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], policy="e2") as gateway:
+        one.tokenizes = False
+        text = "the same beginning " * 20
+        assert (await gateway.complete(prompt=text))[2]["x-preble-matched-tokens"] == "0"
+        assert int((await gateway.complete(prompt=text + "and more"))[2]["x-preble-matched-tokens"]) >= 80
+        messages = [{"role": "user", "content": text}]
+        for expected in (False, True):
+            async with gateway.http.post("/v1/chat/completions", json={"messages": messages}) as answer:
+                assert answer.status == 200
+                assert (answer.headers["x-preble-matched-tokens"] != "0") == expected
