@@ -35,8 +35,8 @@ class LaunchOptions:
     to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the engine's own
     choice. `device`: "auto" takes the CPU for the environment of `engines/setup.py` and GPUs, one for each replica, for
     any other vLLM where there are some. `executable`: the vllm program. `dev_endpoints`: with /reset_prefix_cache and
-    the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`: between
-    asking a replica to end and killing it.
+    the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`: time
+    between asking a replica to end and killing it.
     """
 
     engine: Literal["vllm", "emulator"]

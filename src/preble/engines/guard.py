@@ -16,14 +16,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+REAP_S = 5.0
 
 
-def die_with_parent() -> None:
-    """In the program, before it starts: be killed should even this guard be killed. Linux only."""
+def prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere the process group alone has to do."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -40,10 +44,34 @@ def stop_at_end_of_input(program: subprocess.Popen[bytes], grace_s: float) -> No
     signal_group(program.pid, signal.SIGKILL)
 
 
+def end_descendants() -> None:
+    """Kill and reap what the program has left: as its subreaper, we have inherited even those that left its group."""
+    until = time.monotonic() + REAP_S
+    while time.monotonic() < until:
+        for pid in children():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            reaped, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if reaped == 0:
+            time.sleep(0.01)
+
+
+def children() -> list[int]:
+    """Our children, as far as the kernel tells."""
+    with contextlib.suppress(OSError):
+        listing = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        return [int(pid) for pid in listing.split()]
+    return []
+
+
 def main(argv: list[str]) -> int:
     # Ctrl-C in a terminal and polite requests are the owner's to act on: it closes our stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     grace_s, command = float(argv[0]), argv[1:]
     program = subprocess.Popen(
         command,
@@ -55,15 +83,16 @@ def main(argv: list[str]) -> int:
     print(program.pid, flush=True)
     threading.Thread(target=stop_at_end_of_input, args=(program, grace_s), daemon=True).start()
     status = program.wait()
-    # Its own children (worker processes) may have outlived it.
     signal_group(program.pid, signal.SIGKILL)
+    end_descendants()
     return status if status >= 0 else 128 - status
 
 
 def prepare_program() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent()
+    # Should even this guard be killed, the program goes with it.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,316 @@
+"""What a misbehaving server does to the HTTP client, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from preble.core.types import ReplicaId
+from preble.engines.http import HttpClient, HttpTimeouts
+from preble.errors import ConfigError, EngineGone, EngineProtocolError, EngineRefused, EngineTimeout
+from support.waiting import eventually
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ANSWER = HEAD + b"Content-Length: 2\r\n\r\nok"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+SHORT = HttpTimeouts(first_byte_s=0.2, idle_s=0.2, control_s=0.2)
+FOREVER = 3600.0
+
+
+class Peer:
+    """The server's side of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.requests: list[bytes] = []
+
+    async def request(self) -> bytes:
+        """The next request, head and body. Raises: IncompleteReadError: the client has closed."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        self.requests.append(head + await self.reader.readexactly(length))
+        return self.requests[-1]
+
+    async def answer(self, content: bytes) -> None:
+        self.writer.write(content)
+        await self.writer.drain()
+
+
+class Server:
+    """Runs `script(peer, number of the connection)` for each connection."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.closed_by_client = 0
+        self.url = ""
+
+
+@asynccontextmanager
+async def serving(script: Callable[[Peer, int], Awaitable[None]]) -> AsyncIterator[Server]:
+    server = Server()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(peer: Peer, number: int) -> None:
+        try:
+            await script(peer, number)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            server.closed_by_client += 1
+        finally:
+            peer.writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.peers.append(Peer(reader, writer))
+        tasks.add(asyncio.create_task(handle(server.peers[-1], len(server.peers))))
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def client_of(
+    url: str, timeouts: HttpTimeouts | None = None, api_key: str | None = None
+) -> AsyncIterator[HttpClient]:
+    client = HttpClient(url, ReplicaId("r0"), timeouts=timeouts, api_key=api_key)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def body_of(client: HttpClient) -> bytes:
+    async with client.send("/v1/completions", b"{}", {}) as response:
+        return b"".join([chunk async for chunk in response.chunks()])
+
+
+async def always_ok(peer: Peer, _: int) -> None:
+    while True:
+        await peer.request()
+        await peer.answer(ANSWER)
+
+
+async def test_the_body_and_headers_reach_the_engine_as_they_are() -> None:
+    async with serving(always_ok) as server, client_of(server.url) as client:
+        async with client.send("/v1/completions", b'{"a": 1}', {"X-Request-Id": "7"}) as response:
+            assert response.status == 200
+            assert response.headers["content-type"] == "application/json"
+            assert b"".join([chunk async for chunk in response.chunks()]) == b"ok"
+        [request] = server.peers[0].requests
+        head, _, body = request.partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/completions HTTP/1.1")
+        assert b"X-Request-Id: 7" in head
+        assert b"Content-Type: application/json" in head
+        assert b"Accept-Encoding" not in head, "a compressed answer could not be passed on as it is"
+        assert body == b'{"a": 1}'
+
+
+async def test_a_connection_is_used_again_after_a_body_that_was_read_to_its_end() -> None:
+    async with serving(always_ok) as server, client_of(server.url) as client:
+        for _ in range(3):
+            assert await body_of(client) == b"ok"
+        assert len(server.peers) == 1
+
+
+async def test_leaving_before_the_end_closes_the_connection() -> None:
+    async def endless(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
+        await peer.request()
+
+    async with serving(endless) as server, client_of(server.url) as client:
+        async with client.send("/v1/completions", b"{}", {}) as response:
+            assert await anext(response.chunks()) == b"hi"
+        await eventually(lambda: server.closed_by_client == 1, "the engine sees that we are gone")
+
+
+async def test_being_cancelled_while_waiting_for_an_answer_closes_the_connection() -> None:
+    async def silent(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.request()
+
+    async with serving(silent) as server, client_of(server.url) as client:
+        task = asyncio.create_task(body_of(client))
+        await eventually(lambda: bool(server.peers and server.peers[0].requests), "the request arrived")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await eventually(lambda: server.closed_by_client == 1, "the engine sees that we are gone")
+
+
+async def test_no_server_is_a_refusal() -> None:
+    async with serving(always_ok) as server:
+        url = server.url
+    async with client_of(url) as client:
+        with pytest.raises(EngineRefused, match=r"replica r0 at http://127\.0\.0\.1:\d+ cannot be reached") as caught:
+            await body_of(client)
+    assert caught.value.replica_id == "r0"
+
+
+async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try() -> None:
+    async def hang_up(peer: Peer, _: int) -> None:
+        await peer.request()
+
+    async with serving(hang_up) as server, client_of(server.url) as client:
+        with pytest.raises(EngineGone):
+            await body_of(client)
+        assert len(server.peers) == 2
+
+
+async def test_a_pooled_connection_that_the_server_closed_meanwhile_costs_nothing() -> None:
+    async def closes_when_used_again(peer: Peer, number: int) -> None:
+        await peer.request()
+        await peer.answer(ANSWER)
+        if number == 1:
+            await peer.request()
+        else:
+            await always_ok(peer, number)
+
+    async with serving(closes_when_used_again) as server, client_of(server.url) as client:
+        assert await body_of(client) == b"ok"
+        assert await body_of(client) == b"ok"
+        assert len(server.peers) == 2
+
+
+async def test_a_server_that_accepts_breaks_and_then_refuses_is_gone_not_refusing() -> None:
+    """Refused means that it has done nothing; this one may have died of the request."""
+    listener: asyncio.Server
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        listener.close()
+        writer.close()
+
+    listener = await asyncio.start_server(die, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with client_of(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(EngineGone, match="accepts no new one"):
+            await body_of(client)
+
+
+async def test_a_connection_broken_in_the_middle_of_the_body_is_gone() -> None:
+    async def half(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
+
+    async with serving(half) as server, client_of(server.url) as client:
+        async with client.send("/v1/completions", b"{}", {}) as response:
+            chunks = response.chunks()
+            assert await anext(chunks) == b"hi"
+            with pytest.raises(EngineGone, match="in the middle of its answer"):
+                await anext(chunks)
+        assert len(server.peers) == 1, "never sent again once an answer has begun"
+
+
+@pytest.mark.parametrize("sent", [b"", CHUNKED], ids=["nothing", "only the head"])
+async def test_an_engine_that_sends_no_first_byte_times_out(sent: bytes) -> None:
+    async def slow(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(sent)
+        await asyncio.sleep(FOREVER)
+
+    async with serving(slow) as server, client_of(server.url, SHORT) as client:
+        with pytest.raises(EngineTimeout):
+            await body_of(client)
+        assert len(server.peers) == 1
+
+
+async def test_an_engine_that_falls_silent_times_out() -> None:
+    async def silent(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
+        await asyncio.sleep(FOREVER)
+
+    timeouts = HttpTimeouts(idle_s=0.2)
+    async with (
+        serving(silent) as server,
+        client_of(server.url, timeouts) as client,
+        client.send("/v1/completions", b"{}", {}) as response,
+    ):
+        chunks = response.chunks()
+        assert await anext(chunks) == b"hi"
+        with pytest.raises(EngineTimeout, match="sent nothing for too long"):
+            await anext(chunks)
+
+
+@pytest.mark.parametrize("rubbish", [b"220 mail ready\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n"])
+async def test_a_server_that_does_not_speak_http_breaks_the_protocol(rubbish: bytes) -> None:
+    async def talk(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(rubbish)
+
+    async with serving(talk) as server, client_of(server.url) as client:
+        with pytest.raises(EngineProtocolError):
+            await body_of(client)
+
+
+async def test_an_answer_of_our_own_that_never_ends_is_cut_off() -> None:
+    async def endless(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(CHUNKED)
+        while True:
+            await peer.answer(b"100000\r\n" + bytes(0x100000) + b"\r\n")
+
+    async with serving(endless) as server, client_of(server.url) as client:
+        with pytest.raises(EngineProtocolError, match="more than 16 MiB"):
+            await client.ask("/metrics")
+
+
+async def test_a_question_of_our_own_times_out() -> None:
+    async def slow(peer: Peer, _: int) -> None:
+        await peer.request()
+        await asyncio.sleep(FOREVER)
+
+    async with serving(slow) as server, client_of(server.url, SHORT) as client:
+        with pytest.raises(EngineTimeout):
+            await client.ask("/health")
+
+
+async def test_the_api_key_is_sent_unless_the_request_brings_its_own() -> None:
+    async with serving(always_ok) as server, client_of(server.url, api_key="secret") as client:
+        await body_of(client)
+        async with client.send("/v1/completions", b"{}", {"authorization": "Bearer mine"}) as response:
+            assert [chunk async for chunk in response.chunks()] == [b"ok"]
+        ours, theirs = server.peers[0].requests
+        assert b"Authorization: Bearer secret" in ours
+        assert b"secret" not in theirs
+
+
+async def test_a_body_is_read_once() -> None:
+    async with (
+        serving(always_ok) as server,
+        client_of(server.url) as client,
+        client.send("/v1/completions", b"{}", {}) as response,
+    ):
+        assert [chunk async for chunk in response.chunks()] == [b"ok"]
+        with pytest.raises(RuntimeError, match="once"):
+            await anext(response.chunks())
+
+
+async def test_a_closed_client_may_be_closed_again_but_not_used() -> None:
+    client = HttpClient("http://127.0.0.1:1", ReplicaId("r0"))
+    await client.close()
+    await client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.ask("/health")
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://host", "http://", "//host"])
+def test_a_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="not usable"):
+        HttpClient(url, ReplicaId("r0"))
+
+
+def test_the_v1_suffix_is_not_needed_and_does_no_harm() -> None:
+    assert HttpClient("http://h:1/v1/", ReplicaId("r0")).url == "http://h:1"

@@ -1,0 +1,194 @@
+"""Starting replicas and leaving none behind, with a small program in the engine's place."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
+from preble.engines.launch import Fleet, ReplicaProcess
+from preble.errors import ConfigError, EngineGone, EngineTimeout
+from support.waiting import eventually
+
+FAKE = Path(__file__).parent.parent / "support" / "fake_vllm.py"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Callable[..., LaunchOptions]:
+    """Options to start the stand-in with; the model's name says how it behaves."""
+    program = tmp_path / "vllm"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    program.chmod(0o755)
+
+    def make(behaviour: str = "healthy", **more: Any) -> LaunchOptions:
+        defaults: dict[str, Any] = {"replicas": 2, "device": "cpu", "executable": program, "log_dir": tmp_path / "logs"}
+        return LaunchOptions(engine="vllm", model=behaviour, **{**defaults, **more})
+
+    return make
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids_of(replica: ReplicaProcess) -> list[int]:
+    """The engine and the child that it has started."""
+    assert replica.pid is not None
+    return [replica.pid, *child_pids(replica.log_path)]
+
+
+def child_pids(log: Path) -> list[int]:
+    return [int(pid) for pid in re.findall(r"child (\d+)", log.read_text())]
+
+
+async def test_a_fleet_is_ready_when_entered_and_gone_with_its_children_when_left(options: Any) -> None:
+    ready: list[str] = []
+    async with Fleet(options(), on_ready=lambda replica: ready.append(replica.name)) as fleet:
+        pids = [pid for replica in fleet.replicas for pid in pids_of(replica)]
+        assert sorted(ready) == ["vllm-0", "vllm-1"]
+        assert len(set(fleet.urls)) == 2
+        assert len(pids) == 4
+        assert all(is_running(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
+
+
+async def test_a_replica_that_dies_is_reported_with_the_end_of_its_log(options: Any) -> None:
+    with pytest.raises(EngineGone, match=r"ended with status 1(?s:.*)out of memory, says the engine"):
+        async with Fleet(options("dies")):
+            pass
+
+
+async def test_a_replica_that_does_not_get_ready_is_stopped_and_reported(options: Any, tmp_path: Path) -> None:
+    fleet = Fleet(options("never-ready", replicas=1, ready_timeout_s=1.0))
+    with pytest.raises(EngineTimeout, match="not ready within 1 s"):
+        await fleet.__aenter__()
+    assert not any(is_running(pid) for pid in child_pids(fleet.replicas[0].log_path))
+
+
+async def test_a_replica_that_ignores_being_asked_is_killed(options: Any) -> None:
+    async with Fleet(options("stubborn", replicas=1, grace_s=0.2)) as fleet:
+        pids = pids_of(fleet.replicas[0])
+    assert not any(is_running(pid) for pid in pids)
+
+
+async def test_a_cancelled_start_leaves_nothing_behind(options: Any) -> None:
+    fleet = Fleet(options("never-ready"))
+    task = asyncio.create_task(fleet.__aenter__())
+    logs = [replica.log_path for replica in fleet.replicas]
+    await eventually(lambda: all(log.exists() and child_pids(log) for log in logs), "both started")
+    pids = [pid for replica in fleet.replicas for pid in pids_of(replica)]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not any(is_running(pid) for pid in pids)
+
+
+async def test_a_killed_replica_is_noticed_and_can_be_started_again_at_its_address(options: Any) -> None:
+    async with Fleet(options()) as fleet:
+        victim, survivor = fleet.replicas
+        exit_seen = asyncio.create_task(fleet.first_exit())
+        url, pids = victim.url, pids_of(victim)
+        await victim.kill()
+        assert await exit_seen is victim
+        await eventually(lambda: not any(is_running(pid) for pid in pids), "its child is gone too")
+        assert survivor.is_alive
+        await victim.start()
+        await victim.wait_ready(30.0)
+        assert victim.url == url
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from preble.engines.launch import Fleet, LaunchOptions
+
+async def main():
+    options = LaunchOptions(engine="vllm", model="healthy", replicas=2, device="cpu",
+                            executable=Path(sys.argv[1]), log_dir=Path(sys.argv[2]))
+    async with Fleet(options) as fleet:
+        print(*[replica.pid for replica in fleet.replicas], flush=True)
+        await asyncio.Event().wait()
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_no_replica_outlives_a_parent_that_is_killed(
+    options: Any, tmp_path: Path, number: signal.Signals
+) -> None:
+    executable, logs = options().executable, tmp_path / "logs"
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(executable), str(logs), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in (await parent.stdout.readline()).split()]
+    pids += [pid for log in logs.iterdir() for pid in child_pids(log)]
+    assert len(pids) == 4
+    parent.send_signal(number)
+    await parent.wait()
+    await eventually(lambda: not any(is_running(pid) for pid in pids), "no replica is left")
+
+
+def test_a_missing_program_says_what_to_do(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is no vllm program"):
+        Fleet(options(executable=tmp_path / "nowhere"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="make engines"):
+        find_vllm(None)
+
+
+def test_the_projects_own_vllm_is_found_from_a_folder_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / ".engines" / "vllm" / "bin" / "vllm"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert find_vllm(None) == program
+
+
+def test_wrong_options_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match="0 replicas"):
+        commands_for(options(replicas=0))
+    with pytest.raises(ConfigError, match="there is no model folder"):
+        commands_for(options("./nowhere"))
+    with pytest.raises(ConfigError, match="needs a model"):
+        commands_for(LaunchOptions(engine="vllm", replicas=1, log_dir=Path("logs")))
+
+
+def test_each_gpu_replica_gets_a_gpu_of_its_own(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    commands = commands_for(options(device="cuda"))
+    assert [command.environ["CUDA_VISIBLE_DEVICES"] for command in commands] == ["3", "5"]
+    assert not any("--dtype" in command.argv for command in commands)
+    with pytest.raises(ConfigError, match="3 replicas need a GPU each, and 2 are visible"):
+        commands_for(options(device="cuda", replicas=3))
+
+
+def test_a_cpu_replica_holds_the_tokens_that_were_asked_for(options: Any) -> None:
+    [command] = commands_for(options(replicas=1, kv_tokens=2048))
+    argv = list(command.argv)
+    block_size = int(argv[argv.index("--block-size") + 1])
+    blocks = int(argv[argv.index("--num-gpu-blocks-override") + 1])
+    assert (blocks - 1) * block_size == 2048
+
+
+def test_free_ports_follow_one_another() -> None:
+    first, second, third = free_ports(3)
+    assert (second, third) == (first + 1, first + 2)
