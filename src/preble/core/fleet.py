@@ -31,7 +31,8 @@ class InFlight:
 
     `leaf`: the node at which its prompt ends, pinned on the replica. `missed_tokens`: prompt tokens to compute there,
     as believed when it was placed. `confirmed_tokens`: matched tokens that had been computed by then, not merely
-    promised; `confirmed_used_s`: when the least recently used of them had last been used.
+    promised; `confirmed_used_s`: when the least recently used of them had last been used. `prefix`: where the prefix
+    ends for whose sake the replica was chosen, None if there is none.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class InFlight:
         "leaf",
         "missed_tokens",
         "placed_at",
+        "prefix",
         "request",
         "slot",
     )
@@ -55,15 +57,17 @@ class InFlight:
         self.missed_tokens = missed
         self.confirmed_tokens = 0
         self.confirmed_used_s = now
+        self.prefix: Node | None = None
         self.first_token_at: float | None = None
 
 
 class Fleet:
     """Replicas by slot, with counts of what is in flight on each.
 
-    `num_requests`: placed and not finished. `waiting_prefill_tokens`: tokens to compute of those without a first token.
-    `num_decoding`: those with one. `block_size`: tokens a KV block. Arrays are indexed by slot; empty slots hold 0.
-    `live`, `live_slots`: the slots in use, as a mask and ascending. `ids`: replica ids by slot.
+    `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
+    those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens a KV
+    block. Arrays are indexed by slot; empty slots hold 0. `live`, `live_slots`: the slots in use, as a mask and
+    ascending. `ids`: replica ids by slot.
     """
 
     def __init__(self) -> None:
@@ -71,6 +75,7 @@ class Fleet:
         self.live = 0
         self.num_requests: NDArray[np.int64] = np.zeros(0, np.int64)
         self.waiting_prefill_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.waiting_prefill_s: NDArray[np.float64] = np.zeros(0)
         self.num_decoding: NDArray[np.int64] = np.zeros(0, np.int64)
         self.block_size: NDArray[np.int64] = np.ones(0, np.int64)
         self.live_slots: tuple[int, ...] = ()
@@ -93,6 +98,7 @@ class Fleet:
         if slot == len(self.num_requests):
             self.num_requests = np.append(self.num_requests, 0)
             self.waiting_prefill_tokens = np.append(self.waiting_prefill_tokens, 0)
+            self.waiting_prefill_s = np.append(self.waiting_prefill_s, 0.0)
             self.num_decoding = np.append(self.num_decoding, 0)
             self.block_size = np.append(self.block_size, 1)
         self.specs[slot] = spec
@@ -108,6 +114,7 @@ class Fleet:
         self.live &= ~(1 << slot)
         self._note_change()
         self.num_requests[slot] = self.waiting_prefill_tokens[slot] = self.num_decoding[slot] = 0
+        self.waiting_prefill_s[slot] = 0.0
         self.block_size[slot] = 1
         return slot
 
@@ -135,17 +142,24 @@ class Fleet:
     def start(self, flight: InFlight) -> None:
         self.num_requests[flight.slot] += 1
         self.waiting_prefill_tokens[flight.slot] += flight.missed_tokens
+        self.waiting_prefill_s[flight.slot] += flight.entry.prefill_s
 
     def first_token(self, flight: InFlight) -> None:
-        self.waiting_prefill_tokens[flight.slot] -= flight.missed_tokens
+        self._end_waiting(flight)
         self.num_decoding[flight.slot] += 1
 
     def end(self, flight: InFlight) -> None:
         self.num_requests[flight.slot] -= 1
         if flight.first_token_at is None:
-            self.waiting_prefill_tokens[flight.slot] -= flight.missed_tokens
+            self._end_waiting(flight)
         else:
             self.num_decoding[flight.slot] -= 1
+
+    def _end_waiting(self, flight: InFlight) -> None:
+        slot = flight.slot
+        self.waiting_prefill_tokens[slot] -= flight.missed_tokens
+        left_s = self.waiting_prefill_s[slot] - flight.entry.prefill_s if self.waiting_prefill_tokens[slot] else 0.0
+        self.waiting_prefill_s[slot] = max(left_s, 0.0)
 
     def check(self, flights: list[InFlight]) -> None:
         """The counts agree with the requests in flight. For tests."""
@@ -156,4 +170,5 @@ class Fleet:
             assert self.num_requests[slot] == len(mine)
             assert self.num_decoding[slot] == len(mine) - len(waiting)
             assert self.waiting_prefill_tokens[slot] == sum(flight.missed_tokens for flight in waiting)
+            assert abs(self.waiting_prefill_s[slot] - sum(flight.entry.prefill_s for flight in waiting)) < 1e-6
         assert self.live == sum(1 << slot for slot in self.specs)

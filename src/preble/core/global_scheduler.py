@@ -16,6 +16,7 @@ from preble.core.load_window import LoadWindow
 from preble.core.policy import ClusterView, Policy
 from preble.core.prefix_index import PrefixIndex, slots_of
 from preble.core.radix_tree import Match, Node
+from preble.core.rebalance import Rebalancer, RebalanceSettings
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -55,7 +56,8 @@ class GlobalScheduler:
 
     `now` must not go back. `seed`: of the generator that breaks ties. `window_s`: H, over which load and popularity are
     counted. `report_grace_s`: how long after a request's end the reports of what it stored may still be under way.
-    `belief_ttl_s`: how long an unused prefix is believed to stay on a replica that reports no evictions.
+    `belief_ttl_s`: how long an unused prefix is believed to stay on a replica that reports no evictions. `rebalance`:
+    for policies that rebalance; the paper's settings if None.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class GlobalScheduler:
         window_s: float = 180.0,
         report_grace_s: float = 1.0,
         belief_ttl_s: float = 600.0,
+        rebalance: RebalanceSettings | None = None,
     ) -> None:
         self.policy = policy
         self._cost_model = cost_model
@@ -76,6 +79,7 @@ class GlobalScheduler:
         self._fleet = Fleet()
         self._index = PrefixIndex()
         self._window = LoadWindow(cost_model, window_s)
+        self._rebalancer = Rebalancer(rebalance or RebalanceSettings(), window_s)
         self._eviction_costs: dict[int, EvictionCost] = {}
         self._flights: dict[RequestId, InFlight] = {}
         self._graces: deque[_Grace] = deque()
@@ -104,11 +108,12 @@ class GlobalScheduler:
             window=self._window,
             cost_model=self._cost_model,
             eviction_costs=self._eviction_costs,
+            rebalancer=self._rebalancer,
         )
         choice = self.policy.choose(view, self._rng)
         assert eligible >> choice.slot & 1, f"{self.policy.name} chose a replica that it must not"
         matched = view.matched_on(choice.slot)
-        self._start(request, choice.slot, matched, match, now)
+        self._start(request, choice.slot, matched, match, now).prefix = choice.prefix
         return Placement(
             request.request_id,
             self._fleet.replica_id(choice.slot),
@@ -140,6 +145,10 @@ class GlobalScheduler:
             return
         self._fleet.first_token(flight)
         flight.first_token_at = now
+        if flight.prefix is not None:
+            num_tokens = flight.request.num_prompt_tokens
+            prefill_s = self._cost_model.prefill_s(flight.missed_tokens, num_tokens - flight.missed_tokens)
+            self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - prefill_s, now)
         self._believe_prompt_held(flight, now)
 
     def on_finish(
@@ -209,6 +218,7 @@ class GlobalScheduler:
             del self._flights[request.request_id]
         self._graces = deque(grace for grace in self._graces if grace.slot != slot)
         self._window.remove_replica(slot)
+        self._rebalancer.remove_replica(slot)
         self._index.remove_replica(slot)
         self._fleet.remove(replica_id)
         del self._eviction_costs[slot], self._drift[slot]
@@ -222,9 +232,7 @@ class GlobalScheduler:
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
         times = [self._graces[0].until] if self._graces else []
-        expiry = self._window.next_expiry()
-        if expiry is not None:
-            times.append(expiry)
+        times += [due for due in (self._window.next_expiry(), self._rebalancer.next_search()) if due is not None]
         times += [
             self._index.holdings(slot).oldest_use_s + self._belief_ttl_s
             for slot in self._fleet.specs
@@ -233,8 +241,13 @@ class GlobalScheduler:
         return min(times, default=None)
 
     def on_timer(self, now: float) -> None:
-        """Expiry: of the window, of promises that were not kept, of beliefs that nothing has confirmed."""
+        """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing."""
         self._expire(now)
+        search_at = self._rebalancer.next_search()
+        if search_at is not None and search_at <= now:
+            self._rebalancer.search(
+                _ClusterForRebalancing(self._fleet, self._index, self._window, self._cost_model), now
+            )
         for slot in self._fleet.specs:
             if self._believes(slot):
                 self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
@@ -304,7 +317,7 @@ class GlobalScheduler:
             raise NoReplicaError("no other replica is available")
         return eligible
 
-    def _start(self, request: Request, slot: int, matched: int, match: Match, now: float) -> None:
+    def _start(self, request: Request, slot: int, matched: int, match: Match, now: float) -> InFlight:
         missed = request.num_prompt_tokens - matched
         confirmed = self._index.matched_on(match, slot, confirmed=True)
         confirmed_used_s = self._index.last_used_s(match, slot, confirmed)
@@ -315,6 +328,7 @@ class GlobalScheduler:
         flight.confirmed_used_s = confirmed_used_s
         self._flights[request.request_id] = flight
         self._fleet.start(flight)
+        return flight
 
     def _flight(self, request_id: RequestId) -> InFlight:
         flight = self._flights.get(request_id)
@@ -368,6 +382,26 @@ class GlobalScheduler:
         while self._graces and self._graces[0].until <= now:
             grace = self._graces.popleft()
             self._index.unpin(grace.slot, grace.leaf)
+
+
+class _ClusterForRebalancing:
+    """What `Rebalancer.search` may ask, answered from the scheduler's own state."""
+
+    def __init__(self, fleet: Fleet, index: PrefixIndex, window: LoadWindow, cost_model: CostModel) -> None:
+        self.live_slots = fleet.live_slots
+        self.load_s = window.load_s.tolist()
+        self._index = index
+        self._cost_model = cost_model
+
+    def recompute_s(self, node: Node) -> float:
+        return self._cost_model.prefill_s(node.end)
+
+    def holders(self, node: Node) -> list[int]:
+        return list(slots_of(node.full_holders))
+
+    def window_requests(self, node: Node) -> int:
+        records = (self._index.holdings(slot).get(node) for slot in slots_of(node.holders))
+        return sum(record.shares for record in records if record is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,8 +139,10 @@ class Holdings:
         """`upper` was merged into `lower`, its only child: join their records, which `can_merge` allowed before."""
         self.version += 1
         head = self._records.pop(upper)
-        _unlink(head)
         tail = self._records[lower]
+        if _is_linked(head) and not _is_linked(tail):
+            _link_before(tail, head)
+        _unlink(head)
         tail.held += head.held
         self._settle(lower, tail)
 

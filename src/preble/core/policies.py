@@ -11,15 +11,24 @@ from preble.core.policy import Policy
 from preble.errors import ConfigError
 
 _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
-    {policy.name: policy for policy in (E2, RoundRobin, LeastLoad)}
+    {
+        "e2": E2,
+        "e2_rebalance": lambda: E2("e2_rebalance", mix_decode=False),
+        "e2_per_request": lambda: E2("e2_per_request", rebalance=False, mix_decode=False),
+        "round_robin": RoundRobin,
+        "least_load": LeastLoad,
+    }
 )
 
 
 def policy_names() -> tuple[str, ...]:
     """Every name that `make_policy` knows; the first is the default.
 
+    `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without its prefill/decode
+    balance, and that with rebalancing and replication.
+
     >>> policy_names()
-    ('e2', 'round_robin', 'least_load')
+    ('e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
     """
     return tuple(_POLICIES)
 

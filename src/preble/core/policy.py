@@ -20,17 +20,23 @@ from preble.core.eviction_cost import EvictionCost
 from preble.core.fleet import Fleet
 from preble.core.load_window import LoadWindow
 from preble.core.prefix_index import Coverage, PrefixIndex, slots_of
-from preble.core.radix_tree import Match
+from preble.core.radix_tree import Match, Node
+from preble.core.rebalance import Rebalancer
 from preble.core.types import Candidate, Reason, ReplicaId, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A policy's decision. `candidates`: what it weighed, for logs and explanations."""
+    """A policy's decision.
+
+    `candidates`: what it weighed, for logs and explanations. `prefix`: where the prefix ends for whose sake the replica
+    was chosen; its queueing is watched, and it may be replicated. None where there is no such prefix.
+    """
 
     slot: int
     reason: Reason
     candidates: Sequence[Candidate] = ()
+    prefix: Node | None = None
 
 
 class Policy(Protocol):
@@ -62,6 +68,7 @@ class ClusterView:
         window: LoadWindow,
         cost_model: CostModel,
         eviction_costs: dict[int, EvictionCost],
+        rebalancer: Rebalancer,
     ) -> None:
         self.request = request
         self.cost_model = cost_model
@@ -71,6 +78,7 @@ class ClusterView:
         self._index = index
         self._window = window
         self._eviction_costs = eviction_costs
+        self._rebalancer = rebalancer
 
     @cached_property
     def slots(self) -> Sequence[int]:
@@ -88,6 +96,11 @@ class ClusterView:
     def waiting_prefill_tokens(self) -> NDArray[np.int64]:
         """Prompt tokens still to be computed, of requests in flight without a first token."""
         return self._fleet.waiting_prefill_tokens
+
+    @property
+    def waiting_prefill_s(self) -> NDArray[np.float64]:
+        """Seconds of prefill that these tokens take."""
+        return self._fleet.waiting_prefill_s
 
     @property
     def num_decoding(self) -> NDArray[np.int64]:
@@ -115,6 +128,36 @@ class ClusterView:
     def key_holders(self) -> list[int]:
         """The replicas that hold the key portion: most of the node with the most tokens on that prefix."""
         return list(slots_of(self._coverage.key_holders))
+
+    @property
+    def key_node(self) -> Node | None:
+        """The key portion; None if nothing is cached."""
+        return self._coverage.key_node
+
+    @cached_property
+    def homes(self) -> tuple[Node, list[int]] | None:
+        """The replicated prefix that the prompt begins with, and who is to serve it; None if there is none."""
+        found = self._rebalancer.homes(self._match.path)
+        if found is None:
+            return None
+        node, slots = found
+        allowed = [slot for slot in slots if self._eligible >> slot & 1]
+        return (node, allowed) if allowed else None
+
+    @cached_property
+    def lightest_load_s(self) -> float:
+        """The lowest L of any replica that may get the request."""
+        return float(self.load_s[np.asarray(self.slots)].min())
+
+    def sheds(self, slot: int) -> bool:
+        """True if the replica is so much more loaded than the lightest that it should not be exploited."""
+        return self._rebalancer.sheds(slot, float(self.load_s[slot]), self.lightest_load_s)
+
+    @property
+    def decode_ratio(self) -> NDArray[np.float64]:
+        """Share of decoding in L, 0 where there is no load."""
+        load_s = self.load_s
+        return np.divide(self._window.decode_load_s, load_s, out=np.zeros(len(load_s)), where=load_s > 0)
 
     @cached_property
     def matched_tokens(self) -> NDArray[np.int64]:

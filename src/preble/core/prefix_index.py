@@ -21,11 +21,12 @@ from preble.core.types import TOKEN_BYTES, BlockHash, BlocksEvicted, BlocksStore
 class Coverage:
     """How far some replica of a set holds a prompt, without a gap.
 
-    `cached_tokens`: the longest such prefix of any of them. `key_holders`: mask of those that hold most of the key
-    portion, which is the node with the most tokens on that prefix.
+    `cached_tokens`: the longest such prefix of any of them. `key_node`: the key portion, which is the node with the
+    most tokens on that prefix. `key_holders`: mask of those that hold most of it.
     """
 
     cached_tokens: int
+    key_node: Node | None
     key_holders: int
 
 
@@ -60,14 +61,15 @@ class PrefixIndex:
 
     def coverage(self, match: Match, among: int) -> Coverage:
         """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
-        best, key_tokens, key_holders = 0, 0, 0
+        best, key_tokens, key_holders = 0, 1, 0
+        key_node: Node | None = None
         alive = among
         for node in match.path:
             whole, parts = self._holders_of(node, match.num_tokens, alive)
             size = min(node.end, match.num_tokens) - node.start
             longest = size if whole else max(parts.values(), default=0)
             if longest >= key_tokens:
-                key_tokens, key_holders = longest, whole
+                key_tokens, key_node, key_holders = longest, node, whole
                 for slot, tokens in parts.items():
                     if 2 * tokens > longest:
                         key_holders |= 1 << slot
@@ -76,7 +78,7 @@ class PrefixIndex:
             if not whole:
                 break
             alive = whole
-        return Coverage(best, key_holders)
+        return Coverage(best, key_node, key_holders)
 
     def matched_tokens(self, match: Match, among: int) -> Iterator[tuple[int, int]]:
         """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.

@@ -1,0 +1,239 @@
+"""After placement: shift load off heavy replicas, and replicate a prefix that is too hot for one.
+
+Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; ours is told in docs/decisions/0004):
+
+- *redirect*, on the request path, O(1): a request that would exploit a replica which is Th_bal times as loaded as the
+  lightest goes to the lightest instead, if the gap is worth computing the prefix again;
+- *replicate*, in the background: when the mean queueing time of a prefix's requests doubles all the same, the prefix
+  gets a further home, and what lies below it in the tree is split between the homes by load;
+- *retire*, in the background: when its load has fallen, a prefix loses its latest home again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from preble.core.radix_tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceSettings:
+    """When load moves.
+
+    `threshold`: Th_bal, the ratio of loads at which shedding starts (the published code's 1.5). `calm`: the ratio at
+    which it stops; lower, so that it does not flutter. `queue_growth`: by which factor queueing must grow from one half
+    of the window to the next for a prefix to be replicated (the paper's "doubles"). `min_requests`: in each half, for
+    its mean to count. `retire_below`: a home is given up when the others would each get less than this part of the
+    request rate at which the prefix was replicated. `interval_s`: between searches for what to replicate or retire.
+    """
+
+    threshold: float = 1.5
+    calm: float = 1.25
+    queue_growth: float = 2.0
+    min_requests: int = 8
+    retire_below: float = 0.5
+    interval_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.calm <= self.threshold:
+            raise ValueError(f"need 1 <= calm <= threshold, got calm {self.calm}, threshold {self.threshold}")
+
+
+@dataclass(slots=True)
+class _Half:
+    """Requests of one prefix that got their first token in one half of the window."""
+
+    started_at: float
+    num_requests: int = 0
+    queueing_s: float = 0.0
+
+    @property
+    def mean_queueing_s(self) -> float:
+        return self.queueing_s / self.num_requests if self.num_requests else 0.0
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """What is known of a prefix. `homes`: slots that serve it, first the oldest; empty while nothing was decided.
+    `rate_per_home`: requests a second and home when it was last replicated. `shares`: which home has which child."""
+
+    now: _Half
+    before: _Half
+    homes: list[int] = field(default_factory=list)
+    rate_per_home: float = 0.0
+    shares: dict[Node, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HomeChange:
+    """The prefix that ends in `node` got the replica in `slot` as a further home, or lost it."""
+
+    node: Node
+    slot: int
+    added: bool
+
+
+class Cluster(Protocol):
+    """What the search may ask. `load_s`: L by slot."""
+
+    @property
+    def live_slots(self) -> Sequence[int]: ...
+
+    @property
+    def load_s(self) -> Sequence[float]: ...
+
+    def recompute_s(self, node: Node) -> float:
+        """Seconds to compute the prompt up to the end of `node` from nothing."""
+        ...
+
+    def holders(self, node: Node) -> list[int]:
+        """Slots of the replicas that hold all of `node`, ascending."""
+        ...
+
+    def window_requests(self, node: Node) -> int:
+        """Requests of the window, on all replicas, that use `node`."""
+        ...
+
+
+class Rebalancer:
+    """Which replicas shed load, and which prefixes have which homes.
+
+    `num_replicated`: prefixes with more homes than one, or with one that must outlast the holdings of a retired home.
+    """
+
+    def __init__(self, settings: RebalanceSettings, window_s: float) -> None:
+        self.settings = settings
+        self._half_s = window_s / 2
+        self._prefixes: dict[Node, _Prefix] = {}
+        self._shedding = 0
+        self.num_replicated = 0
+        self._next_search: float | None = None
+
+    # -- on the request path ------------------------------------------------------------------------------------------
+
+    def sheds(self, slot: int, load_s: float, lightest_s: float) -> bool:
+        """True if the replica is too loaded, compared with the lightest, to be exploited. O(1); with hysteresis."""
+        bit = 1 << slot
+        limit = self.settings.calm if self._shedding & bit else self.settings.threshold
+        if load_s > limit * lightest_s:
+            self._shedding |= bit
+        else:
+            self._shedding &= ~bit
+        return bool(self._shedding & bit)
+
+    def homes(self, path: Sequence[Node]) -> tuple[Node, list[int]] | None:
+        """The deepest prefix on the path that has homes, with those that may get the request; None if there is none."""
+        if not self.num_replicated:
+            return None
+        below: Node | None = None
+        for node in reversed(path):
+            prefix = self._prefixes.get(node)
+            if prefix is not None and prefix.homes:
+                share = prefix.shares.get(below) if below is not None else None
+                return node, [share] if share is not None else prefix.homes
+            below = node
+        return None
+
+    def note_first_token(self, node: Node, queueing_s: float, now: float) -> None:
+        """A request of the prefix that ends in `node` waited so long before its prompt was computed."""
+        prefix = self._prefixes.get(node)
+        if prefix is None:
+            prefix = self._prefixes[node] = _Prefix(_Half(now), _Half(now - self._half_s))
+        self._turn(prefix, now)
+        prefix.now.num_requests += 1
+        prefix.now.queueing_s += max(queueing_s, 0.0)
+        if self._next_search is None:
+            self._next_search = now + self.settings.interval_s
+
+    # -- in the background --------------------------------------------------------------------------------------------
+
+    def next_search(self) -> float | None:
+        """When `search` is due; None while there is nothing to watch."""
+        return self._next_search
+
+    def search(self, cluster: Cluster, now: float) -> list[HomeChange]:
+        """Replicate what queues too long, retire what has cooled, forget what nobody asks for. O(prefixes watched)."""
+        changes = []
+        for node, prefix in list(self._prefixes.items()):
+            self._turn(prefix, now)
+            if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
+                del self._prefixes[node]
+            elif self._queues_too_long(prefix, cluster.recompute_s(node)):
+                changes += self._replicate(node, prefix, cluster, now)
+            elif len(prefix.homes) > 1 and self._has_cooled(prefix, now):
+                retired = prefix.homes.pop()
+                prefix.shares = {child: home for child, home in prefix.shares.items() if home != retired}
+                changes.append(HomeChange(node, retired, added=False))
+        self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
+        self._next_search = now + self.settings.interval_s if self._prefixes else None
+        return changes
+
+    def remove_replica(self, slot: int) -> None:
+        """The replica is gone: it sheds nothing and is nobody's home."""
+        self._shedding &= ~(1 << slot)
+        for prefix in self._prefixes.values():
+            if slot in prefix.homes:
+                prefix.homes.remove(slot)
+                prefix.shares = {child: home for child, home in prefix.shares.items() if home != slot}
+        self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, prefix: _Prefix, now: float) -> None:
+        """Let the current half become the previous one when it is over."""
+        halves = int((now - prefix.now.started_at) / self._half_s)
+        if halves:
+            start = prefix.now.started_at + halves * self._half_s
+            prefix.before = prefix.now if halves == 1 else _Half(start - self._half_s)
+            prefix.now = _Half(start)
+
+    def _queues_too_long(self, prefix: _Prefix, recompute_s: float) -> bool:
+        """Queueing has doubled, and waiting costs more than computing the prefix once more elsewhere."""
+        enough = self.settings.min_requests
+        if prefix.now.num_requests < enough or prefix.now.mean_queueing_s <= recompute_s:
+            return False
+        before_s = prefix.before.mean_queueing_s if prefix.before.num_requests >= enough else 0.0
+        return prefix.now.mean_queueing_s >= self.settings.queue_growth * before_s
+
+    def _replicate(self, node: Node, prefix: _Prefix, cluster: Cluster, now: float) -> list[HomeChange]:
+        homes = prefix.homes or cluster.holders(node)
+        others = [slot for slot in cluster.live_slots if slot not in homes]
+        if not homes or not others:
+            return []
+        lightest = min(others, key=lambda slot: (cluster.load_s[slot], slot))
+        if cluster.load_s[lightest] >= min(cluster.load_s[slot] for slot in homes):
+            return []
+        prefix.rate_per_home = self._rate(prefix, now) / len(homes)
+        prefix.homes = [*homes, lightest]
+        prefix.shares = _split_by_load(node, prefix.homes, cluster)
+        prefix.before, prefix.now = prefix.now, _Half(now)
+        return [HomeChange(node, lightest, added=True)]
+
+    def _has_cooled(self, prefix: _Prefix, now: float) -> bool:
+        rate_per_home = self._rate(prefix, now) / (len(prefix.homes) - 1)
+        return rate_per_home < self.settings.retire_below * prefix.rate_per_home
+
+    def _rate(self, prefix: _Prefix, now: float) -> float:
+        """Requests a second over the current half and the one before."""
+        seconds = now - prefix.before.started_at
+        return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
+
+
+def _split_by_load(node: Node, homes: list[int], cluster: Cluster) -> dict[Node, int]:
+    """Give each shared subtree below `node` to one of the homes, the heaviest first to the home with the least so far.
+
+    On equal terms a subtree stays with a home that holds it already. Load: requests in the window.
+    """
+    given = dict.fromkeys(homes, 0)
+    shares: dict[Node, int] = {}
+    children = [(cluster.window_requests(child), child) for child in (node.children or {}).values()]
+    for requests, child in sorted(children, key=lambda item: (-item[0], item[1].tokens)):
+        if requests < 2:
+            break
+        holders = cluster.holders(child)
+        home = min(homes, key=lambda slot: (given[slot], slot not in holders, slot))
+        shares[child] = home
+        given[home] += requests
+    return shares
