@@ -85,6 +85,11 @@ class VllmEngine(OpenAIEngine):
             version=version.decode(VersionAnswer).version if version.status == 200 else None,
         )
 
+    @property
+    def kv_event_endpoints(self) -> KvEventEndpoints | None:
+        """Where its KV events are, as given or as the last probe found out; None where it has none."""
+        return self._endpoints
+
     async def check_ready(self) -> None:
         """Return if the engine behind the HTTP server lives. Raises: EngineError."""
         (await self._http.ask("/health")).require_ok()

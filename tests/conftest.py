@@ -1,0 +1,18 @@
+"""Fixtures that several rooms use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.replicas import VllmPair, require_vllm, running_vllm_pair
+
+
+@pytest.fixture(scope="session")
+def vllm_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPair]:
+    """Two real vLLM replicas of the tiny model, started once a session (20 to 110 s) and shared: assume nothing of
+    what they cache, reset it where it matters. Mark tests that use it `vllm` and give them a timeout of 600 s."""
+    require_vllm()
+    with running_vllm_pair(tmp_path_factory.mktemp("vllm-logs")) as pair:
+        yield pair

@@ -1,0 +1,106 @@
+"""What a stream of KV events says that a replica caches, kept in the plainest way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, unpack_tokens
+from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, ReplayUnavailable
+from support.waiting import eventually
+
+REPLAY_TIMEOUT_S = 30.0
+
+
+class Belief:
+    """Applies a replica's events. `parent_missing`: blocks whose parent was not cached when they were stored."""
+
+    def __init__(self, stream: KvEventStream) -> None:
+        self.stream = stream
+        self.starts = 0
+        self.parent_missing = 0
+        self._blocks: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+
+    async def follow(self) -> None:
+        async with aclosing(self.stream.events()) as events:
+            async for event in events:
+                self.apply(event)
+
+    def apply(self, event: KvEvent) -> None:
+        match event:
+            case CacheCleared():
+                self.starts += 1
+                self._blocks.clear()
+            case BlocksEvicted():
+                for block in event.block_hashes:
+                    del self._blocks[block]
+            case BlocksStored():
+                self._store(event)
+
+    def _store(self, event: BlocksStored) -> None:
+        tokens, parent = tuple(unpack_tokens(event.tokens)), event.parent
+        self.parent_missing += parent is not None and parent not in self._blocks
+        for i, block in enumerate(event.block_hashes):
+            self._blocks[block] = parent, tokens[i * event.block_size : (i + 1) * event.block_size]
+            parent = block
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def usable_tokens(self, prompt: Sequence[int], block_size: int) -> int:
+        """Leading tokens of a prompt that a request would find cached; its last token is always computed."""
+        by_content = {content: block for block, content in self._blocks.items()}
+        parent: BlockHash | None = None
+        matched = 0
+        while matched + block_size < len(prompt):
+            content = parent, tuple(prompt[matched : matched + block_size])
+            if content not in by_content:
+                break
+            parent = by_content[content]
+            matched += block_size
+        return matched
+
+    async def settled(self, endpoints: KvEventEndpoints) -> None:
+        """Return when everything that the engine has published so far is applied."""
+
+        async def in_step() -> bool:
+            return await newest_message(endpoints) == max(self.stream.position or 0, 0)
+
+        await eventually(in_step, "in step with the engine", timeout_s=120.0)
+
+
+async def newest_message(endpoints: KvEventEndpoints) -> int:
+    """Number of the engine's newest message, 0 for none.
+
+    The engine's publisher takes turns between one waiting message and one such question, so what was waiting when we
+    first asked is out when the answer has stayed the same for some turns.
+    """
+    sockets = EventSockets(endpoints)
+    answers: list[int] = []
+    try:
+        while len(answers) < 4 or len(set(answers[-4:])) > 1:
+            newest = answers[-1] if answers else 0
+            async with aclosing(sockets.replay(newest, REPLAY_TIMEOUT_S)) as messages:
+                async for message in messages:
+                    newest = message.seq
+            answers.append(newest)
+    except ReplayUnavailable as error:
+        raise AssertionError("the engine does not answer replays") from error
+    finally:
+        sockets.close()
+    return answers[-1]
+
+
+@asynccontextmanager
+async def believing(endpoints: KvEventEndpoints, replica_id: str = "r0") -> AsyncIterator[Belief]:
+    """A belief that follows the engine and is in step with it."""
+    belief = Belief(KvEventStream(ReplicaId(replica_id), endpoints, replay_timeout_s=REPLAY_TIMEOUT_S))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(belief.follow())
+        try:
+            await eventually(lambda: belief.stream.position is not None, "caught up", timeout_s=120.0)
+            yield belief
+        finally:
+            belief.stream.close()

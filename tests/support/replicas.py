@@ -1,0 +1,136 @@
+"""Two real vLLM replicas for a whole test session, and questions to ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import pytest
+
+from preble.engines.launch import Fleet, LaunchOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+VLLM = ROOT / ".engines" / "vllm" / "bin" / "vllm"
+TINY_MODEL = ROOT / ".engines" / "models" / "tiny-llama"
+MODEL_NAME = "tiny"
+BLOCK_SIZE = 32
+KV_TOKENS = 2048
+"""Of each replica: so few that a handful of prompts forces evictions."""
+
+MAX_MODEL_LEN = 2048
+READY_TIMEOUT_S = 280.0
+
+T = TypeVar("T")
+
+
+def require_vllm() -> None:
+    """Skip the test where vLLM is not set up; with CI=true that is a failure."""
+    if VLLM.is_file() and TINY_MODEL.is_dir():
+        return
+    reason = "real vLLM is not set up here: run `make engines` (python3 engines/setup.py vllm)"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPair:
+    """Two running replicas. `urls` stay the same when one is killed and started again."""
+
+    fleet: Fleet
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        first, second = self.fleet.urls
+        return first, second
+
+    async def kill(self, index: int) -> None:
+        """Kill one replica as a crash would. Start it again before the test ends."""
+        await self._there(self.fleet.replicas[index].kill())
+
+    async def start(self, index: int) -> None:
+        """Start one again that was killed; returns when it is ready."""
+        replica = self.fleet.replicas[index]
+        await self._there(replica.start())
+        await self._there(replica.wait_ready(READY_TIMEOUT_S))
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the loop that owns the processes: it outlives the loop of any one test."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+@contextmanager
+def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
+    """Start both, stop both."""
+    options = LaunchOptions(
+        engine="vllm",
+        replicas=2,
+        log_dir=log_dir,
+        model=str(TINY_MODEL),
+        served_model_name=MODEL_NAME,
+        kv_tokens=KV_TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+        device="cpu",
+        executable=VLLM,
+        dev_endpoints=True,
+        ready_timeout_s=READY_TIMEOUT_S,
+    )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="vllm-pair")
+    thread.start()
+    fleet = Fleet(options)
+    try:
+        asyncio.run_coroutine_threadsafe(fleet.__aenter__(), loop).result()
+        yield VllmPair(fleet, loop)
+    finally:
+        asyncio.run_coroutine_threadsafe(fleet.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """Token ids that no other seed has; no special tokens among them."""
+    chance = random.Random(seed)
+    return [chance.randrange(100, 4000) for _ in range(length)]
+
+
+class Replica:
+    """Plain questions to one replica, past all of our own code."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def complete(self, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> int:
+        """Run a prompt. Returns the number of its tokens that were cached."""
+        body = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": max_tokens, "ignore_eos": True, **more}
+        async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            return int((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    async def reset_prefix_cache(self) -> None:
+        async with self._session.post(f"{self.url}/reset_prefix_cache") as response:
+            assert response.status == 200, await response.text()
+            assert await response.json() == {"success": True}, "something still runs"
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric that have these labels."""
+        async with self._session.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert samples, f"{self.url} has no metric {name}"
+        return sum(float(line.rpartition(" ")[2]) for line in samples if all(label in line for label in wanted))
+
+    async def num_running(self) -> float:
+        return await self.metric("vllm:num_requests_running")
