@@ -1,0 +1,209 @@
+"""When load moves: redirects, replication, retirement, prefill/decode balance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from preble.core.cost_model import CostModel, CostProfile
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.radix_tree import Node, RadixTree
+from preble.core.rebalance import Rebalancer, RebalanceSettings
+from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
+
+# One token costs 1 ms to prefill, an output token 1 ms to decode.
+MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.0, 0.0, 10_000))
+WINDOW_S = 100.0
+
+
+@dataclass
+class FakeCluster:
+    """The seam of the search: loads by slot, holders and requests by node."""
+
+    load_s: Sequence[float]
+    held_by: dict[Node, list[int]] = field(default_factory=dict)
+    requests: dict[Node, int] = field(default_factory=dict)
+
+    @property
+    def live_slots(self) -> Sequence[int]:
+        return range(len(self.load_s))
+
+    def recompute_s(self, node: Node) -> float:
+        return node.end / 1000
+
+    def holders(self, node: Node) -> list[int]:
+        return self.held_by.get(node, [])
+
+    def window_requests(self, node: Node) -> int:
+        return self.requests.get(node, 0)
+
+
+def rebalancer() -> Rebalancer:
+    return Rebalancer(RebalanceSettings(min_requests=4), WINDOW_S)
+
+
+def prefix_with_children() -> tuple[Node, list[Node]]:
+    tree = RadixTree()
+    children = [tree.insert(pack_tokens([*range(100), branch, *range(50)]))[-1] for branch in (1001, 1002, 1003)]
+    parent = children[0].parent
+    assert parent is not None
+    return parent, children
+
+
+def queue(made: Rebalancer, node: Node, seconds: Sequence[float], start: float) -> None:
+    for i, queueing_s in enumerate(seconds):
+        made.note_first_token(node, queueing_s, start + i)
+
+
+def test_shedding_starts_at_the_threshold_and_stops_at_the_calm_ratio() -> None:
+    made = rebalancer()
+    assert [made.sheds(0, load, 1.0) for load in (1.4, 1.6, 1.4, 1.3, 1.2, 1.4)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_prefix_whose_queueing_doubles_gets_the_lightest_replica_as_a_further_home() -> None:
+    made, (node, _) = rebalancer(), prefix_with_children()
+    queue(made, node, [0.2] * 4, start=0.0)
+    queue(made, node, [0.5] * 4, start=50.0)
+    cluster = FakeCluster([9.0, 3.0, 1.0], {node: [0]})
+    (change,) = made.search(cluster, 60.0)
+    assert (change.node, change.slot, change.added) == (node, 2, True)
+    assert made.homes([node]) == (node, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "loads"),
+    [
+        ([0.4] * 4, [0.5] * 4, [9.0, 1.0]),  # has not doubled
+        ([0.01] * 4, [0.05] * 4, [9.0, 1.0]),  # waiting is cheaper than computing the prefix, which takes 0.1 s
+        ([0.2] * 4, [0.5] * 3, [9.0, 1.0]),  # too few to tell
+        ([0.2] * 4, [0.5] * 4, [1.0, 9.0]),  # nobody is lighter
+    ],
+)
+def test_a_prefix_is_not_replicated_without_need(before: list[float], after: list[float], loads: list[float]) -> None:
+    made, (node, _) = rebalancer(), prefix_with_children()
+    queue(made, node, before, start=0.0)
+    queue(made, node, after, start=50.0)
+    assert made.search(FakeCluster(loads, {node: [0]}), 60.0) == []
+    assert made.homes([node]) is None
+
+
+def test_what_lies_below_a_replicated_prefix_is_split_by_load() -> None:
+    made, (node, children) = rebalancer(), prefix_with_children()
+    queue(made, node, [0.5] * 4, start=0.0)
+    requests = dict(zip(children, (10, 6, 5), strict=True))
+    cluster = FakeCluster([9.0, 1.0], {node: [0], **{child: [0] for child in children}}, requests)
+    made.search(cluster, 10.0)
+    served_by = {child: made.homes([node, child]) for child in children}
+    assert [served_by[child] for child in children] == [(node, [0]), (node, [1]), (node, [1])]
+
+
+def test_a_cooled_prefix_loses_its_latest_home_but_not_its_first() -> None:
+    made, (node, _) = rebalancer(), prefix_with_children()
+    queue(made, node, [0.5] * 10, start=0.0)
+    made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
+    queue(made, node, [0.0] * 2, start=70.0)
+    (change,) = made.search(FakeCluster([1.0, 1.0], {node: [0, 1]}), 120.0)
+    assert (change.slot, change.added) == (1, False)
+    assert made.homes([node]) == (node, [0])
+
+
+def test_a_prefix_that_nobody_asks_for_is_forgotten() -> None:
+    made, (node, _) = rebalancer(), prefix_with_children()
+    queue(made, node, [0.5] * 10, start=0.0)
+    made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
+    made.search(FakeCluster([0.0, 0.0]), 10.0 + 2 * WINDOW_S)
+    assert (made.homes([node]), made.next_search()) == (None, None)
+
+
+def test_a_removed_replica_is_nobodys_home() -> None:
+    made, (node, _) = rebalancer(), prefix_with_children()
+    queue(made, node, [0.5] * 10, start=0.0)
+    made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
+    made.remove_replica(1)
+    assert made.homes([node]) == (node, [0])
+
+
+# -- through the scheduler's door -------------------------------------------------------------------------------------
+
+
+def scheduler(policy: str, count: int = 4, *, block_size: int = 1) -> GlobalScheduler:
+    made = GlobalScheduler(make_policy(policy), MODEL)
+    for i in range(count):
+        made.add_replica(ReplicaSpec(ReplicaId(f"r{i}"), block_size=block_size), 0.0)
+    return made
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(1 << 30) for _ in range(count)]
+
+
+def burst(made: GlobalScheduler, count: int, shared: int, unique: int) -> Counter[tuple[ReplicaId, Reason]]:
+    prefix = tokens(0, shared)
+    placed: Counter[tuple[ReplicaId, Reason]] = Counter()
+    for i in range(count):
+        placement = made.place(Request.of(f"q{i}", prefix + tokens(i + 1, unique)), 0.0)
+        placed[placement.replica_id, placement.reason] += 1
+    return placed
+
+
+def test_a_burst_on_one_cold_prefix_is_redirected_before_anything_answers() -> None:
+    """Complaint 3 of the peers' users: load counts when a request is placed, not when its answer starts."""
+    placed = burst(scheduler("e2"), 256, shared=1000, unique=100)
+    assert len({replica for replica, _ in placed}) == 4
+    assert sum(count for (_, reason), count in placed.items() if reason is Reason.REDIRECT) == 3
+
+
+def test_without_rebalancing_the_burst_stays_together() -> None:
+    placed = burst(scheduler("e2_per_request"), 256, shared=1000, unique=100)
+    assert len({replica for replica, _ in placed}) == 1
+
+
+def test_nobody_waiting_means_no_redirect() -> None:
+    """However uneven the history is, a hit on an idle replica stays a hit."""
+    made = scheduler("e2")
+    prefix = tokens(0, 1000)
+    replicas = set()
+    for i in range(50):
+        placement = made.place(Request.of(f"q{i}", prefix + tokens(i + 1, 100)), float(i))
+        made.on_finish(RequestId(f"q{i}"), 5, float(i) + 0.5)
+        replicas.add(placement.replica_id)
+    assert len(replicas) == 1
+
+
+def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
+    """Two replicas with as much work each; one has had nothing but long answers."""
+    model = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.01, 0.0, 10_000))
+    made = GlobalScheduler(make_policy(policy), model)
+    a, b = ReplicaId("a"), ReplicaId("b")
+    for replica in (a, b):
+        made.add_replica(ReplicaSpec(replica, block_size=1), 0.0)
+    for request_id, replica, prompt, output in (("long answer", a, 10, 100), ("long prompt", b, 900, 10)):
+        made.place(Request.of(request_id, tokens(prompt, prompt)), 0.0)
+        made.move(RequestId(request_id), replica, 0.0)
+        made.on_finish(RequestId(request_id), output, 0.0)
+    return made, a
+
+
+def test_what_must_be_computed_goes_to_a_replica_that_mostly_decodes() -> None:
+    made, decoding = decode_heavy("e2")
+    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    assert (placement.replica_id, placement.reason) == (decoding, Reason.BALANCE)
+
+
+def test_without_the_balance_it_goes_where_the_load_is_lowest() -> None:
+    made, decoding = decode_heavy("e2_rebalance")
+    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    assert (placement.replica_id == decoding, placement.reason) == (False, Reason.EXPLORE)
