@@ -31,6 +31,7 @@ from preble.gateway.intake import Intake
 from preble.gateway.replicas import ReplicaMonitor
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
+from preble.profiles import load_profile
 
 DEFAULT_PROFILE = "a100-mistral-7b"
 _KEEP_ALIVE_S = 75
@@ -122,8 +123,6 @@ async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = Non
 
 def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
     """The scheduler as configured. Raises: ConfigError: no such policy or profile."""
-    from preble.profiles import load_profile
-
     profile = load_profile(config.profile or DEFAULT_PROFILE)
     return GlobalScheduler(make_policy(config.policy), CostModel(profile), seed=config.seed)
 

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from preble.errors import ConfigError, RequestError
+from preble.gateway.chat_template import ChatTemplate
+
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PARTS = "{% for m in messages %}{% for p in m.content %}[{{ p.type }}:{{ p.text }}]{% endfor %}{% endfor %}"
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def rendered(source: str, messages: Any, tools: Any = None, **options: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, tools, **options)
+
+
+def test_roles_contents_special_tokens_and_the_generation_prompt() -> None:
+    assert rendered(PLAIN, user("hi")) == "<s><|user|>hi<|end|><|assistant|>"
+    assert rendered(PLAIN, user("hi"), add_generation_prompt=False) == "<s><|user|>hi<|end|>"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        (["a", {"type": "image_url", "image_url": {"url": "http://x"}}], "a"),
+        (None, ""),
+        ([], ""),
+    ],
+)
+def test_parts_become_one_text_for_a_template_that_wants_text(content: Any, text: str) -> None:
+    assert rendered("{{ messages[0].content }}", user(content)) == text
+
+
+def test_text_becomes_parts_for_a_template_that_walks_them_but_not_of_tools() -> None:
+    messages = [*user("a"), *user([{"type": "text", "text": "b"}])]
+    assert rendered(PARTS, messages) == "[text:a][text:b]"
+    tool = [{"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "x"}]}]
+    assert rendered(PARTS + "{{ messages[0].content }}", tool).endswith("x")
+
+
+def test_tools_are_shown_in_the_engines_order_with_its_nulls() -> None:
+    tools = [{"function": {"parameters": {"b": 1, "a": 2}, "name": "f", "odd": 1}, "type": "function"}]
+    shown = '{"type": "function", "function": {"name": "f", "description": null, "parameters": {"b": 1, "a": 2}}}'
+    assert rendered("{{ tools[0] | tojson }}", user("a"), tools) == shown
+    assert rendered("{{ tools is none }}", user("a"), []) == "True"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [('{"x": [1]}', '{"x": [1]}'), ({"x": 1}, '{"x": 1}'), ("", "{}"), ("not json", "{}")]
+)
+def test_arguments_of_tool_calls_are_objects(arguments: Any, shown: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert rendered("{{ messages[0].tool_calls[0].function.arguments | tojson }}", messages) == shown
+
+
+def test_json_is_not_escaped_for_html_and_can_be_indented() -> None:
+    assert rendered("{{ messages[0].content | tojson }}", user("<é>")) == '"<é>"'
+    assert rendered("{{ {'a': 1} | tojson(indent=2) }}", user("")) == '{\n  "a": 1\n}'
+
+
+def test_the_environment_has_what_templates_use() -> None:
+    assert rendered("{{ strftime_now('on %% date') }}", user("")) == "on % date"
+    loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert rendered(loop, user("")) == "01"
+    assert rendered("{% generation %}x{{ messages[0].content }}{% endgeneration %}", user("y")) == "xy"
+    assert rendered("{% if true %}\n  a\n{% endif %}\n", user("")) == "  a\n"
+
+
+def test_the_clients_variables_reach_the_template_but_cannot_replace_messages() -> None:
+    variables = {"enable_thinking": False, "messages": user("other"), "tools": [1]}
+    assert rendered("{{ enable_thinking }}{{ messages[0].content }}{{ tools }}", user("a"), variables=variables) == (
+        "FalseaNone"
+    )
+
+
+def test_a_continued_message_ends_the_prompt() -> None:
+    messages = [*user("q"), {"role": "assistant", "content": "The answer is "}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    assert rendered(PLAIN, messages, **options).endswith("<|assistant|>The answer is ")
+    trimming = PLAIN.replace("m['content']", "m['content'] | trim")
+    assert rendered(trimming, messages, **options).endswith("<|assistant|>The answer is")
+    assert rendered(PARTS, messages, **options) == "[text:q][text:The answer is "
+    with pytest.raises(RequestError, match="does not show"):
+        rendered("fixed", messages, **options)
+    with pytest.raises(RequestError, match="needs a last message"):
+        rendered(PLAIN, [], **options)
+
+
+def test_developer_messages_become_one_system_message_unless_the_template_knows_them() -> None:
+    messages = [{"role": "system", "content": "a"}, *user("q"), {"role": "developer", "content": "b"}]
+    shown = "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
+    assert rendered(shown, messages) == "system=a\n\nb;user=q;"
+    assert rendered(shown + "{# 'developer' #}", messages) == "system=a;user=q;developer=b;"
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", user("a"), "roles must alternate"),
+        ("{{ messages[0].missing.deeper }}", user("a"), "refuses"),
+        ("{{ 1 + messages[0].content }}", user("a"), "fails"),
+        ("x", ["text"], "object with a `role`"),
+        ("x", [{"content": "a"}], "object with a `role`"),
+        ("x", user(7), "`content` must be"),
+        ("x", user([7]), "content part"),
+        ("x", [{"role": "assistant", "tool_calls": [7]}], "`tool_calls`"),
+        ("{{ messages.__class__.__mro__ }}", user("a"), "refuses"),
+        ("{{ messages.append(1) }}", user("a"), "refuses"),
+    ],
+)
+def test_what_a_template_refuses_is_the_clients_error(source: str, messages: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        rendered(source, messages)
+
+
+def test_wrong_tools_are_refused() -> None:
+    with pytest.raises(RequestError, match="`tools`"):
+        rendered("x", user("a"), ["f"])
+
+
+def test_a_template_that_is_not_jinja_is_the_operators_error() -> None:
+    with pytest.raises(ConfigError, match="cannot be compiled"):
+        ChatTemplate("{% for %}", {})

@@ -1,0 +1,114 @@
+"""The gateway as its own process, on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import aiohttp
+import pytest
+
+from gateway.fakes import gated_stream, replicas
+from preble.errors import ConfigError
+from preble.gateway.config import GatewayConfig, ReplicaConfig
+from preble.gateway.server import build_scheduler, serving
+
+PROGRAM = """
+import sys
+from preble.gateway.config import load
+from preble.gateway.server import run
+run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:]}))
+"""
+SAID = b"preble serve: listening on "
+
+
+async def started(*urls: str) -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM,
+        *urls,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if line.startswith(SAID):
+            return process, line.removeprefix(SAID).decode().strip()
+    raise AssertionError(f"the gateway ended with {await process.wait()}")
+
+
+async def ready(http: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            async with http.get("/ready") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_after_what_runs_has_finished(number: signal.Signals) -> None:
+    async with replicas(1) as [one]:
+        process, url = await started(one.url)
+        async with aiohttp.ClientSession(url) as http:
+            await ready(http)
+            one.script.append(gated_stream)
+            async with http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+                await answer.content.readany()
+                process.send_signal(number)
+                one.gate.set()
+                assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    async with replicas(1) as [one]:
+        process, url = await started(one.url)
+        async with aiohttp.ClientSession(url) as http:
+            await ready(http)
+            one.script.append(gated_stream)
+            async with http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+                await answer.content.readany()
+                process.send_signal(signal.SIGINT)
+                while await is_listening(url):
+                    await asyncio.sleep(0.02)
+                process.send_signal(signal.SIGINT)
+                assert b'"code":"shutting_down"' in await answer.content.read()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+async def is_listening(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_a_port_in_use_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = GatewayConfig(replicas=(ReplicaConfig("http://127.0.0.1:1"),), port=port)
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with serving(config):
+                pass
+
+
+async def test_a_host_that_is_none_is_a_clear_error() -> None:
+    config = GatewayConfig(replicas=(ReplicaConfig("http://127.0.0.1:1"),), host="no.such.host.invalid")
+    with pytest.raises(ConfigError, match="cannot listen on no"):
+        async with serving(config):
+            pass
+
+
+def test_an_unknown_policy_or_profile_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'e3'"):
+        build_scheduler(GatewayConfig(policy="e3"))
+    with pytest.raises(ConfigError, match="no-such-gpu"):
+        build_scheduler(GatewayConfig(profile="no-such-gpu"))

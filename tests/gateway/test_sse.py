@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event
+
+USAGE = (
+    b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 42,'
+    b' "prompt_tokens_details": {"cached_tokens": 8}}}'
+)
+STREAM = event(b'{"a": "\\ndata: no event"}') * 5 + event(b"{}")
+
+
+def metered(raw: bytes, size: int) -> StreamMeter:
+    meter = StreamMeter()
+    for i in range(0, len(raw), size):
+        meter.feed(raw[i : i + size])
+    return meter
+
+
+@pytest.mark.parametrize("size", [1000, 61, 34])
+def test_events_are_counted_without_the_final_done(size: int) -> None:
+    assert metered(STREAM + DONE, size).output_tokens() == 6
+
+
+def test_a_stream_that_was_cut_off_counts_what_came() -> None:
+    assert metered(STREAM, 1000).output_tokens() == 6
+    assert metered(b"", 1).output_tokens() == 0
+
+
+@pytest.mark.parametrize("size", [1000, 150])
+def test_reported_usage_goes_before_counting(size: int) -> None:
+    meter = metered(STREAM + event(USAGE) + DONE, size)
+    usage = meter.usage()
+    assert usage is not None and usage.cached_tokens == 8
+    assert meter.output_tokens() == 42
+
+
+@pytest.mark.parametrize("odd", [b'{"usage": null}', b'{"usage": 3}', b'{"usage": {', b'"usage"', b'{"text": "usage"}'])
+def test_an_odd_usage_is_none(odd: bytes) -> None:
+    meter = metered(STREAM + event(odd) + DONE, 1000)
+    assert meter.usage() is None
+    assert meter.output_tokens() == 7
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_a_stream_is_cut_into_the_same_events_however_it_arrives(size: int) -> None:
+    raw = b"data: 1\n\n: comment\n\nevent: x\r\ndata: 2\r\ndata: 3\r\n\r\ndata:4\n\ndata: rest"
+    splitter = EventSplitter()
+    found = [data for i in range(0, len(raw), size) for data in splitter.feed(raw[i : i + size])]
+    assert found == [b"1", b"2\n3", b"4"]

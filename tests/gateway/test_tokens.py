@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from gateway.fakes import until
+from preble.core.types import unpack_tokens
+from preble.errors import ConfigError, RequestError
+from preble.gateway import token_pool, tokens
+from preble.gateway.token_pool import LocalTokens, approximate_tokens
+from preble.gateway.tokens import PromptTokenizer, choose_encoder, find_model_files
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+LONG = "all work and no play makes jack a dull boy. " * 2000
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small byte-level tokenizer that begins prompts with <s>, with a chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>", "<|user|>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([LONG, "def f(x): return x"], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.enable_truncation(8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As with a model that the fast library does not support."""
+
+    def unsupported(path: Path) -> None:
+        raise ValueError("unsupported model")
+
+    monkeypatch.setattr(tokens, "FastEncoder", unsupported)
+    token_pool._loaded.cache_clear()
+    yield
+    token_pool._loaded.cache_clear()
+
+
+def ids(tokenizer: PromptTokenizer, text: str, special: bool = True) -> list[int]:
+    return list(unpack_tokens(tokenizer.completion(text, special)))
+
+
+def test_completions_get_special_tokens_unless_told_otherwise_and_are_not_truncated(model: Path) -> None:
+    tokenizer = PromptTokenizer(model)
+    with_bos = ids(tokenizer, LONG)
+    assert with_bos[0] == 0 and len(with_bos) > 1000
+    assert ids(tokenizer, LONG, special=False) == with_bos[1:]
+
+
+def test_chats_get_only_what_the_template_writes(model: Path) -> None:
+    tokenizer = PromptTokenizer(model)
+    body = {"messages": [{"role": "user", "content": "dull boy"}]}
+    plain = list(unpack_tokens(tokenizer.chat(json.dumps(body).encode())))
+    assert plain == ids(tokenizer, "<s><|user|>dull boy", special=False)
+    assert plain.count(0) == 1
+    twice = tokenizer.chat(json.dumps({**body, "add_special_tokens": True}).encode())
+    assert list(unpack_tokens(twice)) == [0, *plain]
+
+
+def test_the_fast_library_is_chosen_where_it_gives_the_same_ids(model: Path) -> None:
+    pytest.importorskip("fastokens")
+    fast, is_fast = choose_encoder(model / "tokenizer.json")
+    assert is_fast
+    plain = tokens.PlainEncoder(model / "tokenizer.json")
+    for text in ("", LONG, "<s>dull", "é🙂 \n\n"):
+        for special in (True, False):
+            assert fast.encode(text, special) == plain.encode(text, special)
+
+
+def test_a_fast_library_that_gives_other_ids_is_not_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(tokens.PlainEncoder):
+        def encode(self, text: str, add_special_tokens: bool) -> tokens.PackedTokens:
+            right = super().encode(text, add_special_tokens)
+            return tokens.PackedTokens(right[:-4]) if "don't" in text else right
+
+    monkeypatch.setattr(tokens, "FastEncoder", Wrong)
+    encoder, is_fast = choose_encoder(model / "tokenizer.json")
+    assert not is_fast and type(encoder) is tokens.PlainEncoder
+
+
+async def test_small_prompts_are_done_at_once_and_large_ones_in_threads(model: Path) -> None:
+    pytest.importorskip("fastokens")
+    pool = LocalTokens(model, None, inline_bytes=100, workers=2)
+    tokenizer = PromptTokenizer(model)
+    try:
+        for text in ("dull", LONG):
+            assert await pool.completion(text, True, None) == tokenizer.completion(text)
+            body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+            assert await pool.chat(body, None) == tokenizer.chat(body)
+    finally:
+        pool.close()
+
+
+async def test_the_slow_library_runs_in_processes_that_are_replaced_when_they_die(model: Path, slow: None) -> None:
+    pool = LocalTokens(model, None, inline_bytes=100, workers=1)
+    tokenizer = PromptTokenizer(model)
+    body = json.dumps({"messages": [{"role": "user", "content": LONG}]}).encode()
+    try:
+        assert await pool.completion("dull", True, None) == tokenizer.completion("dull")
+        [worker] = pool._executor._processes.values()  # type: ignore[attr-defined]
+        worker.kill()
+        await until(lambda: not worker.is_alive())
+        assert await pool.chat(body, None) == tokenizer.chat(body)
+        with pytest.raises(RequestError, match="`messages`"):
+            await pool.chat(b'{"messages": 1}', None)
+    finally:
+        pool.close()
+
+
+def test_a_half_surrogate_is_the_clients_error(model: Path) -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        PromptTokenizer(model).completion("\ud800")
+
+
+def test_a_model_may_have_a_template_of_its_own_for_tools_or_none(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    plain = b'{"messages": []}'
+    with pytest.raises(RequestError, match="no chat template"):
+        PromptTokenizer(tmp_path).chat(plain)
+    named = [{"name": "default", "template": "dull"}, {"name": "tool_use", "template": "boy"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}), encoding="utf-8")
+    tokenizer = PromptTokenizer(tmp_path)
+    assert tokenizer.chat(plain) == tokenizer.completion("dull", False)
+    with_tools = b'{"messages": [], "tools": [{"function": {"name": "f"}}]}'
+    assert tokenizer.chat(with_tools) == tokenizer.completion("boy", False)
+    (tmp_path / "chat_template.jinja").write_text("play", encoding="utf-8")
+    assert PromptTokenizer(tmp_path).chat(plain) == tokenizer.completion("play", False)
+    own = tmp_path / "own.jinja"
+    own.write_text("work", encoding="utf-8")
+    assert PromptTokenizer(tmp_path, own).chat(plain) == tokenizer.completion("work", False)
+
+
+def test_a_tokenizer_is_found_in_a_folder_or_on_the_hub(model: Path, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def download(name: str, **options: object) -> str:
+        asked.append(name)
+        return str(model)
+
+    assert find_model_files(str(model)) == model
+    assert find_model_files(str(model / "tokenizer.json")) == model
+    assert find_model_files("org/name", download) == model
+    assert asked == ["org/name"]
+    with pytest.raises(ConfigError, match="no such folder"):
+        find_model_files(str(tmp_path / "none"), download)
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        find_model_files(str(tmp_path), download)
+
+
+def test_a_hub_that_cannot_be_reached_is_a_clear_error() -> None:
+    def download(name: str, **options: object) -> str:
+        raise OSError("no route\nto host")
+
+    with pytest.raises(ConfigError, match=r"'org/name': neither a folder here nor to be had from the hub: no route$"):
+        find_model_files("org/name", download)
+
+
+def test_a_broken_tokenizer_file_is_the_operators_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        PromptTokenizer(tmp_path)
+
+
+def test_approximate_tokens_share_prefixes_as_their_texts_do() -> None:
+    short, long = approximate_tokens(b"a" * 10), approximate_tokens(b"a" * 10 + b"b" * 10)
+    assert (len(short), len(long)) == (12, 20)
+    assert short[:8] == long[:8]

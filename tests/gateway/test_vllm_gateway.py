@@ -1,0 +1,175 @@
+"""The gateway in front of two real vLLM replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.fakes import until
+from preble.core.types import unpack_tokens
+from preble.gateway.config import GatewayConfig, ReplicaConfig
+from preble.gateway.server import Gateway, serving
+from preble.gateway.tokens import PromptTokenizer
+from support.replicas import TINY_MODEL, VllmPair
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "find", "parameters": {"type": "object", "properties": {"q": {"type": "string"}}}},
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
+CHATS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "hello there"}]},
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "import os"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+    {"messages": [{"role": "user", "content": "find é🙂"}], "tools": [TOOL]},
+    {
+        "messages": [
+            {"role": "user", "content": "find x"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "found"},
+            {"role": "user", "content": "and?"},
+        ],
+        "tools": [TOOL],
+    },
+    {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False},
+    {"messages": [{"role": "user", "content": "hi"}], "add_special_tokens": True},
+    {
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I would "}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+]
+
+
+@pytest.fixture
+async def gateway(vllm_pair: VllmPair) -> AsyncIterator[Gateway]:
+    replicas = tuple(ReplicaConfig(url) for url in vllm_pair.urls)
+    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu")
+    async with serving(config) as running:
+        await until(lambda: len(running.dispatcher.live) == 2)
+        yield running
+        await until(lambda: running.dispatcher.num_in_flight == 0)
+
+
+@pytest.fixture
+async def http(gateway: Gateway) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(gateway.url) as session:
+        yield session
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=range(len(CHATS)))
+async def test_chat_tokens_are_the_engines_own(vllm_pair: VllmPair, chat: dict[str, Any]) -> None:
+    async with aiohttp.ClientSession(vllm_pair.urls[0]) as session, session.post("/tokenize", json=chat) as answer:
+        engines = (await answer.json())["tokens"]
+    ours = PromptTokenizer(TINY_MODEL).chat(json.dumps(chat).encode())
+    assert list(unpack_tokens(ours)) == engines
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_completion_tokens_are_the_engines_own(vllm_pair: VllmPair, special: bool) -> None:
+    text = "def f(x):\n    return {'a': x ** 2}  # é🙂 <|bos|>"
+    body = {"prompt": text, "add_special_tokens": special}
+    async with aiohttp.ClientSession(vllm_pair.urls[0]) as session, session.post("/tokenize", json=body) as answer:
+        engines = (await answer.json())["tokens"]
+    assert list(unpack_tokens(PromptTokenizer(TINY_MODEL).completion(text, special))) == engines
+
+
+async def complete(http: aiohttp.ClientSession, prompt: Any, **fields: Any) -> tuple[dict[str, Any], str, int]:
+    """The answer, the replica that gave it, and the tokens that were believed to match."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 2, **fields}
+    async with http.post("/v1/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.json(), answer.headers["x-preble-replica"], int(answer.headers["x-preble-matched-tokens"])
+
+
+def unique_prompt(seed: int, length: int) -> list[int]:
+    """Token ids that no earlier run or test has used, from a seed and the clock."""
+    start = int(time.time_ns() // 1000) % 3000
+    return [8 + (start + seed * 911 + i * (seed * 2 + 7)) % 4000 for i in range(length)]
+
+
+async def test_placements_follow_what_the_engines_cache(http: aiohttp.ClientSession) -> None:
+    prompts = [unique_prompt(seed, 320) for seed in range(4)]
+    homes = [(await complete(http, prompt))[1] for prompt in prompts]
+    for prompt, home in zip(prompts, homes, strict=True):
+        body, replica, matched = await complete(http, [*prompt, 9, 9, 9])
+        assert replica == home
+        assert matched == body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_reset_of_an_engines_cache_is_believed(gateway: Gateway, http: aiohttp.ClientSession) -> None:
+    prompt = unique_prompt(17, 320)
+    _, home, _ = await complete(http, prompt)
+    async with aiohttp.ClientSession(home) as engine, engine.post("/reset_prefix_cache") as answer:
+        assert answer.status == 200
+    # The engine tells of it with its next batch only.
+    async with aiohttp.ClientSession(home) as engine:
+        await (await engine.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 1})).read()
+
+    async def matched_after() -> int:
+        return (await complete(http, [*prompt, 9]))[2]
+
+    async with asyncio.timeout(60):
+        text = ""
+        while f'preble_kv_events_total{{kind="CacheCleared",replica="{home}"}} 2.0' not in text:
+            async with http.get("/metrics") as answer:
+                text = await answer.text()
+    assert await matched_after() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_the_engine(
+    http: aiohttp.ClientSession, stream: bool, gateway: Gateway
+) -> None:
+    fields = {"model": "tiny", "prompt": [7] * 8, "max_tokens": 900, "ignore_eos": True, "stream": stream}
+    request = asyncio.create_task(http.post("/v1/completions", json=fields).__aenter__())
+    await until(lambda: gateway.dispatcher.num_in_flight == 1)
+    if stream:
+        (await request).close()
+    else:
+        request.cancel()
+    await until(lambda: gateway.dispatcher.num_in_flight == 0)
+    for url in gateway.dispatcher.live:
+        async with aiohttp.ClientSession(str(url)) as engine, asyncio.timeout(60):
+            text = "vllm:num_requests_running{} 1.0"
+            while not idle(text):
+                async with engine.get("/metrics") as answer:
+                    text = await answer.text()
+
+
+def idle(metrics: str) -> bool:
+    """Whether an engine's metrics say that it runs nothing."""
+    lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{")]
+    return bool(lines) and all(line.endswith(" 0.0") for line in lines)
+
+
+async def test_a_streamed_chat_comes_through(http: aiohttp.ClientSession) -> None:
+    fields = {"model": "tiny", "messages": CHATS[0]["messages"], "max_tokens": 5, "stream": True, "ignore_eos": True}
+    async with http.post("/v1/chat/completions", json=fields) as answer:
+        raw = await answer.read()
+    assert answer.status == 200
+    assert raw.startswith(b"data: {") and raw.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_list_of_prompts_is_merged_as_the_engine_would(http: aiohttp.ClientSession) -> None:
+    prompts = [unique_prompt(seed, 40) for seed in (30, 31, 32)]
+    async with http.post(
+        "/v1/completions", json={"model": "tiny", "prompt": prompts, "n": 2, "max_tokens": 2}
+    ) as answer:
+        body = await answer.json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    assert body["usage"]["prompt_tokens"] == 120
+
+
+async def test_what_the_engine_refuses_comes_back_in_its_words(http: aiohttp.ClientSession) -> None:
+    async with http.post("/v1/completions", json={"model": "tiny", "prompt": [7], "max_tokens": 100_000}) as answer:
+        assert answer.status == 400
+        assert "max_tokens" in json.dumps(await answer.json())
