@@ -209,7 +209,7 @@ def test_holdings_without_reports_expire() -> None:
     finish(made, "q")
     made.on_timer(59.0)
     assert made.replica_state(A).cached_tokens == 100
-    made.on_timer(61.0)
+    made.on_timer(64.0)
     assert made.replica_state(A).cached_tokens == 0
     assert made.num_index_tokens == 0
 

@@ -29,6 +29,9 @@ from preble.core.types import (
 )
 from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
 
+_BELIEF_CHECK = 1 / 16
+"""How often beliefs are checked for age, as a part of the age at which they end."""
+
 
 @dataclass(slots=True)
 class CacheDrift:
@@ -84,6 +87,7 @@ class GlobalScheduler:
         self._flights: dict[RequestId, InFlight] = {}
         self._graces: deque[_Grace] = deque()
         self._drift: dict[int, CacheDrift] = {}
+        self._check_beliefs_at: float | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +199,6 @@ class GlobalScheduler:
 
     def add_replica(self, spec: ReplicaSpec, now: float) -> None:
         """A replica with an empty cache joins. Raises: ValueError: one of that name is there already."""
-        del now
         if spec.replica_id in self._fleet:
             raise ValueError(f"replica {spec.replica_id!r} is in the fleet already")
         slot = self._fleet.add(spec)
@@ -203,6 +206,8 @@ class GlobalScheduler:
         self._window.add_replica(slot)
         self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), self._cost_model)
         self._drift[slot] = CacheDrift()
+        if self._believes(slot) and self._check_beliefs_at is None:
+            self._check_beliefs_at = now + self._belief_ttl_s * _BELIEF_CHECK
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
         """A replica left or died. Returns its requests, which are in flight no longer and may be placed again.
@@ -233,11 +238,8 @@ class GlobalScheduler:
         """When `on_timer` has something to do next; None if nothing is pending."""
         times = [self._graces[0].until] if self._graces else []
         times += [due for due in (self._window.next_expiry(), self._rebalancer.next_search()) if due is not None]
-        times += [
-            self._index.holdings(slot).oldest_use_s + self._belief_ttl_s
-            for slot in self._fleet.specs
-            if self._believes(slot) and len(self._index.holdings(slot))
-        ]
+        if self._check_beliefs_at is not None:
+            times.append(self._check_beliefs_at)
         return min(times, default=None)
 
     def on_timer(self, now: float) -> None:
@@ -248,9 +250,11 @@ class GlobalScheduler:
             self._rebalancer.search(
                 _ClusterForRebalancing(self._fleet, self._index, self._window, self._cost_model), now
             )
-        for slot in self._fleet.specs:
-            if self._believes(slot):
+        if self._check_beliefs_at is not None and self._check_beliefs_at <= now:
+            believed = [slot for slot in self._fleet.specs if self._believes(slot)]
+            for slot in believed:
                 self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
+            self._check_beliefs_at = now + self._belief_ttl_s * _BELIEF_CHECK if believed else None
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
