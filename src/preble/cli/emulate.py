@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from preble.cli.logs import configure_logging
@@ -14,20 +16,16 @@ from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--kv-tokens", type=POSITIVE, help="Size of the KV cache in tokens.  [default: the profile's]")
 @click.option("--events-port", type=PORT, help="Publish KV events over ZMQ on this port.  [default: no events]")
+@click.option("--model", metavar="NAME", help="Name of the model to serve.  [default: the profile's]")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(min=2),
+    help="Longest prompt and answer together, in tokens.  [default: what the KV cache holds]",
+)
 @click.option("--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run so many times faster.")
 @click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")
 @log_options
-def command(
-    profile: str,
-    port: int,
-    host: str,
-    kv_tokens: int | None,
-    events_port: int | None,
-    speed: float,
-    tokenizer: str | None,
-    log_level: str,
-    log_format: str,
-) -> None:
+def command(log_level: str, log_format: str, **settings: Any) -> None:
     """Run one emulated replica until it is interrupted.
 
     It speaks vLLM's HTTP API, keeps a prefix cache, batches and takes as long as the profile says; only the words it
@@ -41,14 +39,4 @@ def command(
     from preble.engines.emulator import EmulatorConfig, run
 
     configure_logging(log_level, log_format)
-    run(
-        EmulatorConfig(
-            profile=profile,
-            host=host,
-            port=port,
-            kv_tokens=kv_tokens,
-            events_port=events_port,
-            speed=speed,
-            tokenizer=tokenizer,
-        )
-    )
+    run(EmulatorConfig(**settings))

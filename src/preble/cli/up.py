@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command("up", short_help="Replicas and gateway on this machine, all at once.")
 @click.option("--engine", type=click.Choice(("vllm", "emulator")), required=True, help="What the replicas run.")
-@click.option("--model", metavar="PATH|NAME", help="For vLLM: the model, a folder or a name on the Hugging Face hub.")
+@click.option("--model", metavar="PATH|NAME", help="A folder or a name on the hub; emulated: any name.")
 @click.option("--replicas", "num_replicas", type=POSITIVE, default=2, show_default=True, help="How many to start.")
 @click.option("--host", help="Address of the gateway.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port of the gateway; 0 lets the system choose.  [default: 8000]")
@@ -86,10 +86,15 @@ def command(
         model=model,
         profile=profile,
         kv_tokens=kv_tokens,
-        extra_args=engine_arguments,
+        extra_args=(*_emulated_name(engine, model), *engine_arguments),
     )
     configure_logging(log_level, log_format)
     run_cancellable(_start_and_serve(options, flags))
+
+
+def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
+    """The emulator has no model, but serves under its name."""
+    return ("--model", model) if engine == "emulator" and model is not None else ()
 
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
