@@ -190,8 +190,8 @@ def tiny_cpu() -> CostProfile:
         name="tiny-cpu",
         source=(
             "Llama of 1.4 M parameters under vLLM 0.32 on one core (avx512, no AMX), rounded from measurements: "
-            "prefill 20 to 30 thousand tokens/s up to 4k and 12 thousand at 7.9k, decode 405 tokens/s alone and 1950 with "
-            "eight sequences. KV capacity: 64 MiB of 1 KiB a token."
+            "prefill 20 to 30 thousand tokens/s up to 4k and 12 thousand at 7.9k, decode 405 tokens/s alone and 1950 "
+            "with eight sequences. KV capacity: 64 MiB of 1 KiB a token."
         ),
         prefill_points=((0, 0.002), (512, 0.0215), (1024, 0.041), (2048, 0.082), (4096, 0.17), (7900, 0.638)),
         attention_s_per_pair=1.0e-8,

@@ -1,0 +1,64 @@
+"""What an emulated replica is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from preble.core.waiting_queue import QueueOrder
+from preble.errors import ConfigError
+
+
+class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One emulated replica.
+
+    `profile`: name of a shipped cost profile, or path of a file. `host`, `port`: where it listens; port 0 lets the
+    system choose. `kv_tokens`: size of the KV cache, None for the profile's. `events_port`: of KV events, 0 lets the
+    system choose, None publishes none; `replay_port`: of their replay. `speed`: how many times faster than the profile.
+    `tokenizer`: folder (or file) with `tokenizer.json`, None for the built-in one. `model`: name that it serves, None
+    for the profile's. `max_model_len`: longest prompt with its output, in tokens, None for all that the cache holds.
+    `max_batch_tokens`, `max_running`: of one iteration. `default_output_tokens`: length of a chat answer for which the
+    client gave no limit.
+    """
+
+    profile: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    kv_tokens: int | None = None
+    events_port: int | None = None
+    replay_port: int = 0
+    events_topic: str = ""
+    speed: float = 1.0
+    tokenizer: str | None = None
+    model: str | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    max_batch_tokens: int = 2048
+    max_running: int = 256
+    order: QueueOrder = QueueOrder.FCFS
+    default_output_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_batch_tokens", "max_running", "default_output_tokens"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("port", "events_port", "replay_port"):
+            port = getattr(self, name)
+            _require(port is None or 0 <= port <= 65535, f"{name} must be from 0 to 65535, got {port}")
+        _require(self.speed > 0, f"speed must be more than 0, got {self.speed}")
+        _require(
+            self.kv_tokens is None or self.kv_tokens >= 2 * self.block_size,
+            f"kv_tokens must be at least two blocks of {self.block_size}, got {self.kv_tokens}",
+        )
+        _require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len must be at least 2, got {self.max_model_len}",
+        )
+        _require(
+            self.max_running <= self.max_batch_tokens,
+            f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running}), "
+            "so that every running request has its token",
+        )
+
+
+def _require(is_good: bool, message: str) -> None:
+    if not is_good:
+        raise ConfigError(f"emulator: {message}")

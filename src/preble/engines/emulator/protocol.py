@@ -1,0 +1,169 @@
+"""OpenAI's bodies and answers as vLLM speaks them, as far as an emulated model can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from preble.core.types import PackedTokens, pack_tokens
+from preble.errors import RequestError
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for `/v1/completions`."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    """Fields of both endpoints. What is not named here (temperature, stop, ...) is accepted and has no effect."""
+
+    model: str | None = None
+    n: Choices | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def namespace(self) -> str:
+        return self.cache_salt or ""
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self) -> None:
+        """Raises: RequestError: it asks for what is not emulated, or contradicts itself."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options can only be given with stream=true", param="stream_options")
+
+
+class CompletionBody(_Body, kw_only=True):
+    prompt: Any
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        for name in ("echo", "suffix"):
+            if getattr(self, name):
+                raise RequestError(f"{name} is not emulated; leave it out", param=name)
+        if self.logprobs is not None:
+            raise RequestError("logprobs is not emulated; leave it out", param="logprobs")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+    def prompts(self) -> list[str | PackedTokens]:
+        """Each prompt, as text or as packed ids. Raises: RequestError: the field is none of the four forms."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt, list) and self.prompt:
+            if all(isinstance(item, str) for item in self.prompt):
+                return list(self.prompt)
+            if all(type(item) is int for item in self.prompt):
+                return [packed(self.prompt)]
+            if all(isinstance(item, list) for item in self.prompt):
+                return [packed(item) for item in self.prompt]
+        raise RequestError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
+
+
+class ChatBody(_Body, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool = True
+    logprobs: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        check_messages(self.messages)
+        if self.logprobs:
+            raise RequestError("logprobs is not emulated; leave it out", param="logprobs")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class TokenizeBody(msgspec.Struct):
+    """vLLM's two forms in one: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        """Raises: RequestError: there is no text to tokenize, or two."""
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages", param="prompt")
+        check_messages(self.messages or [])
+
+
+BodyType = TypeVar("BodyType", CompletionBody, ChatBody, TokenizeBody)
+
+
+def decode_body(body: bytes, form: type[BodyType]) -> BodyType:
+    """A checked body. Raises: RequestError: it is no JSON, has a wrong type, or asks for what is not emulated."""
+    try:
+        decoded = msgspec.json.decode(body, type=form)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        field = message.partition("`$.")[2].partition("`")[0] or None
+        raise RequestError(f"wrong request body: {message}", param=field) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not JSON: {error}") from error
+    decoded.check()
+    return decoded
+
+
+def check_messages(messages: Sequence[dict[str, Any]]) -> None:
+    """Raises: RequestError: a message has no role."""
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise RequestError(f"messages[{i}] needs a role", param="messages")
+
+
+def packed(token_ids: list[Any]) -> PackedTokens:
+    """Raises: RequestError: an element is no token id."""
+    if not all(type(token_id) is int for token_id in token_ids):
+        raise RequestError("a list of token ids may hold integers only", param="prompt")
+    try:
+        return pack_tokens(token_ids)
+    except OverflowError as error:
+        raise RequestError("token ids must be from 0 to 2**32 - 1", param="prompt") from error
+
+
+def error_body(message: str, code: str, param: str | None) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """OpenAI's usage object, in tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def server_sent(data: dict[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"

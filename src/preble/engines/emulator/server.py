@@ -1,0 +1,156 @@
+"""One emulated replica as a process or, in tests, inside one: sockets, the engine's loop, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from preble.core.cost_model import CostModel
+from preble.engines.emulator.app import EmulatorApp
+from preble.engines.emulator.config import EmulatorConfig
+from preble.engines.emulator.engine import EmulatedEngine
+from preble.engines.emulator.events import KvEventPublisher
+from preble.engines.emulator.tokenizer import load_tokenizer
+from preble.errors import ConfigError
+from preble.profiles import load_profile
+
+GRACE_S = 5
+"""Requests that still run this long after the signal to stop are cut off."""
+BACKLOG = 2048
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn, with signals left to the caller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class EmulatorServer:
+    """A running emulated replica. Enter it to listen, leave it to stop; `url` is known inside.
+
+    Raises, on construction: ConfigError: no such profile or tokenizer. On entering: ConfigError: a port is taken.
+    """
+
+    def __init__(self, config: EmulatorConfig) -> None:
+        self.config = config
+        self._profile = load_profile(config.profile)
+        self._tokenizer = load_tokenizer(config.tokenizer)
+        self._publisher: KvEventPublisher | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        listener = listen(self.config.host, self.config.port)
+        try:
+            self._publisher = self._make_publisher()
+        except BaseException:
+            listener.close()
+            raise
+        self.port: int = listener.getsockname()[1]
+        self.engine = EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, self._publisher)
+        app = EmulatorApp(self.config, self._profile.name, self.engine, self._tokenizer, self._publisher)
+        self._http = _HttpServer(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        self._engine_task = asyncio.create_task(self.engine.run(), name="emulated engine")
+        self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
+        self._tasks = [self._engine_task, self._http_task]
+        if self._publisher is not None:
+            self._tasks.append(asyncio.create_task(self._publisher.serve_replay(), name="kv event replay"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Finish what runs (for at most `GRACE_S`), then end every task and close every socket."""
+        self._http.should_exit = True
+        try:
+            await asyncio.wait((self._http_task, self._engine_task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._publisher is not None:
+                self._publisher.close()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def failed(self) -> None:
+        """Return when a part of the server has ended by itself, which it never does unless it failed."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def _make_publisher(self) -> KvEventPublisher | None:
+        config = self.config
+        if config.events_port is None:
+            return None
+        return KvEventPublisher(config.host, config.events_port, config.replay_port, config.events_topic)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; connections wait in it until they are accepted. Raises: ConfigError: it cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def run(config: EmulatorConfig) -> None:
+    """Serve one emulated replica until SIGINT or SIGTERM. Blocks; prints its URL on stdout once it listens.
+
+    Raises: ConfigError.
+    """
+    server = EmulatorServer(config)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(server))
+
+
+async def _serve(server: EmulatorServer) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with server:
+        print(f"preble emulate: listening on {server.url}", flush=True)
+        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(server.failed())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.Loop
