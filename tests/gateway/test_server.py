@@ -74,7 +74,7 @@ async def test_a_second_signal_does_not_wait() -> None:
             async with http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
                 await answer.content.readany()
                 process.send_signal(signal.SIGINT)
-                while await is_listening(url):
+                while await is_listening(url):  # noqa: ASYNC110 (another process's state)
                     await asyncio.sleep(0.02)
                 process.send_signal(signal.SIGINT)
                 assert b'"code":"shutting_down"' in await answer.content.read()

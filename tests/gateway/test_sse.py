@@ -18,7 +18,7 @@ def metered(raw: bytes, size: int) -> StreamMeter:
     return meter
 
 
-@pytest.mark.parametrize("size", [1000, 61, 34])
+@pytest.mark.parametrize("size", [1000, 61, 34, 20])
 def test_events_are_counted_without_the_final_done(size: int) -> None:
     assert metered(STREAM + DONE, size).output_tokens() == 6
 

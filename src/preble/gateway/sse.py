@@ -34,15 +34,15 @@ def event(data: bytes) -> bytes:
 class StreamMeter:
     """Counts the events of a stream in the bytes, without taking them apart. O(bytes), copies nothing.
 
-    Engines send about one event a token, so the count stands in for output tokens where no usage is reported. A line
-    that is split between two chunks within `data:` is not counted: an estimate may err by that.
+    Engines send about one event a token, so the count stands in for output tokens where no usage is reported. Events
+    are counted by the blank lines that end them; comments count too, which an estimate may.
     """
 
-    __slots__ = ("_at_line_start", "_last", "_last_but_one", "events")
+    __slots__ = ("_in_line_end", "_last", "_last_but_one", "events")
 
     def __init__(self) -> None:
         self.events = 0
-        self._at_line_start = True
+        self._in_line_end = False
         self._last = b""
         self._last_but_one = b""
 
@@ -50,8 +50,8 @@ class StreamMeter:
         """Take note of the next bytes of the stream."""
         if not chunk:
             return
-        self.events += chunk.count(b"\ndata:") + (self._at_line_start and chunk.startswith(b"data:"))
-        self._at_line_start = chunk.endswith(b"\n")
+        self.events += chunk.count(b"\n\n") + chunk.count(b"\n\r\n") + (self._in_line_end and chunk.startswith(b"\n"))
+        self._in_line_end = chunk.endswith(b"\n") and not chunk.endswith(b"\n\n")
         self._last_but_one, self._last = self._last, chunk
 
     def usage(self) -> Usage | None:
