@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from preble.engines import connect
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.errors import ConfigError, EngineGone, EngineTimeout
@@ -192,3 +193,14 @@ def test_a_cpu_replica_holds_the_tokens_that_were_asked_for(options: Any) -> Non
 def test_free_ports_follow_one_another() -> None:
     first, second, third = free_ports(3)
     assert (second, third) == (first + 1, first + 2)
+
+
+async def test_emulated_replicas_are_found_ready_with_their_events(tmp_path: Path) -> None:
+    options = LaunchOptions(engine="emulator", replicas=2, log_dir=tmp_path / "logs", kv_tokens=4096)
+    async with Fleet(options) as fleet:
+        for url in fleet.urls:
+            client = connect(url)
+            info = await client.probe()
+            await client.close()
+            assert (info.engine, info.spec.kv_capacity_tokens) == ("emulator", 4096)
+            assert info.spec.reports_events

@@ -178,15 +178,15 @@ async def test_events_tell_what_is_cached_through_hits_and_forced_evictions(
     replica: Replica, endpoints: KvEventEndpoints
 ) -> None:
     system = prompt_of(1, 300)
-    prompts = [system + prompt_of(100 + i, 60 + 17 * (i % 9)) for i in range(20)]
-    prompts += [prompt_of(200 + i, 33 * (i + 1)) for i in range(15)]
+    prompts = [system + prompt_of(100 + i, 60 + 17 * (i % 9)) for i in range(14)]
+    prompts += [prompt_of(200 + i, 33 * (i + 1)) for i in range(12)]
     async with believing(endpoints) as belief:
         found = [await predicted_and_found(belief, endpoints, replica, prompt) for prompt in prompts + prompts]
         assert [predicted for predicted, _ in found] == [cached for _, cached in found]
         assert sum(cached for _, cached in found) > 3000, "there were hits"
         assert any(cached == 0 for _, cached in found[len(prompts) :]), "and evictions"
         assert belief.parent_missing == 0
-        assert belief.starts == 1
+        assert belief.stream.counters.starts_over == 1
 
 
 async def predicted_and_found(
@@ -218,7 +218,7 @@ async def test_blocks_computed_twice_at_once_stay_until_both_copies_are_gone(
             assert predicted == cached
         predicted, cached = await predicted_and_found(belief, endpoints, replica, prompt)
         assert predicted == cached
-        assert belief.starts == 1
+        assert belief.stream.counters.starts_over == 1
 
 
 async def test_a_reset_of_the_cache_arrives_with_the_next_batch(replica: Replica, endpoints: KvEventEndpoints) -> None:
@@ -227,10 +227,12 @@ async def test_a_reset_of_the_cache_arrives_with_the_next_batch(replica: Replica
         await replica.complete(prompt)
         await belief.settled(endpoints)
         assert belief.usable_tokens(prompt, BLOCK_SIZE) == 192
+        clears = belief.clears
         await replica.reset_prefix_cache()
         assert await replica.complete(prompt_of(6, 100)) == 0
         await belief.settled(endpoints)
-        assert (belief.starts, belief.usable_tokens(prompt, BLOCK_SIZE)) == (2, 0)
+        assert (belief.clears, belief.usable_tokens(prompt, BLOCK_SIZE)) == (clears + 1, 0)
+        assert belief.stream.counters.starts_over == 1, "the engine said so, it was not a guess"
         assert await replica.complete(prompt) == 0
 
 
@@ -265,7 +267,7 @@ async def test_a_missed_stretch_of_events_is_made_up_for(replica: Replica, endpo
         for prompt in [*missed, before]:
             predicted, cached = await predicted_and_found(belief, endpoints, replica, prompt)
             assert predicted == cached
-        assert belief.starts == 1, "what was missed was asked for, nothing had to be forgotten"
+        assert belief.stream.counters.starts_over == 1, "what was missed was asked for, nothing had to be forgotten"
 
 
 async def test_prompts_with_a_cache_salt_are_told_apart(engine: Engine, replica: Replica) -> None:
@@ -294,13 +296,13 @@ async def test_a_killed_engine_is_noticed_and_its_successor_followed(vllm_pair: 
         await replica.complete(prompt)
         await belief.settled(client.kv_event_endpoints)
         assert belief.usable_tokens(prompt, BLOCK_SIZE) == 192
-        starts = belief.starts
         await vllm_pair.kill(1)
         with pytest.raises(EngineRefused):
             await client.check_ready()
         await vllm_pair.start(1)
         await client.check_ready()
-        await eventually(lambda: belief.starts == starts + 1 and len(belief) == 0, "started over", timeout_s=120.0)
+        await eventually(lambda: len(belief) == 0, "the old blocks are forgotten", timeout_s=120.0)
+        assert belief.stream.counters.starts_over == 2
         predicted, cached = await predicted_and_found(belief, client.kv_event_endpoints, replica, prompt)
         assert (predicted, cached) == (0, 0)
         predicted, cached = await predicted_and_found(belief, client.kv_event_endpoints, replica, prompt)

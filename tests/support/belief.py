@@ -15,11 +15,14 @@ REPLAY_TIMEOUT_S = 30.0
 
 
 class Belief:
-    """Applies a replica's events. `parent_missing`: blocks whose parent was not cached when they were stored."""
+    """Applies a replica's events.
+
+    `clears`: how often the cache was said to be empty. `parent_missing`: stored blocks without their parent.
+    """
 
     def __init__(self, stream: KvEventStream) -> None:
         self.stream = stream
-        self.starts = 0
+        self.clears = 0
         self.parent_missing = 0
         self._blocks: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
 
@@ -31,7 +34,7 @@ class Belief:
     def apply(self, event: KvEvent) -> None:
         match event:
             case CacheCleared():
-                self.starts += 1
+                self.clears += 1
                 self._blocks.clear()
             case BlocksEvicted():
                 for block in event.block_hashes:

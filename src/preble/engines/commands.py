@@ -75,7 +75,7 @@ def commands_for(options: LaunchOptions) -> list[Command]:
 
 def _emulator_command(options: LaunchOptions) -> Command:
     argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE, "--port", "0"]
-    argv += ["--events-port", str(free_ports(2)[0])]
+    argv += ["--events-port", "0"]
     if options.kv_tokens is not None:
         argv += ["--kv-tokens", str(options.kv_tokens)]
     return Command((*argv, *options.extra_args), dict(os.environ), None)

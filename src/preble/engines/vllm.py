@@ -32,7 +32,7 @@ class VersionAnswer(msgspec.Struct):
 class EventSource(msgspec.Struct):
     """Where one data-parallel rank publishes its KV events."""
 
-    endpoint: str
+    endpoint: str | None = None
     enable_kv_cache_events: bool = True
     publisher: str | None = "zmq"
     replay_endpoint: str | None = None
@@ -111,7 +111,7 @@ class VllmEngine(OpenAIEngine):
     def _endpoints_from(self, answer: HttpAnswer) -> KvEventEndpoints | None:
         """Raises: EngineError: the answer is not the documented one."""
         sources: dict[str, EventSource] = answer.decode(dict[str, EventSource])
-        live = [s for s in sources.values() if s.enable_kv_cache_events and s.publisher == "zmq"]
+        live = [s for s in sources.values() if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
         if len(live) != 1:
             reason = "it has data-parallel ranks, each with a cache of its own" if live else "they are off"
             self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")

@@ -1,0 +1,216 @@
+"""What the clients make of what a server says of itself, over real sockets against canned answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from preble.core.types import ReplicaId
+from preble.engines import Engine, KvEventEndpoints, connect
+from preble.engines.vllm import VllmEngine, reachable, read_cache_config
+from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
+
+MODELS = {"data": [{"id": "sql", "parent": "base"}, {"id": "base", "max_model_len": 4096}]}
+METRICS = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="32",num_gpu_blocks="65"} 1.0\n'
+SOURCE = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://0.0.0.0:5558", "topic": "kv"}
+VLLM = {
+    "/v1/models": MODELS,
+    "/version": {"version": "0.32.0"},
+    "/metrics": METRICS,
+    "/kv_event_sources": {"0": SOURCE},
+}
+
+
+@dataclass
+class Answer:
+    """A canned answer; a plain value stands for one of status 200."""
+
+    body: Any = ""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def client_of(answers: Mapping[str, Any], engine: Any = "auto", **options: Any) -> AsyncIterator[Engine]:
+    """The client of a server that answers these paths, and 404 for any other."""
+
+    async def respond(request: web.Request) -> web.Response:
+        answer = answers.get(request.path, Answer(status=404))
+        if not isinstance(answer, Answer):
+            answer = Answer(answer)
+        text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+        return web.Response(text=text, status=answer.status, headers=answer.headers)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", respond)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    client = connect(f"http://127.0.0.1:{runner.addresses[0][1]}", engine, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+async def test_vllm_configures_itself_from_the_replica() -> None:
+    async with client_of(VLLM, "vllm", replica_id=ReplicaId("r7")) as client:
+        info = await client.probe()
+        assert isinstance(client, VllmEngine)
+        assert client.kv_event_endpoints == KvEventEndpoints("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv")
+    assert (info.engine, info.version) == ("vllm", "0.32.0")
+    assert (info.models, info.adapters) == (("base", "sql"), ("sql",)), "the base model comes first"
+    spec = info.spec
+    assert (spec.replica_id, spec.kv_capacity_tokens, spec.block_size) == ("r7", 64 * 32, 32)
+    assert (spec.max_prompt_tokens, spec.reports_events) == (4096, True)
+
+
+async def test_the_emulator_says_that_it_is_one_and_has_no_placeholder_block() -> None:
+    header = {"X-Preble-Emulated": "tiny-cpu"}
+    answers = {
+        **VLLM,
+        "/version": Answer({"version": "1"}, headers=header),
+        "/metrics": Answer(METRICS, headers=header),
+    }
+    async with client_of(answers) as client:
+        info = await client.probe()
+    assert (info.engine, info.spec.kv_capacity_tokens) == ("emulator", 65 * 32)
+
+
+async def test_an_unknown_server_is_taken_for_a_plain_openai_one() -> None:
+    async with client_of({"/v1/models": MODELS}) as client:
+        info = await client.probe()
+        assert (info.engine, info.models, info.max_model_len) == ("openai", ("base", "sql"), 4096)
+        assert client.kv_events() is None
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        Answer(status=404),
+        {},
+        {"0": {**SOURCE, "enable_kv_cache_events": False}},
+        {"0": {**SOURCE, "publisher": "null"}},
+        {"0": {"publisher": "zmq", "endpoint": None}},
+        {"0": SOURCE, "1": SOURCE},
+    ],
+    ids=["unknown path", "none", "off", "null publisher", "no address", "two ranks"],
+)
+async def test_a_replica_without_events_of_its_own_reports_none(sources: Any) -> None:
+    async with client_of({**VLLM, "/kv_event_sources": sources}, "vllm") as client:
+        info = await client.probe()
+        assert not info.spec.reports_events
+        assert client.kv_events() is None
+
+
+async def test_endpoints_that_are_given_are_not_asked_for() -> None:
+    given = KvEventEndpoints("tcp://10.0.0.5:5557")
+    answers = {**VLLM, "/kv_event_sources": Answer(status=500)}
+    async with client_of(answers, "vllm", kv_events=given) as client:
+        assert (await client.probe()).spec.reports_events
+        assert isinstance(client, VllmEngine)
+        assert client.kv_event_endpoints == given
+
+
+async def test_a_replica_without_metrics_has_a_cache_of_unknown_size() -> None:
+    async with client_of({**VLLM, "/metrics": Answer(status=404)}, "vllm") as client:
+        spec = (await client.probe()).spec
+    assert (spec.kv_capacity_tokens, spec.block_size) == (None, 16)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/v1/models", {"data": []}),
+        ("/v1/models", {"models": []}),
+        ("/v1/models", "<html>"),
+        ("/version", {"version": 1}),
+        ("/kv_event_sources", [1]),
+        ("/kv_event_sources", {"0": {**SOURCE, "endpoint": "somewhere"}}),
+        ("/kv_event_sources", {"0": {**SOURCE, "endpoint": 5}}),
+    ],
+)
+async def test_an_answer_of_another_shape_breaks_the_protocol(path: str, answer: Any) -> None:
+    async with client_of({**VLLM, path: answer}, "vllm") as client:
+        with pytest.raises(EngineProtocolError, match="replica http://127"):
+            await client.probe()
+
+
+async def test_a_replica_that_wants_a_key_says_so() -> None:
+    async with client_of({"/v1/models": Answer(status=401)}, "openai") as client:
+        with pytest.raises(EngineRefused, match="status 401; give its API key"):
+            await client.probe()
+
+
+async def test_a_replica_whose_engine_is_dead_is_not_ready() -> None:
+    async with client_of({"/health": Answer(status=503)}, "vllm") as client:
+        with pytest.raises(EngineRefused, match="/health with status 503"):
+            await client.check_ready()
+
+
+async def test_readiness_before_any_probe_asks_what_every_server_has() -> None:
+    async with client_of({"/v1/models": MODELS}) as client:
+        await client.check_ready()
+
+
+async def test_token_ids_come_from_the_server() -> None:
+    async with client_of({"/tokenize": {"tokens": [1, 2, 3], "count": 3}}, "openai") as client:
+        assert await client.tokenize(b'{"prompt": "abc"}') == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"error": {"message": "prompt is missing", "param": "prompt"}}, "prompt is missing"),
+        ({"message": "prompt is missing"}, "prompt is missing"),
+        ("<html>", "the engine cannot tokenize this request"),
+    ],
+)
+async def test_a_body_that_the_server_does_not_like_is_the_clients_fault(body: Any, message: str) -> None:
+    async with client_of({"/tokenize": Answer(body, status=400)}, "openai") as client:
+        with pytest.raises(RequestError, match=message):
+            await client.tokenize(b"{}")
+
+
+async def test_a_server_without_tokenize_says_what_to_do() -> None:
+    async with client_of({}, "openai") as client:
+        with pytest.raises(EngineRefused, match="--tokenizer"):
+            await client.tokenize(b"{}")
+
+
+@pytest.mark.parametrize("status", [500, 503, 401, 429])
+async def test_a_server_that_cannot_tokenize_now_is_not_the_clients_fault(status: int) -> None:
+    async with client_of({"/tokenize": Answer(status=status)}, "openai") as client:
+        with pytest.raises(EngineRefused, match=f"status {status}"):
+            await client.tokenize(b"{}")
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    name: Any = "sglong"
+    with pytest.raises(ConfigError, match="unknown engine 'sglong'; known: auto, vllm, openai"):
+        connect("http://127.0.0.1:1", name)
+
+
+def test_cache_configuration_is_read_from_metrics_with_gaps() -> None:
+    assert read_cache_config("", has_null_block=True).capacity_tokens is None
+    line = 'vllm:cache_config_info{block_size="128",num_gpu_blocks="None"} 1.0'
+    cache = read_cache_config(line, has_null_block=True)
+    assert (cache.block_size, cache.num_blocks) == (128, None)
+
+
+@pytest.mark.parametrize("address", ["", "tcp://*:5557", "tcp://host", "http://host:1", "tcp://ho st:1"])
+def test_an_address_that_cannot_be_connected_to_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="no address for KV events"):
+        KvEventEndpoints(address)
+
+
+def test_host_names_stay_names() -> None:
+    assert reachable("tcp://*:5557", "engine-3.local") == "tcp://engine-3.local:5557"
