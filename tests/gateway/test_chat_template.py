@@ -55,12 +55,20 @@ def test_tools_are_shown_in_the_engines_order_with_its_nulls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"), [('{"x": [1]}', '{"x": [1]}'), ({"x": 1}, '{"x": 1}'), ("", "{}"), ("not json", "{}")]
+    ("arguments", "shown"),
+    [('{"x": [1]}', '{"x": [1]}'), ({"x": 1}, '{"x": 1}'), ("", "{}"), ("not json", "{}"), ("[1]", "{}")],
 )
 def test_arguments_of_tool_calls_are_objects(arguments: Any, shown: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert rendered("{{ messages[0].tool_calls[0].function.arguments | tojson }}", messages) == shown
+
+
+def test_tool_calls_are_shown_in_the_engines_order() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}, "id": "1"}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    shown = '{"id": "1", "function": {"arguments": {}, "name": "f"}, "type": "function"}'
+    assert rendered("{{ messages[0].tool_calls[0] | tojson }}", messages) == shown
 
 
 def test_json_is_not_escaped_for_html_and_can_be_indented() -> None:

@@ -170,15 +170,22 @@ def _tool(tool: Any) -> Any:
 
 
 def _tool_call(call: Any) -> Any:
+    """A tool call with its arguments as an object, and its keys in the order that vLLM shows to templates."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         raise RequestError("each of `tool_calls` must be an object with a `function`", param="messages")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
+    shown = {"arguments": _arguments(function.get("arguments"))}
+    shown |= {"name": function["name"]} if "name" in function else {}
+    return {key: call[key] for key in ("id",) if key in call} | {"function": shown, "type": "function"}
+
+
+def _arguments(given: Any) -> dict[str, Any]:
+    """Arguments that are no JSON object come from a model's mistake earlier in the conversation; it has to go on."""
+    if isinstance(given, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {}
-    return {**call, "function": {**function, "arguments": arguments}}
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            return {}
+    return given if isinstance(given, dict) else {}
 
 
 def _mark_final(conversation: list[Message]) -> None:
