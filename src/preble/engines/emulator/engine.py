@@ -118,6 +118,10 @@ class EmulatedEngine:
         """Blocks in use / all blocks, 0 ... 1."""
         return self._scheduler.num_used_blocks / self.num_blocks
 
+    def cached_hashes(self) -> frozenset[int]:
+        """Every block in the prefix cache now, by the hash that KV events give it."""
+        return self._scheduler.cached_hashes()
+
     @contextmanager
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
         """Start these sequences; leaving the context ends those that have not ended, at once.

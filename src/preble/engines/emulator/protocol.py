@@ -12,6 +12,7 @@ from preble.errors import RequestError
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 
@@ -81,7 +82,7 @@ class CompletionBody(_Body, kw_only=True):
 
 
 class ChatBody(_Body, kw_only=True):
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
     add_generation_prompt: bool = True
@@ -103,7 +104,7 @@ class TokenizeBody(msgspec.Struct):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     tools: list[Any] | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
