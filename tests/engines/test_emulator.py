@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.errors import ConfigError
+from preble.profiles import load_profile
 
 BLOCK = 16
 DEADLINE_S = 20.0
@@ -423,6 +426,14 @@ async def test_a_port_in_use_is_refused() -> None:
 def test_a_wrong_configuration_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EmulatorConfig(**({"profile": "tiny-cpu"} | change))
+
+
+def test_a_profile_whose_cache_holds_nothing_is_refused(tmp_path: Path) -> None:
+    fields = asdict(load_profile("tiny-cpu")) | {"kv_capacity_tokens": 8}
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    with pytest.raises(ConfigError, match="less than two blocks"):
+        EmulatorServer(EmulatorConfig(profile=str(path)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

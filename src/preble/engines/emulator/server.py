@@ -24,6 +24,8 @@ from preble.profiles import load_profile
 
 GRACE_S = 5
 """Requests that still run this long after the signal to stop are cut off."""
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, so that it is they who close it and no request meets a closed one."""
 BACKLOG = 2048
 
 
@@ -44,6 +46,8 @@ class EmulatorServer:
     def __init__(self, config: EmulatorConfig) -> None:
         self.config = config
         self._profile = load_profile(config.profile)
+        if config.kv_tokens is None and self._profile.kv_capacity_tokens < 2 * config.block_size:
+            raise ConfigError(f"profile {config.profile!r} has a KV cache of less than two blocks; give kv_tokens")
         self._tokenizer = load_tokenizer(config.tokenizer)
         self._publisher: KvEventPublisher | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,6 +77,7 @@ class EmulatorServer:
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         self._engine_task = asyncio.create_task(self.engine.run(), name="emulated engine")
