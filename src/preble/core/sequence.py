@@ -67,6 +67,7 @@ class Sequence:
         self._block_size = block_size
         self._arrived_at = self._started_at = self._first_token_at = now
         self._num_cached: int | None = None
+        self.blocks: list[int] = []
         self.forget_blocks()
 
     def start(self, blocks: list[int], num_matched: int, now: float) -> None:
@@ -82,7 +83,7 @@ class Sequence:
 
     def forget_blocks(self) -> None:
         """Stop running: preempted or ended. The caller has released the blocks."""
-        self.blocks: list[int] = []
+        self.blocks = []
         self.num_slots = self.num_computed = self.num_inserted = 0
         self.runs = False
 
