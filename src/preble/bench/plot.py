@@ -31,11 +31,8 @@ def draw_results(results: Mapping[str, BenchResult], path: Path, title: str) -> 
         good = [record for record in result.records if record.ok]
         _draw_cumulative(ttft, name, [r.ttft_s for r in good if r.ttft_s is not None])
         _draw_cumulative(e2e, name, [r.e2e_s for r in good])
-    ttft.set(title="Time to first token", xlabel="seconds", ylabel="share of requests", xscale="log")
-    e2e.set(title="End-to-end latency", xlabel="seconds", ylabel="share of requests", xscale="log")
-    for axes in (ttft, e2e):
-        axes.grid(alpha=0.3)
-        axes.legend()
+    _label_times(ttft, "Time to first token")
+    _label_times(e2e, "End-to-end latency")
     _draw_tokens(tokens, results)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +44,17 @@ def _draw_cumulative(axes: Axes, name: str, values: Sequence[float]) -> None:
     axes.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], label=name, drawstyle="steps-post")
 
 
+def _label_times(axes: Axes, title: str) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set(title=title, xlabel="seconds", ylabel="share of requests", xscale="log", ylim=(0, 1.02))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
 def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
     names = list(results)
     computed = [result.summary.recomputed_tokens or 0 for result in results.values()]
@@ -54,4 +62,5 @@ def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
     axes.bar(names, computed, label="computed")
     axes.bar(names, cached, bottom=computed, label="from the cache", alpha=0.4)
     axes.set(title="Prompt tokens", ylabel="tokens")
-    axes.legend()
+    axes.margins(y=0.25)  # room for the legend above the bars
+    axes.legend(loc="upper center", ncols=2)

@@ -11,8 +11,8 @@ from preble.bench.run import BenchResult
 from preble.metrics.summary import Distribution
 
 FORMULAS = (
-    "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
-    "hit rate = cached / prompt tokens"
+    "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1);\n"
+    "hit rate = cached / prompt tokens, by the answers' usage; hits (engines): by the engines' own counters"
 )
 
 
@@ -75,9 +75,9 @@ _ROWS: tuple[tuple[str, Callable[[BenchResult], str]], ...] = (
     ("E2E mean", _time("e2e", "mean_s")),
     ("E2E p99", _time("e2e", "p99_s")),
     ("prompt tokens", lambda r: _count(r.summary.prompt_tokens)),
-    ("prompt tokens computed", lambda r: _count(r.summary.recomputed_tokens)),
-    ("hit rate, as reported to clients", lambda r: _rate(r.summary.hit_rate)),
-    ("hits, the engines' own counters", _engine_hits),
+    ("tokens computed", lambda r: _count(r.summary.recomputed_tokens)),
+    ("hit rate (usage)", lambda r: _rate(r.summary.hit_rate)),
+    ("hits (engines)", _engine_hits),
     ("requests per replica", _per_replica),
     ("sent late, p99", lambda r: "" if r.summary.lag_p99_s is None else seconds(r.summary.lag_p99_s)),
     ("failures", lambda r: ", ".join(f"{n} × {kind}" for kind, n in r.summary.errors_by_kind.items())),

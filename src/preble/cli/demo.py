@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -15,7 +16,7 @@ import click
 
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT
 from preble.cli.running import run_cancellable
-from preble.errors import EngineTimeout
+from preble.errors import ConfigError, EngineTimeout
 
 if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchSettings
@@ -61,8 +62,8 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             replicas=4,
             kv_tokens=24_000,
             num_tools=64,
-            requests=400,
-            rps=12.0,
+            requests=600,
+            rps=24.0,
             profile="a6000-mistral-7b",
         ),
     }
@@ -102,7 +103,13 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
         num_prefixes=scenario.num_tools,
         seed=seed,
     )
-    results = run_cancellable(_run_arms(engine, scenario, settings, out))
+    if scenario.model is not None and not scenario.model.is_dir():
+        raise ConfigError(f"there is no model {str(scenario.model)!r} here; run `make demo` in a checkout of Preble")
+    try:
+        results = run_cancellable(_run_arms(engine, scenario, settings, out))
+    except KeyboardInterrupt:
+        _say("interrupted; everything that it had started is stopped")
+        raise
     _write(engine, results, out)
     from rich.console import Console
 
@@ -190,8 +197,6 @@ async def _gateway(fleet: Fleet, scenario: Scenario, policy: str, log_path: Path
 
 async def _until_joined(url: str, num_replicas: int) -> None:
     """Return when the gateway has that many live replicas. Raises: EngineTimeout: not in JOIN_TIMEOUT_S."""
-    import asyncio
-
     import aiohttp
 
     joined = None

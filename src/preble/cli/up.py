@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from preble.gateway.server import Gateway
 
 
+EMULATED_PROFILE = "a6000-mistral-7b"
+
+
 @click.command("up", short_help="Replicas and gateway on this machine, all at once.")
 @click.option("--engine", type=click.Choice(("vllm", "emulator")), required=True, help="What the replicas run.")
 @click.option("--model", metavar="PATH|NAME", help="A folder or a name on the hub; emulated: any name.")
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--profile",
     metavar="NAME|FILE",
-    help="Cost profile: how emulated replicas behave, and how the gateway reckons.",
+    help=f"Cost profile: how emulated replicas behave ({EMULATED_PROFILE} if not given), and how the gateway reckons.",
 )
 @click.option("--kv-tokens", type=POSITIVE, help="KV cache of a replica in tokens.  [default: the engine's choice]")
 @click.option(
@@ -74,6 +77,8 @@ def command(
 
     if engine == "vllm" and model is None:
         raise ConfigError("vLLM needs a model: give --model, a folder or a name on the Hugging Face hub")
+    if engine == "emulator":
+        profile = profile or EMULATED_PROFILE
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
     if engine == "vllm":
         flags["tokenizer"] = model
