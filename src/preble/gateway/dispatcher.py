@@ -165,7 +165,7 @@ class Dispatcher:
         )
         return replica
 
-    def remove_replica(self, replica_id: ReplicaId, reason: str) -> None:
+    def remove_replica(self, replica_id: ReplicaId, reason: str | None) -> None:
         """Take it out. Requests that run there are the scheduler's no more; they may end well or be placed again."""
         orphans = self._scheduler.remove_replica(replica_id, self._loop.time())
         for request in orphans:

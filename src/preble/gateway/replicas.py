@@ -37,7 +37,7 @@ class ReplicaMonitor:
         """From the first successful probe to the replica's failure."""
         info = await self._until_up()
         replica = self._dispatcher.add_replica(self._engine, info)
-        reason = "the gateway stops watching it"
+        reason = None
         try:
             async with asyncio.TaskGroup() as group:
                 events = group.create_task(self._take_in_events())

@@ -204,6 +204,7 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
         )
