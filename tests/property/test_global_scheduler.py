@@ -31,11 +31,20 @@ prompts = st.lists(st.integers(0, 1), min_size=0, max_size=14).map(tuple)
 class SchedulerMachine(RuleBasedStateMachine):
     """`truth[replica]`: block-aligned prefixes in its cache; a prefix stands for its last block."""
 
-    @initialize(policy=st.sampled_from(policy_names()), seed=st.integers(0, 3))
-    def start(self, policy: str, seed: int) -> None:
+    @initialize(
+        policy=st.sampled_from(policy_names()), seed=st.integers(0, 3), budget=st.sampled_from([None, None, 2500, 6000])
+    )
+    def start(self, policy: str, seed: int, budget: int | None) -> None:
         self.scheduler = GlobalScheduler(
-            make_policy(policy), CostModel(PROFILE), seed=seed, window_s=20.0, report_grace_s=2.0, belief_ttl_s=30.0
+            make_policy(policy),
+            CostModel(PROFILE),
+            seed=seed,
+            window_s=20.0,
+            report_grace_s=2.0,
+            belief_ttl_s=30.0,
+            index_budget_bytes=budget,
         )
+        self.budget = budget
         self.now = 0.0
         self.count = 0
         self.live: dict[str, Request] = {}
@@ -122,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             pack_tokens(missing[-1][first:]),
             BLOCK,
         )
-        assert self.scheduler.on_stored(event, self.now)
+        assert self.scheduler.on_stored(event, self.now) or self.budget is not None
         self.truth[replica_id].update(missing)
 
     @rule(data=st.data())
@@ -155,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts)
     def index_agrees_with_the_engines(self, prompt: tuple[int, ...]) -> None:
         """With nothing promised any more, what is matched is exactly what is stored, to the block."""
-        if self.live:
+        if self.live or self.budget is not None:
             return
         self.now += 3.0
         self.scheduler.on_timer(self.now)
@@ -177,6 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
             assert self.scheduler.num_in_flight == len(self.live)
+            assert self.budget is None or self.scheduler.num_index_bytes <= self.budget
 
     def teardown(self) -> None:
         """Once everything has ended and time has passed, nothing of it is left."""

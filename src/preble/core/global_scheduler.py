@@ -6,7 +6,9 @@ Source: Preble, "E2 Global Scheduler". Rebalancing and prefix replication come i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
 from preble.core.cost_model import CostModel
@@ -14,7 +16,7 @@ from preble.core.eviction_cost import EvictionCost
 from preble.core.fleet import Fleet, InFlight
 from preble.core.load_window import LoadWindow
 from preble.core.policy import ClusterView, Policy
-from preble.core.prefix_index import PrefixIndex, slots_of
+from preble.core.prefix_index import RECORD_BYTES, PrefixIndex, slots_of
 from preble.core.radix_tree import Match, Node
 from preble.core.rebalance import Rebalancer, RebalanceSettings
 from preble.core.types import (
@@ -60,7 +62,9 @@ class GlobalScheduler:
     `now` must not go back. `seed`: of the generator that breaks ties. `window_s`: H, over which load and popularity are
     counted. `report_grace_s`: how long after a request's end the reports of what it stored may still be under way.
     `belief_ttl_s`: how long an unused prefix is believed to stay on a replica that reports no evictions. `rebalance`:
-    for policies that rebalance; the paper's settings if None.
+    for policies that rebalance; the paper's settings if None. `index_budget_bytes`: bound on the memory of the prefix
+    index, None for none. At the bound it forgets what was used least recently, and where that is not enough, it takes
+    in no new prefixes (`num_unindexed` counts): such requests are placed by load.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class GlobalScheduler:
         window_s: float = 180.0,
         report_grace_s: float = 1.0,
         belief_ttl_s: float = 600.0,
+        index_budget_bytes: int | None = None,
         rebalance: RebalanceSettings | None = None,
     ) -> None:
         self.policy = policy
@@ -88,6 +93,8 @@ class GlobalScheduler:
         self._graces: deque[_Grace] = deque()
         self._drift: dict[int, CacheDrift] = {}
         self._check_beliefs_at: float | None = None
+        self._index_budget_bytes = index_budget_bytes
+        self.num_unindexed = 0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +190,11 @@ class GlobalScheduler:
         """
         if event.replica_id not in self._fleet or not event.block_hashes:
             return True
-        return self._index.stored(self._fleet.slot(event.replica_id), event, now)
+        slot = self._fleet.slot(event.replica_id)
+        if not self._make_room(lambda: self._index.growth_of_stored(slot, event), now):
+            self.num_unindexed += 1
+            return True
+        return self._index.stored(slot, event, now)
 
     def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None:
         """A replica no longer caches these blocks, or anything."""
@@ -283,6 +294,11 @@ class GlobalScheduler:
         """Tokens in the prefix trees."""
         return self._index.tree.num_tokens
 
+    @property
+    def num_index_bytes(self) -> int:
+        """Memory of the prefix index, in bytes, by count of what is in it."""
+        return self._index.num_bytes
+
     def check(self) -> None:
         """Every invariant. O(everything); for tests."""
         self._index.check()
@@ -291,7 +307,7 @@ class GlobalScheduler:
         self._fleet.check(flights)
         pins = [(flight.slot, flight.leaf) for flight in flights]
         pins += [(grace.slot, grace.leaf) for grace in self._graces]
-        shares = [(entry.slot, entry.leaf) for entry in self._window.entries() if entry.slot is not None]
+        shares = [(entry.slot, entry.leaf) for entry in self._window.entries() if entry.shares]
         for slot in self._fleet.specs:
             holdings = self._index.holdings(slot)
             users = [node for where, leaf in pins if where == slot for node in leaf.ancestors()]
@@ -325,7 +341,7 @@ class GlobalScheduler:
         missed = request.num_prompt_tokens - matched
         confirmed = self._index.matched_on(match, slot, confirmed=True)
         confirmed_used_s = self._index.last_used_s(match, slot, confirmed)
-        leaf = self._index.place(slot, request.prompt, request.namespace, now)
+        leaf = self._index_prompt(slot, request, now)
         entry = self._window.add(slot, now, missed, request.num_prompt_tokens, leaf)
         flight = InFlight(request, slot, now, leaf, entry, missed)
         flight.confirmed_tokens = min(confirmed, matched)
@@ -333,6 +349,34 @@ class GlobalScheduler:
         self._flights[request.request_id] = flight
         self._fleet.start(flight)
         return flight
+
+    def _make_room(self, growth_bytes: Callable[[], int], now: float) -> bool:
+        """Let the index grow by so much within its budget: forget what is old. False if that is not enough.
+
+        What is forgotten may be what the growth builds on, so it is asked for again each time.
+        """
+        if self._index_budget_bytes is None:
+            return True
+        while self._index.num_bytes + growth_bytes() > self._index_budget_bytes:
+            oldest_share_s = self._window.oldest_share_s
+            if self._index.drop_oldest(now, oldest_share_s):
+                continue
+            if oldest_share_s == inf:
+                return False
+            self._index.unshare(*self._window.drop_oldest_share())
+        return True
+
+    def _index_prompt(self, slot: int, request: Request, now: float) -> Node:
+        """Take the prompt into the index, or what the budget allows of it; returns the node at which that ends."""
+        prompt, namespace = request.prompt, request.namespace
+        if self._make_room(lambda: self._index.growth_of_prompt(prompt, namespace), now):
+            return self._index.place(slot, prompt, namespace, now)
+        self.num_unindexed += 1
+        known = self._index.whole_nodes(prompt, namespace)
+        if self._make_room(lambda: len(known) * RECORD_BYTES, now):
+            known = self._index.whole_nodes(prompt, namespace)
+            return self._index.place_on(slot, known, namespace, now)
+        return self._index.place_on(slot, [], namespace, now)
 
     def _flight(self, request_id: RequestId) -> InFlight:
         flight = self._flights.get(request_id)
@@ -345,7 +389,7 @@ class GlobalScheduler:
         flight = self._flight(request_id)
         del self._flights[request_id]
         self._fleet.end(flight)
-        if not work_done and self._window.cancel(flight.entry):
+        if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
             self._index.unshare(flight.slot, flight.leaf)
         if work_done and not self._believes(flight.slot):
             self._graces.append(_Grace(now + self._report_grace_s, flight.slot, flight.leaf))

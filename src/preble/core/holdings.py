@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from preble.core.radix_tree import Node
+from preble.core.radix_tree import Node, live_node
 from preble.core.types import BlockHash
 
 
@@ -37,32 +37,63 @@ class Holding:
         return node.num_tokens if self.pins else self.held
 
 
+class IndexSize:
+    """Counts over all replicas, for the index's byte budget."""
+
+    __slots__ = ("blocks", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.blocks = 0
+
+
 class Holdings:
     """The records of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: held or about to be, in all.
 
-    `version` grows with every change. `blocks`: the replica's names of its KV blocks; each as a node and the number of
-    prompt tokens up to the block's end (see `live_node`).
+    `version` grows with every change.
     Keeps the masks of the nodes in step with the records. Every change of a record goes through a method here.
     """
 
-    __slots__ = ("_records", "_ring", "bit", "blocks", "used_tokens", "version")
+    __slots__ = ("_blocks", "_records", "_ring", "_size", "bit", "used_tokens", "version")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, size: IndexSize) -> None:
         self.bit = 1 << slot
         self.used_tokens = 0
         self.version = 0
-        self.blocks: dict[BlockHash, tuple[Node, int]] = {}
+        self._size = size
+        self._blocks: dict[BlockHash, tuple[Node, int]] = {}
         self._records: dict[Node, Holding] = {}
         self._ring = Holding(None, 0.0)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    @property
-    def oldest_use_s(self) -> float:
-        """When the least recently used record was last used; infinity if there is none."""
-        oldest = self._ring.newer
-        return float("inf") if oldest is self._ring else oldest.last_used_s
+    def oldest_idle(self) -> Holding | None:
+        """The least recently used record that is held and not in use. O(1 + records in use that are older)."""
+        return next((record for record in self.oldest_first() if not record.pins), None)
+
+    def block(self, block_hash: BlockHash) -> tuple[Node, int] | None:
+        """The node in which a block ends and the prompt tokens up to there; None if unknown or out of the tree."""
+        found = self._blocks.get(block_hash)
+        if found is None:
+            return None
+        node = live_node(*found)
+        return (node, found[1]) if node.start < found[1] <= node.end else None
+
+    def name_block(self, block_hash: BlockHash, node: Node, end: int) -> None:
+        """The replica calls a block by this name; it ends in `node`, `end` tokens from the start of the prompt."""
+        self._size.blocks += block_hash not in self._blocks
+        self._blocks[block_hash] = (node, end)
+
+    def forget_block(self, block_hash: BlockHash) -> bool:
+        """The replica uses the name no longer; False if it was unknown."""
+        known = self._blocks.pop(block_hash, None) is not None
+        self._size.blocks -= known
+        return known
+
+    def forget_blocks(self) -> None:
+        self._size.blocks -= len(self._blocks)
+        self._blocks.clear()
 
     def get(self, node: Node) -> Holding | None:
         return self._records.get(node)
@@ -139,6 +170,7 @@ class Holdings:
         """`upper` was merged into `lower`, its only child: join their records, which `can_merge` allowed before."""
         self.version += 1
         head = self._records.pop(upper)
+        self._size.records -= 1
         tail = self._records[lower]
         if _is_linked(head) and not _is_linked(tail):
             _link_before(tail, head)
@@ -179,6 +211,17 @@ class Holdings:
             assert bool(node.full_holders & self.bit) == (record.tokens_in(node) == node.num_tokens)
         assert used == self.used_tokens
 
+    def close(self) -> list[Node]:
+        """The replica is gone: take its bit off every node; returns those nodes. O(records)."""
+        self.forget_blocks()
+        nodes = list(self._records)
+        for node in nodes:
+            node.holders &= ~self.bit
+            node.full_holders &= ~self.bit
+        self._size.records -= len(nodes)
+        self._records.clear()
+        return nodes
+
     def _nearest_above(self, node: Node) -> Holding:
         """The record of the nearest ancestor that is in the order, else the order's newest end."""
         for ancestor in node.ancestors():
@@ -189,6 +232,7 @@ class Holdings:
 
     def _add(self, node: Node, now: float) -> Holding:
         record = self._records[node] = Holding(node, now)
+        self._size.records += 1
         node.holders |= self.bit
         return record
 
@@ -221,6 +265,7 @@ class Holdings:
             return False
         node.holders &= ~self.bit
         del self._records[node]
+        self._size.records -= 1
         return True
 
 

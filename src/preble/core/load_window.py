@@ -20,9 +20,9 @@ DEFAULT_OUTPUT_TOKENS = 45.0
 
 
 class WindowEntry:
-    """One request in the window. `slot` is None once it counts no longer."""
+    """One request in the window. `slot` is None once it counts no longer; `shares`: it counts for its prefix, too."""
 
-    __slots__ = ("leaf", "num_prompt_tokens", "placed_at", "prefill_s", "slot")
+    __slots__ = ("leaf", "num_prompt_tokens", "placed_at", "prefill_s", "shares", "slot")
 
     def __init__(self, slot: int, placed_at: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> None:
         self.slot: int | None = slot
@@ -30,6 +30,7 @@ class WindowEntry:
         self.prefill_s = prefill_s
         self.num_prompt_tokens = num_prompt_tokens
         self.leaf = leaf
+        self.shares = True
 
 
 class LoadWindow:
@@ -46,6 +47,7 @@ class LoadWindow:
         self._num_finished: NDArray[np.int64] = np.zeros(0, np.int64)
         self._output_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
         self._placed: deque[WindowEntry] = deque()
+        self._sharing: deque[WindowEntry] = deque()
         self._finished: deque[tuple[float, int, int]] = deque()
         self._all_output_tokens = 0
         self._load_s: NDArray[np.float64] | None = None
@@ -104,6 +106,7 @@ class LoadWindow:
         prefill_s = self._cost_model.prefill_s(missed_tokens, num_prompt_tokens - missed_tokens)
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
+        self._sharing.append(entry)
         self._num_requests[slot] += 1
         self._prefill_s[slot] += prefill_s
         self._prompt_tokens[slot] += num_prompt_tokens
@@ -128,18 +131,37 @@ class LoadWindow:
         self._count_output(slot, 1, output_tokens)
 
     def expire(self, now: float) -> list[tuple[int, Node]]:
-        """Drop what is older than the window; returns (slot, leaf) of each request dropped. Amortised O(1)."""
+        """Drop what is older than the window; returns (slot, leaf) of the requests that shared. Amortised O(1)."""
         limit = now - self.window_s
         dropped: list[tuple[int, Node]] = []
         while self._placed and self._placed[0].placed_at <= limit:
             entry = self._placed.popleft()
             slot = entry.slot
-            if self.cancel(entry) and slot is not None:
+            if self.cancel(entry) and slot is not None and entry.shares:
                 dropped.append((slot, entry.leaf))
+        self._skip_unshared()
         while self._finished and self._finished[0][0] <= limit:
             _, slot, output_tokens = self._finished.popleft()
             self._count_output(slot, -1, -output_tokens)
         return dropped
+
+    @property
+    def oldest_share_s(self) -> float:
+        """When the oldest request that counts for its prefix was placed; infinity if there is none."""
+        self._skip_unshared()
+        return self._sharing[0].placed_at if self._sharing else float("inf")
+
+    def drop_oldest_share(self) -> tuple[int, Node]:
+        """Let the oldest request count for its prefix no longer, only for its replica's load; returns (slot, leaf)."""
+        self._skip_unshared()
+        entry = self._sharing.popleft()
+        entry.shares = False
+        assert entry.slot is not None
+        return entry.slot, entry.leaf
+
+    def _skip_unshared(self) -> None:
+        while self._sharing and (self._sharing[0].slot is None or not self._sharing[0].shares):
+            self._sharing.popleft()
 
     def next_expiry(self) -> float | None:
         """When the oldest entry leaves the window; None if it is empty."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from preble.core.holdings import Holdings
-from preble.core.radix_tree import Match, Node, RadixTree, live_node
-from preble.core.types import TOKEN_BYTES, BlockHash, BlocksEvicted, BlocksStored, PackedTokens
+from preble.core.holdings import Holdings, IndexSize
+from preble.core.radix_tree import Match, Node, RadixTree
+from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +30,30 @@ class Coverage:
     key_holders: int
 
 
+NODE_BYTES, RECORD_BYTES, BLOCK_BYTES = 260, 170, 200
+"""What a node (besides its tokens), a record and a block's name take, measured on CPython 3.11 (see the tests)."""
+
+
 class PrefixIndex:
     """Prefix trees with the holdings of every replica, by slot."""
 
     def __init__(self) -> None:
         self.tree = RadixTree(on_split=self._split_records)
+        self._size = IndexSize()
         self._holdings: dict[int, Holdings] = {}
 
     def add_replica(self, slot: int) -> None:
-        self._holdings[slot] = Holdings(slot)
+        self._holdings[slot] = Holdings(slot, self._size)
 
     def remove_replica(self, slot: int) -> None:
         """Forget the replica. No request in flight or in the window may refer to it any more. O(its records)."""
-        gone = self._holdings.pop(slot)
-        nodes = [record.node for record in gone.records() if record.node is not None]
-        for node in nodes:
-            node.holders &= ~gone.bit
-            node.full_holders &= ~gone.bit
-        for node in nodes:
-            self._prune(node)
+        self._prune_all(self._holdings.pop(slot).close())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the trees and records, in bytes, by count."""
+        tree = self.tree.num_tokens * TOKEN_BYTES + self.tree.num_nodes * NODE_BYTES
+        return tree + self._size.records * RECORD_BYTES + self._size.blocks * BLOCK_BYTES
 
     def holdings(self, slot: int) -> Holdings:
         return self._holdings[slot]
@@ -124,9 +129,36 @@ class PrefixIndex:
 
         The node stays valid until both `unpin` and `unshare` were called with it. O(tokens + depth).
         """
-        path = self.tree.insert(prompt, namespace)
+        return self.place_on(slot, self.tree.insert(prompt, namespace), namespace, now)
+
+    def place_on(self, slot: int, path: list[Node], namespace: str, now: float) -> Node:
+        """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
         self._holdings[slot].pin_and_share(path, now)
         return path[-1] if path else self.tree.root(namespace)
+
+    def whole_nodes(self, prompt: PackedTokens, namespace: str) -> list[Node]:
+        """The nodes on the prompt's path that it goes through to their end."""
+        match = self.tree.match(prompt, namespace)
+        return [node for node in match.path if node.end <= match.num_tokens]
+
+    def growth_of_prompt(self, prompt: PackedTokens, namespace: str) -> int:
+        """Bytes by which the index may grow at most if the prompt is placed."""
+        match = self.tree.match(prompt, namespace)
+        return self._growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
+
+    def growth_of_stored(self, slot: int, event: BlocksStored) -> int:
+        """Bytes by which the index may grow at most if the event is taken in."""
+        base, depth = self.tree.root(event.namespace), 0
+        if event.parent is not None:
+            base, depth = self._holdings[slot].block(event.parent) or (base, depth)
+        match = self.tree.match_below(base, depth, event.tokens)
+        new_bytes = len(event.tokens) - (match.num_tokens - depth) * TOKEN_BYTES
+        return self._growth(match, new_bytes) + len(event.block_hashes) * BLOCK_BYTES
+
+    def _growth(self, match: Match, new_bytes: int) -> int:
+        """A leaf and a split at most: two nodes, a record for each node of the path, and one for each split record."""
+        records = len(match.path) + 2 + match.last.holders.bit_count()
+        return new_bytes + 2 * NODE_BYTES + records * RECORD_BYTES
 
     def unpin(self, slot: int, leaf: Node) -> None:
         self._prune_all(self._holdings[slot].unpin(leaf))
@@ -153,13 +185,15 @@ class PrefixIndex:
         holdings = self._holdings[slot]
         base, depth = self.tree.root(event.namespace), 0
         if event.parent is not None:
-            found = _locate(holdings, event.parent)
+            found = holdings.block(event.parent)
             if found is None:
                 return False
             base, depth = found
-        path = self.tree.insert_below(base, depth, event.tokens)
-        _name_blocks(holdings, path, depth, event)
         end = depth + len(event.tokens) // TOKEN_BYTES
+        match = self.tree.match_below(base, depth, event.tokens)
+        known = match.num_tokens == end
+        path = list(match.path) if known else self.tree.insert_below(base, depth, event.tokens)
+        _name_blocks(holdings, path, depth, event)
         for node in path:
             held = holdings.tokens_held(node)
             if max(depth - node.start, 0) <= held:
@@ -172,15 +206,32 @@ class PrefixIndex:
         holdings = self._holdings[slot]
         unknown = 0
         for block_hash in event.block_hashes:
-            found = _locate(holdings, block_hash)
-            unknown += holdings.blocks.pop(block_hash, None) is None
+            found = holdings.block(block_hash)
+            unknown += not holdings.forget_block(block_hash)
             if found is not None:
                 self._prune_all(self._evict_block(holdings, *found, block_size, now))
         return unknown
 
+    def drop_oldest(self, now: float, used_before_s: float) -> bool:
+        """Forget the least recently used tokens that any replica holds idle, to save memory; False if there are none.
+
+        Only what was last used before `used_before_s`: then no request of the window uses it, so that its node goes.
+        """
+        idle = ((holdings.oldest_idle(), holdings) for holdings in self._holdings.values())
+        known = [
+            (record.last_used_s, holdings.bit, record, holdings) for record, holdings in idle if record is not None
+        ]
+        if not known:
+            return False
+        last_used_s, _, record, holdings = min(known, key=lambda item: item[:2])
+        if last_used_s >= used_before_s or record.node is None:
+            return False
+        self._prune_all(_lower_held(holdings, record.node, 0, now))
+        return True
+
     def clear(self, slot: int, now: float) -> None:
         """The replica's whole cache is gone; what is in flight there will be computed again."""
-        self._holdings[slot].blocks.clear()
+        self._holdings[slot].forget_blocks()
         self._forget(slot, (record.node for record in self._holdings[slot].oldest_first()), now)
 
     def forget_unused_since(self, slot: int, limit_s: float, now: float) -> None:
@@ -311,15 +362,6 @@ def _holds_below(holdings: Holdings, node: Node) -> bool:
     return any(child.holders & holdings.bit and holdings.tokens_held(child) for child in children)
 
 
-def _locate(holdings: Holdings, block_hash: BlockHash) -> tuple[Node, int] | None:
-    """The node in which a block ends and the prompt tokens up to there; None if unknown or no longer in the tree."""
-    found = holdings.blocks.get(block_hash)
-    if found is None:
-        return None
-    node = live_node(*found)
-    return (node, found[1]) if node.start < found[1] <= node.end else None
-
-
 def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: BlocksStored) -> None:
     nodes = iter(path)
     node = next(nodes)
@@ -327,4 +369,4 @@ def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: Blocks
         end = depth + i * event.block_size
         while node.end < end:
             node = next(nodes)
-        holdings.blocks[block_hash] = (node, end)
+        holdings.name_block(block_hash, node, end)
