@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from preble.core.types import namespace_of
+from preble.core.types import BlockHash, namespace_of
 from preble.engines import Engine, connect
 from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_wire import WireRemoved, WireStored
 from preble.engines.vllm import VllmEngine
 from preble.errors import EngineRefused, RequestError
-from support.belief import Belief, believing
+from support.belief import Belief, believing, newest_message, raw_events
 from support.relay import TcpRelay
 from support.replicas import BLOCK_SIZE, KV_TOKENS, MAX_MODEL_LEN, MODEL_NAME, Replica, VllmPair, prompt_of
 from support.waiting import eventually
@@ -205,20 +207,37 @@ async def test_generated_tokens_count_once_their_block_is_full(replica: Replica,
         assert len(belief) == (40 + 60 - 1) // BLOCK_SIZE
 
 
-async def test_blocks_computed_twice_at_once_stay_until_both_copies_are_gone(
+async def test_a_block_with_several_copies_stays_until_the_last_one_is_gone(
     replica: Replica, endpoints: KvEventEndpoints
 ) -> None:
-    prompt = prompt_of(3, 200)
-    fillers = [prompt_of(300 + i, 320) for i in range(12)]
+    """A prompt of whole blocks makes copies: its last token is always computed, so its last block is each time."""
+    prompt = prompt_of(3, 6 * BLOCK_SIZE)
     async with believing(endpoints) as belief:
-        await asyncio.gather(*(replica.complete(prompt) for _ in range(4)))
-        for filler in fillers:
-            await replica.complete(filler)
-            predicted, cached = await predicted_and_found(belief, endpoints, replica, prompt_of(4, 40))
-            assert predicted == cached
-        predicted, cached = await predicted_and_found(belief, endpoints, replica, prompt)
-        assert predicted == cached
-        assert belief.stream.counters.starts_over == 1
+        since = await newest_message(endpoints) + 1
+        for _ in range(4):
+            await replica.complete(prompt)
+        [last] = await stored_more_than_once(endpoints, since)
+        for i in range(12):
+            await replica.complete(prompt_of(300 + i, 10 * BLOCK_SIZE))
+            # Using one of the copies keeps it, while the others get old and are evicted.
+            predicted, cached = await predicted_and_found(belief, endpoints, replica, [*prompt, 100 + i])
+            assert predicted == cached == len(prompt)
+        assert last in await removed_hashes(endpoints, since), "a copy was evicted meanwhile"
+
+
+async def stored_more_than_once(endpoints: KvEventEndpoints, since: int) -> set[BlockHash]:
+    stored = Counter(
+        block
+        for event in await raw_events(endpoints, since)
+        if isinstance(event, WireStored)
+        for block in event.block_hashes
+    )
+    return {block for block, times in stored.items() if times > 1}
+
+
+async def removed_hashes(endpoints: KvEventEndpoints, since: int) -> set[BlockHash]:
+    events = await raw_events(endpoints, since)
+    return {block for event in events if isinstance(event, WireRemoved) for block in event.block_hashes}
 
 
 async def test_a_reset_of_the_cache_arrives_with_the_next_batch(replica: Replica, endpoints: KvEventEndpoints) -> None:

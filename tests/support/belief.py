@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, unpack_tokens
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, ReplayUnavailable
+from preble.engines.kv_wire import WireEvent, decode_batch
 from support.waiting import eventually
 
 REPLAY_TIMEOUT_S = 30.0
@@ -94,6 +95,21 @@ async def newest_message(endpoints: KvEventEndpoints) -> int:
     finally:
         sockets.close()
     return answers[-1]
+
+
+async def raw_events(endpoints: KvEventEndpoints, since: int) -> list[WireEvent]:
+    """The engine's own events in its messages from number `since` on."""
+    await newest_message(endpoints)
+    sockets = EventSockets(endpoints)
+    try:
+        async with aclosing(sockets.replay(since, REPLAY_TIMEOUT_S)) as messages:
+            return [event async for message in messages for event in decode_batch(message.payload, unreadable)]
+    finally:
+        sockets.close()
+
+
+def unreadable(bad: ValueError) -> None:
+    raise AssertionError(f"the engine sent what we cannot read: {bad}")
 
 
 @asynccontextmanager

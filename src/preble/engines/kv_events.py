@@ -25,7 +25,7 @@ import structlog
 from preble.core.types import BlocksEvicted, CacheCleared, KvEvent, ReplicaId
 from preble.engines.kv_copies import BlockCopies
 from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Message, ReplayUnavailable, Subscription
-from preble.engines.kv_wire import Malformed, UnknownEvent, decode_event, split_batch
+from preble.engines.kv_wire import Malformed, UnknownEvent, decode_batch
 
 __all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
 
@@ -118,22 +118,16 @@ class Intake:
         return merged_evictions(self._changes(message.payload))
 
     def _changes(self, payload: bytes) -> Iterator[KvEvent]:
-        try:
-            events = split_batch(payload)
-        except Malformed as error:
-            self.count_malformed(error)
+        for event in decode_batch(payload, self._on_bad):
+            if (change := self._copies.apply(event)) is not None:
+                yield change
+
+    def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
+        if isinstance(bad, Malformed):
+            self.count_malformed(bad)
             return
-        for raw in events:
-            try:
-                change = self._copies.apply(decode_event(raw))
-            except UnknownEvent as unknown:
-                self.counters.unknown += 1
-                self.say_once("unknown_kv_event", kind=str(unknown)[:80])
-            except Malformed as error:
-                self.count_malformed(error)
-            else:
-                if change is not None:
-                    yield change
+        self.counters.unknown += 1
+        self.say_once("unknown_kv_event", kind=str(bad)[:80])
 
     def count_malformed(self, error: Malformed | None = None) -> None:
         self.counters.malformed += 1

@@ -5,12 +5,15 @@ Strict about the shape of what we use, indifferent to anything else: engines add
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from preble.core.types import BlockHash
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 
 _MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
 
@@ -20,7 +23,7 @@ class WireStored(Struct, tag="BlockStored", tag_field="type"):
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
-    token_ids: list[int]
+    token_ids: list[TokenId]
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
@@ -59,6 +62,11 @@ class _Batch(Struct, array_like=True):
     events: list[Raw]
 
 
+class _MapBatch(Struct, array_like=True):
+    ts: float
+    events: list[WireStored | WireRemoved | WireCleared]
+
+
 class _MapHead(Struct):
     type: str
 
@@ -75,6 +83,7 @@ class UnknownEvent(ValueError):
     """A kind of event that this version does not know; its name is the only argument."""
 
 
+_map_batches = msgspec.msgpack.Decoder(_MapBatch)
 _batches = msgspec.msgpack.Decoder(_Batch)
 _maps = msgspec.msgpack.Decoder(WireStored | WireRemoved | WireCleared)
 _arrays = msgspec.msgpack.Decoder(_ArrayStored | _ArrayRemoved | _ArrayCleared)
@@ -82,39 +91,60 @@ _map_heads = msgspec.msgpack.Decoder(_MapHead)
 _any_arrays = msgspec.msgpack.Decoder(list[Any])
 
 
-def split_batch(payload: bytes) -> list[Raw]:
-    """The undecoded events of one message. Raises: Malformed."""
+def decode_batch(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> Sequence[WireEvent]:
+    """The events of one message, without those that cannot be read: `on_bad` is called with each of them."""
     try:
-        return _batches.decode(payload).events
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(f"not a batch of events: {error}") from error
+        # What vLLM sends in practice, in one go; five times faster than event by event.
+        events = _map_batches.decode(payload).events
+        for event in events:
+            _check(event)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Malformed):
+        return _decode_one_by_one(payload, on_bad)
+    return events
 
 
-def decode_event(raw: Raw) -> WireEvent:
-    """One event of a batch. Raises: UnknownEvent, Malformed."""
-    is_map = bytes(raw)[:1] and bytes(raw)[0] in _MAP_TYPES
+def _decode_one_by_one(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> list[WireEvent]:
     try:
-        event: WireEvent = _maps.decode(raw) if is_map else _arrays.decode(raw)
+        raws = _batches.decode(payload).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        name = _type_name(raw, bool(is_map))
+        on_bad(Malformed(f"not a batch of events: {error}"))
+        return []
+    events: list[WireEvent] = []
+    for raw in raws:
+        try:
+            events.append(_decode_event(raw))
+        except (Malformed, UnknownEvent) as bad:
+            on_bad(bad)
+    return events
+
+
+def _decode_event(raw: Raw) -> WireEvent:
+    """Raises: UnknownEvent, Malformed."""
+    content = bytes(raw)
+    is_map = content[:1] != b"" and content[0] in _MAP_TYPES
+    try:
+        event: WireEvent = _maps.decode(content) if is_map else _arrays.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        name = _type_name(content, is_map)
         if name is not None and name not in KNOWN_TYPES:
             raise UnknownEvent(name) from error
         raise Malformed(f"{name or 'an event'}: {error}") from error
-    if isinstance(event, WireStored):
-        _check_stored(event)
+    _check(event)
     return event
 
 
-def _type_name(raw: Raw, is_map: bool) -> str | None:
+def _type_name(content: bytes, is_map: bool) -> str | None:
     try:
-        name = _map_heads.decode(raw).type if is_map else _any_arrays.decode(raw)[0]
+        name = _map_heads.decode(content).type if is_map else _any_arrays.decode(content)[0]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
         return None
     return name if isinstance(name, str) else None
 
 
-def _check_stored(event: WireStored) -> None:
+def _check(event: WireEvent) -> None:
     """Raises: Malformed: its parts do not fit one another."""
+    if not isinstance(event, WireStored):
+        return
     blocks = len(event.block_hashes)
     if event.block_size < 1 or len(event.token_ids) != blocks * event.block_size:
         raise Malformed(
@@ -122,5 +152,3 @@ def _check_stored(event: WireStored) -> None:
         )
     if event.extra_keys is not None and len(event.extra_keys) != blocks:
         raise Malformed(f"BlockStored: {blocks} blocks came with {len(event.extra_keys)} extra keys")
-    if event.token_ids and not (min(event.token_ids) >= 0 and max(event.token_ids) < 2**32):
-        raise Malformed("BlockStored: a token id is outside 0 ... 2**32 - 1")

