@@ -7,6 +7,8 @@ bytes go to the replica unchanged, so that parameters that the gateway has never
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -193,11 +195,13 @@ class ErrorForm(Struct, frozen=True):
         return msgspec.json.encode({"error": fields})
 
 
-_ENGINE_CODES: dict[type[EngineError], str] = {
-    EngineRefused: "engine_refused",
-    EngineGone: "engine_gone",
-    EngineProtocolError: "engine_protocol_error",
-}
+_ENGINE_CODES: Mapping[type[EngineError], str] = MappingProxyType(
+    {
+        EngineRefused: "engine_refused",
+        EngineGone: "engine_gone",
+        EngineProtocolError: "engine_protocol_error",
+    }
+)
 
 
 def error_form(error: PrebleError) -> ErrorForm:
