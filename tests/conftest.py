@@ -9,6 +9,10 @@ import pytest
 from support.replicas import VllmPair, require_vllm, running_vllm_pair
 
 
+collect_ignore = ["support/fake_vllm.py"]
+"""A program that tests start; importing it, as the search for doctests would, runs it."""
+
+
 @pytest.fixture(scope="session")
 def vllm_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPair]:
     """Two real vLLM replicas of the tiny model, started once a session (20 to 110 s) and shared: assume nothing of

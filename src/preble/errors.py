@@ -14,7 +14,7 @@ PrebleError
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
 └── EngineError              the replica's
     ├── EngineRefused        no connection, or the replica said "not now"                 502, may move
-    ├── EngineGone           the connection broke                                         502, may move before the first byte
+    ├── EngineGone           the connection broke                                         502, may move before 1st byte
     ├── EngineTimeout        no answer in time                                            504
     └── EngineProtocolError  an answer that is not what the protocol says                 502
 ```
