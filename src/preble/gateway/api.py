@@ -31,8 +31,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
-TextPrompt = str
-Prompt = TextPrompt | PackedTokens
+Prompt = str | PackedTokens
 """A prompt of a completion: text, or packed token ids."""
 
 

@@ -71,9 +71,6 @@ class Dispatcher:
         """Placements that have not ended."""
         return len(self._calls)
 
-    def is_in_flight(self, request_id: str) -> bool:
-        return request_id in self._calls
-
     # requests
 
     def place(self, request: Request, model: str | None = None) -> Call:
