@@ -8,7 +8,6 @@ import pytest
 
 from support.replicas import VllmPair, require_vllm, running_vllm_pair
 
-
 collect_ignore = ["support/fake_vllm.py"]
 """A program that tests start; importing it, as the search for doctests would, runs it."""
 
