@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 
 from preble.bench.client import BenchClient
@@ -27,10 +26,7 @@ class _Load:
         self._client = client
         self._openers = sorted(workload.openers, key=lambda request: request.arrival_s or 0.0)
         self._on_record = on_record
-        self._children: defaultdict[str, list[WorkloadRequest]] = defaultdict(list)
-        for request in workload.requests:
-            if request.parent is not None:
-                self._children[request.parent].append(request)
+        self._children = workload.children()
 
     async def run(self) -> None:
         self._start = asyncio.get_running_loop().time()
@@ -51,7 +47,7 @@ class _Load:
     async def _send(self, request: WorkloadRequest, scheduled_s: float) -> None:
         record = await self._client.send(request, scheduled_s, self._clock)
         self._on_record(record)
-        for child in self._children[request.request_id]:
+        for child in self._children.get(request.request_id, ()):
             if record.ok:
                 self._tasks.create_task(self._send_later(child, record.end_s + child.delay_s))
             else:
@@ -68,5 +64,5 @@ class _Load:
         self._on_record(
             RequestRecord(request_id=request.request_id, scheduled_s=now, sent_s=now, end_s=now, error="parent failed")
         )
-        for child in self._children[request.request_id]:
+        for child in self._children.get(request.request_id, ()):
             self._give_up(child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import msgspec
@@ -11,10 +10,8 @@ from preble import __version__
 from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, read_counters
 from preble.bench.load import run_load
-from preble.errors import ConfigError
 from preble.metrics import RequestRecord, Slo, Summary, summarize
-from preble.workloads import Workload, make_workload
-from preble.workloads.arrivals import make_arrivals
+from preble.workloads import Workload, plan_workload
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +60,16 @@ def plan(settings: BenchSettings) -> Workload:
 
     Raises: ConfigError, TraceFormatError.
     """
-    workload = make_workload(
-        settings.workload, settings.requests, settings.seed, zipf=settings.zipf, num_prefixes=settings.num_prefixes
+    return plan_workload(
+        settings.workload,
+        settings.requests,
+        settings.rps,
+        settings.seed,
+        arrivals=settings.arrivals,
+        cv=settings.cv,
+        zipf=settings.zipf,
+        num_prefixes=settings.num_prefixes,
     )
-    if settings.rps is None:
-        if workload.has_arrivals:
-            return workload
-        raise ConfigError(f"workload {settings.workload!r} has no arrival times of its own; give a rate (--rps)")
-    rng = random.Random(f"arrivals/{settings.seed}")
-    times = make_arrivals(settings.arrivals, len(workload.openers), settings.rps, rng, cv=settings.cv)
-    return workload.with_arrivals(times)
 
 
 class BenchRun:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from preble.core.cost_model import CostModel
 from preble.core.prefix_cache import PrefixCache
 from preble.core.sequence import Finished, Sequence
 from preble.core.types import KvEvent, ReplicaId, Request, RequestId
@@ -40,7 +41,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + sum(chunk.new_tokens for chunk in self.prefills)
+        return len(self.decodes) + sum([chunk.new_tokens for chunk in self.prefills])
+
+    def iteration_s(self, model: CostModel) -> float:
+        """Seconds that a replica takes to compute it."""
+        prefills = [(chunk.new_tokens, chunk.tokens_before) for chunk in self.prefills]
+        return model.iteration_s(prefills, len(self.decodes), self.decode_context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,14 @@ class Workload:
         """The requests that wait for no other: those that need an arrival time."""
         return tuple(request for request in self.requests if request.parent is None)
 
+    def children(self) -> dict[str, list[WorkloadRequest]]:
+        """The requests that wait for another one, by its id, in order. O(requests)."""
+        children: dict[str, list[WorkloadRequest]] = {}
+        for request in self.requests:
+            if request.parent is not None:
+                children.setdefault(request.parent, []).append(request)
+        return children
+
     @property
     def has_arrivals(self) -> bool:
         return all(request.arrival_s is not None for request in self.openers)

@@ -182,9 +182,7 @@ class EmulatedEngine:
             await self._publish()
 
     def _iteration_s(self, batch: Batch) -> float:
-        prefills = [(chunk.new_tokens, chunk.tokens_before) for chunk in batch.prefills]
-        seconds = self._cost_model.iteration_s(prefills, len(batch.decodes), batch.decode_context_tokens)
-        return seconds / self._speed
+        return batch.iteration_s(self._cost_model) / self._speed
 
     def _deliver(self, batch: Batch, now: float) -> None:
         result = self._scheduler.complete(batch, now)

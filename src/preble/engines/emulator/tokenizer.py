@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
-from zlib import crc32
 
 import jinja2
 import msgspec
@@ -15,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from preble.errors import ConfigError, RequestError
+from preble.workloads.tokens import split_words, word_tokens
 
 EMULATED_TEXT = " This answer is emulated: no model ran, only the time it took is true."
 """Every answer is a stretch of this sentence, repeated."""
@@ -49,15 +48,12 @@ class BuiltinTokenizer:
     (4, True)
     """
 
-    VOCABULARY = 32_000
-    _PIECE = re.compile(r" ?\w{1,12}|\s|[^\w\s]")
-
     def __init__(self) -> None:
-        self.output_pieces = self._PIECE.findall(EMULATED_TEXT)
+        self.output_pieces = split_words(EMULATED_TEXT)
         self.output_ids = self.encode(EMULATED_TEXT)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        return [crc32(piece.encode("utf-8", "surrogatepass")) % self.VOCABULARY for piece in self._PIECE.findall(text)]
+        return word_tokens(text)
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
         return plain_chat(messages, tools, add_generation_prompt=add_generation_prompt)
