@@ -19,7 +19,8 @@ Made from `--help` by `make reference`; a test holds it to that.
 
 def command_reference() -> str:
     """The page: the help of the group, then of every command that is not hidden."""
-    group = click.Context(cli, info_name="preble", terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    group = click.Context(cli, info_name="preble", **settings)
     parts = [HEAD, _section("preble", cli.get_help(group))]
     for name in COMMANDS:
         command = cli.get_command(group, name)
