@@ -45,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             index_budget_bytes=budget,
         )
         self.budget = budget
+        self.scheduler._index._trim_tokens = 2  # prompts here are too short for the default ever to matter
         self.now = 0.0
         self.count = 0
         self.live: dict[str, Request] = {}

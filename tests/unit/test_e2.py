@@ -106,6 +106,31 @@ def test_eviction_cost_counts_what_is_shared_and_only_what_must_go() -> None:
     assert evicts.eviction_s == pytest.approx(0.020 * 3 / 4)
 
 
+def test_the_request_s_own_cached_prefix_is_no_victim() -> None:
+    """The engine locks what it is about to use; only `new` can go, though `old` was used longer ago."""
+    made = scheduler(A, kv_capacity_tokens=400)
+    for i, name in enumerate(("old", "new")):
+        place(made, name, tokens(i, 190), now=float(i))
+        finish(made, name, now=float(i))
+    place(made, "new again", tokens(1, 190), now=2.0)
+    finish(made, "new again", now=2.0)
+    candidate = place(made, "old again", tokens(0, 190) + tokens(3, 49), now=3.0).candidates[0]
+    # 49 + 1 tokens are needed and 20 are free: 30 of `new` must go, which 2 of 3 requests use
+    assert candidate.eviction_s == pytest.approx(0.030 * 2 / 3)
+
+
+def test_the_end_of_a_prefix_that_nobody_holds_or_uses_is_dropped() -> None:
+    made = GlobalScheduler(make_policy("e2"), MODEL, window_s=10.0)
+    made.add_replica(ReplicaSpec(A, block_size=1, kv_capacity_tokens=1000), 0.0)
+    place(made, "q", tokens(1, 900))
+    finish(made, "q")
+    place(made, "next", tokens(2, 400), now=20.0)
+    made.on_finish(RequestId("next"), 1, 20.0)
+    made.on_timer(40.0)
+    assert made.num_index_tokens == 1000
+    made.check()
+
+
 def test_nothing_in_use_counts_as_a_victim() -> None:
     made = scheduler(A, kv_capacity_tokens=100)
     place(made, "running", tokens(1, 80))
@@ -169,6 +194,15 @@ def test_an_evicted_prefix_is_not_exploited() -> None:
     assert made.matched_tokens(holder, Request.of("probe", [*prompt, 1])) == 99
     made.on_evicted(CacheCleared(holder), 10.0)
     assert place(made, "miss", [*prompt, 1], now=10.0).reason is Reason.EXPLORE
+
+
+def test_a_cleared_cache_ends_promises_at_once() -> None:
+    made = scheduler(A, reports_events=True)
+    place(made, "first", tokens(1, 100))
+    finish(made, "first", now=1.0)
+    made.on_evicted(CacheCleared(A), 1.1)
+    assert place(made, "next", tokens(1, 100), now=1.2).matched_tokens == 0
+    made.check()
 
 
 def test_a_promise_that_is_not_kept_expires() -> None:

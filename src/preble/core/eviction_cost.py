@@ -8,10 +8,11 @@ what is above them, part of a node where a part is enough, nothing in use.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from preble.core.cost_model import CostModel
 from preble.core.holdings import Holding, Holdings
+from preble.core.radix_tree import Node
 
 
 class EvictionCost:
@@ -30,20 +31,35 @@ class EvictionCost:
         self._freed: list[int] = [0]
         self._cost_s: list[float] = [0.0]
 
-    def cost_s(self, tokens: int, num_requests: int) -> float:
+    def cost_s(self, tokens: int, num_requests: int, in_use: Iterable[Node] = ()) -> float:
         """Seconds of recomputation to expect if `tokens` are evicted. `num_requests`: placed on the replica in H.
 
-        Where less than that can be evicted, the cost of evicting all that can. O(victims) the first time.
+        `in_use`: nodes that must stay, since the request for which room is made uses them. Where less than `tokens` can
+        be evicted, the cost of evicting all that can. O(victims) the first time, or if one of them must stay.
         """
         if tokens <= 0:
             return 0.0
+        kept = [record for node in in_use if (record := self._holdings.get(node)) and record.held and not record.pins]
         if self._version != self._holdings.version or self._num_requests != num_requests:
             self._start_over(num_requests)
+        if kept:
+            return self._cost_keeping_s(tokens, kept)
         while self._freed[-1] < tokens:
             if not self._find_next_victim():
                 return self._cost_s[-1]
         i = bisect_left(self._freed, tokens) - 1
         return self._cost_s[i] + self._victim_s(self._victims[i], tokens - self._freed[i])
+
+    def _cost_keeping_s(self, tokens: int, kept: list[Holding]) -> float:
+        cost_s = 0.0
+        i = 0
+        while tokens > 0 and (i < len(self._victims) or self._find_next_victim()):
+            victim = self._victims[i]
+            if victim not in kept:
+                cost_s += self._victim_s(victim, min(tokens, victim.held))
+                tokens -= victim.held
+            i += 1
+        return cost_s
 
     def _start_over(self, num_requests: int) -> None:
         self._version = self._holdings.version

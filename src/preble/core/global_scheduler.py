@@ -24,6 +24,7 @@ from preble.core.types import (
     BlocksStored,
     CacheCleared,
     Placement,
+    PrefixHomeChange,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -202,6 +203,7 @@ class GlobalScheduler:
             return
         slot = self._fleet.slot(event.replica_id)
         if isinstance(event, CacheCleared):
+            self._end_graces(slot)
             self._index.clear(slot, now)
         else:
             self._index.evicted(slot, event, self._fleet.specs[slot].block_size, now)
@@ -253,19 +255,29 @@ class GlobalScheduler:
             times.append(self._check_beliefs_at)
         return min(times, default=None)
 
-    def on_timer(self, now: float) -> None:
-        """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing."""
+    def on_timer(self, now: float) -> list[PrefixHomeChange]:
+        """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing.
+
+        Returns which prefixes were replicated or retired; nothing has to be done about that but to tell.
+        """
         self._expire(now)
-        search_at = self._rebalancer.next_search()
-        if search_at is not None and search_at <= now:
-            self._rebalancer.search(
-                _ClusterForRebalancing(self._fleet, self._index, self._window, self._cost_model), now
-            )
+        changes = self._rebalance(now)
         if self._check_beliefs_at is not None and self._check_beliefs_at <= now:
             believed = [slot for slot in self._fleet.specs if self._believes(slot)]
             for slot in believed:
                 self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
             self._check_beliefs_at = now + self._belief_ttl_s * _BELIEF_CHECK if believed else None
+        return changes
+
+    def _rebalance(self, now: float) -> list[PrefixHomeChange]:
+        search_at = self._rebalancer.next_search()
+        if search_at is None or search_at > now:
+            return []
+        cluster = _ClusterForRebalancing(self._fleet, self._index, self._window, self._cost_model)
+        return [
+            PrefixHomeChange(self._fleet.replica_id(change.slot), change.node.end, change.added, change.num_homes)
+            for change in self._rebalancer.search(cluster, now)
+        ]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -423,6 +435,13 @@ class GlobalScheduler:
         drift.reported_tokens += cached_tokens
         if self._believes(flight.slot) and cached_tokens < flight.confirmed_tokens:
             self._index.forget_unused_since(flight.slot, flight.confirmed_used_s, now)
+
+    def _end_graces(self, slot: int) -> None:
+        """Nothing that ended on the replica will be reported as stored any more."""
+        for grace in self._graces:
+            if grace.slot == slot:
+                self._index.unpin(slot, grace.leaf)
+        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
 
     def _expire(self, now: float) -> None:
         for slot, leaf in self._window.expire(now):

@@ -202,7 +202,7 @@ class ClusterView:
         excess = self._index.holdings(slot).used_tokens + needed - capacity
         if excess <= 0:
             return 0.0
-        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests(slot))
+        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests(slot), self._match.path)
 
 
 class CostTable(Sequence[Candidate]):

@@ -35,9 +35,14 @@ NODE_BYTES, RECORD_BYTES, BLOCK_BYTES = 260, 170, 200
 
 
 class PrefixIndex:
-    """Prefix trees with the holdings of every replica, by slot."""
+    """Prefix trees with the holdings of every replica, by slot.
 
-    def __init__(self) -> None:
+    `trim_tokens`: how many tokens at the end of a leaf may be held by nobody before they are taken off; by default
+    about what a node takes besides its tokens.
+    """
+
+    def __init__(self, trim_tokens: int = NODE_BYTES // TOKEN_BYTES) -> None:
+        self._trim_tokens = trim_tokens
         self.tree = RadixTree(on_split=self._split_records)
         self._size = IndexSize()
         self._holdings: dict[int, Holdings] = {}
@@ -166,6 +171,7 @@ class PrefixIndex:
     def unshare(self, slot: int, leaf: Node) -> None:
         path = list(leaf.ancestors())
         self._prune_all(self._holdings[slot].unshare(leaf))
+        self._trim(leaf)
         for node in path:
             self._merge_only_child(node)
 
@@ -210,6 +216,7 @@ class PrefixIndex:
             unknown += not holdings.forget_block(block_hash)
             if found is not None:
                 self._prune_all(self._evict_block(holdings, *found, block_size, now))
+                self._trim(found[0])
         return unknown
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
@@ -250,13 +257,17 @@ class PrefixIndex:
         """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
         holdings = self._holdings[slot]
         dropped = []
+        lowered: Node | None = None
         for record in holdings.oldest_first():
             excess = holdings.used_tokens - capacity_tokens
             if excess <= 0:
                 break
             if record.held and not record.pins and record.node is not None:
-                dropped += _lower_held(holdings, record.node, max(0, record.held - excess), now)
+                lowered = record.node
+                dropped += _lower_held(holdings, lowered, max(0, record.held - excess), now)
         self._prune_all(dropped)
+        if lowered is not None:
+            self._trim(lowered)
 
     def check(self) -> None:
         """Every invariant of trees and records. O(everything); for tests."""
@@ -326,6 +337,17 @@ class PrefixIndex:
             self.tree.remove(node)
             node = parent
         self._merge_only_child(node)
+
+    def _trim(self, node: Node) -> None:
+        """Take the end off a leaf that nobody holds that far and no request uses, if it is worth the work."""
+        if not node.tokens or node.children or not node.holders:
+            return
+        records = [self._holdings[slot].get(node) for slot in slots_of(node.holders)]
+        if any(record is not None and (record.pins or record.shares) for record in records):
+            return
+        held = max(record.held for record in records if record is not None)
+        if node.num_tokens - held > self._trim_tokens:
+            self.tree.split(node, held)
 
     def _merge_only_child(self, node: Node) -> None:
         if not node.tokens or node.children is None or len(node.children) != 1:
