@@ -1,0 +1,311 @@
+"""How fast the global scheduler places requests, and how that grows.
+
+Everything is on (E2 with rebalancing, replication and prefill/decode balance), and everything a request causes is in
+the time: its placement, first token, end, the evictions that make room for it, and timers. The tokens are given. The
+traces have the sizes and sharing of Table 1 of the paper and go on without end: some prefixes are in use at a time,
+each for as many requests as the table says, then another takes its place.
+
+    python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
+    python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import platform
+import sys
+import time
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from preble.core.cost_model import CostModel
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.types import (
+    TOKEN_BYTES,
+    BlocksEvicted,
+    BlocksStored,
+    PackedTokens,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+)
+from preble.profiles import load_profile
+
+BLOCK = 16
+LATENCY_S = 2.0
+"""Between a request's placement and its end; its first token comes after a quarter of that."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One of the paper's workloads. Lengths in tokens, as (mean, standard deviation); `rps` a replica."""
+
+    system: int
+    prefix: tuple[float, float]
+    tail: tuple[float, float]
+    uses: tuple[float, float]
+    output: int
+    active: int
+    rps: float
+
+
+SHAPES = {
+    "tool_use": Shape(190, (1410, 740), (235, 200), (39, 64), 43, 300, 4.0),
+    "video": Shape(16, (9790, 5976), (55, 8), (8.6, 2.0), 4, 100, 1.0),
+}
+
+
+def lognormal(rng: np.random.Generator, mean: float, deviation: float) -> int:
+    variance = np.log(1 + (deviation / mean) ** 2)
+    return max(1, int(rng.lognormal(np.log(mean) - variance / 2, np.sqrt(variance))))
+
+
+def prompts(shape: Shape, seed: int) -> Iterator[PackedTokens]:
+    """Prompts without end. `active` prefixes per trace are in use at any time."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(count: int) -> bytes:
+        return rng.integers(0, 32_000, count, np.uint32).tobytes()
+
+    def prefix() -> list[object]:
+        length = min(max(lognormal(rng, *shape.prefix), 100), 3 * shape.prefix[0])
+        return [system + tokens(int(length)), lognormal(rng, *shape.uses)]
+
+    system = tokens(shape.system)
+    active = [prefix() for _ in range(shape.active)]
+    while True:
+        chosen = int(rng.integers(len(active)))
+        head, left = active[chosen]
+        active[chosen] = [head, left - 1] if left > 1 else prefix()
+        yield PackedTokens(head + tokens(lognormal(rng, *shape.tail)))
+
+
+class EngineCache:
+    """The seam of the benchmark: a replica's block cache, LRU, which says what it stores and evicts. Not timed."""
+
+    def __init__(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
+        self.replica_id = replica_id
+        self.capacity = capacity_tokens // BLOCK
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+
+    def run(self, prompt: PackedTokens) -> tuple[BlocksStored | None, BlocksEvicted | None]:
+        size = BLOCK * TOKEN_BYTES
+        hashes: list[int] = []
+        parent = 0
+        for start in range(0, len(prompt) // size * size, size):
+            parent = hash((parent, prompt[start : start + size]))
+            hashes.append(parent)
+        known = next((i for i, name in enumerate(hashes) if name not in self.blocks), len(hashes))
+        for name in reversed(hashes):
+            self.blocks[name] = None
+            self.blocks.move_to_end(name)
+        gone = [self.blocks.popitem(last=False)[0] for _ in range(max(0, len(self.blocks) - self.capacity))]
+        fresh = tuple(hashes[known:])
+        tokens = PackedTokens(prompt[known * size : len(hashes) * size])
+        stored = BlocksStored(self.replica_id, fresh, hashes[known - 1] if known else None, tokens, BLOCK)
+        return (stored if fresh else None), (BlocksEvicted(self.replica_id, tuple(gone)) if gone else None)
+
+
+@dataclass
+class Result:
+    """`rate`: requests a second of the scheduler's own CPU time. `growth`: that time in the last fifth of the requests,
+    as a multiple of the first fifth's. `index_bytes_per_packed_byte`: memory of the index by tokens it holds."""
+
+    trace: str
+    replicas: int
+    requests: int
+    evictions: str
+    rate: float
+    place_p50_us: float
+    place_p99_us: float
+    place_max_us: float
+    timer_max_us: float
+    growth: float
+    hit_rate: float
+    exploit_us: float
+    explore_us: float
+    index_mib: float
+    index_budget_mib: float
+    index_bytes_per_packed_byte: float
+    reasons: dict[str, int]
+
+
+class Clock:
+    """CPU seconds spent inside the scheduler."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def __enter__(self) -> Clock:
+        self._start = time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.last = time.process_time() - self._start
+        self.total += self.last
+
+
+class Run:
+    """One trace through one scheduler."""
+
+    def __init__(self, trace: str, replicas: int, requests: int, evictions: str, budget_mib: float, seed: int) -> None:
+        self.shape, self.trace, self.num_requests, self.evictions = SHAPES[trace], trace, requests, evictions
+        self.budget_mib = budget_mib
+        profile = load_profile("a6000-mistral-7b")
+        self.scheduler = GlobalScheduler(
+            make_policy("e2"), CostModel(profile), seed=seed, index_budget_bytes=int(budget_mib * 2**20)
+        )
+        names = [ReplicaId(f"replica-{i}") for i in range(replicas)]
+        reports = evictions == "events"
+        for name in names:
+            self.scheduler.add_replica(ReplicaSpec(name, profile.kv_capacity_tokens, None, BLOCK, reports), 0.0)
+        self.engines = {name: EngineCache(name, profile.kv_capacity_tokens) for name in names} if reports else {}
+        self.clock = Clock()
+        self.due: list[tuple[float, int, RequestId]] = []
+        self.next_timer: float | None = None
+        self.timers: list[float] = []
+        self.prompts = prompts(self.shape, seed)
+        self.rps = self.shape.rps * replicas
+
+    def measure(self) -> Result:
+        placed: list[tuple[float, str]] = []
+        costs: list[float] = []
+        matched = tokens = 0
+        reasons: dict[str, int] = {}
+        for i in range(self.num_requests):
+            now = i / self.rps
+            request = Request(RequestId(f"q{i}"), next(self.prompts))
+            before = self.clock.total
+            self.catch_up(now)
+            with self.clock:
+                placement = self.scheduler.place(request, now)
+            placed.append((self.clock.last, str(placement.reason)))
+            matched, tokens = matched + placement.matched_tokens, tokens + placement.num_prompt_tokens
+            reasons[str(placement.reason)] = reasons.get(str(placement.reason), 0) + 1
+            heapq.heappush(self.due, (now + LATENCY_S / 4, 0, request.request_id))
+            heapq.heappush(self.due, (now + LATENCY_S, 1, request.request_id))
+            self.report(placement.replica_id, request.prompt, now)
+            costs.append(self.clock.total - before)
+            if sys.stderr.isatty() and i % 2000 == 0:
+                print(f"\r{self.trace} {i:,}/{self.num_requests:,}", end="", file=sys.stderr)
+        return self.result(placed, costs, matched / tokens, reasons)
+
+    def catch_up(self, now: float) -> None:
+        while self.due and self.due[0][0] <= now:
+            at, kind, request_id = heapq.heappop(self.due)
+            with self.clock:
+                if kind == 0:
+                    self.scheduler.on_first_token(request_id, at)
+                else:
+                    self.scheduler.on_finish(request_id, self.shape.output, at)
+        with self.clock:
+            due = self.scheduler.next_timer()
+        if due is not None and due <= now:
+            with self.clock:
+                self.scheduler.on_timer(now)
+            self.timers.append(self.clock.last)
+
+    def report(self, replica_id: ReplicaId, prompt: PackedTokens, now: float) -> None:
+        if not self.engines:
+            return
+        stored, evicted = self.engines[replica_id].run(prompt)
+        with self.clock:
+            if stored is not None:
+                self.scheduler.on_stored(stored, now)
+            if evicted is not None:
+                self.scheduler.on_evicted(evicted, now)
+
+    def result(
+        self, placed: list[tuple[float, str]], costs: list[float], hit_rate: float, reasons: dict[str, int]
+    ) -> Result:
+        times = np.array([seconds for seconds, _ in placed]) * 1e6
+        of = {reason: times[[r == reason for _, r in placed]] for reason in reasons}
+        fifth = len(costs) // 5
+        packed = self.scheduler.num_index_tokens * TOKEN_BYTES
+        return Result(
+            trace=self.trace,
+            replicas=len(self.scheduler.replica_ids()),
+            requests=len(costs),
+            evictions=self.evictions,
+            rate=len(costs) / self.clock.total,
+            place_p50_us=float(np.percentile(times, 50)),
+            place_p99_us=float(np.percentile(times, 99)),
+            place_max_us=float(times.max()),
+            timer_max_us=max(self.timers, default=0.0) * 1e6,
+            growth=float(np.median(costs[-fifth:]) / np.median(costs[:fifth])),
+            hit_rate=hit_rate,
+            exploit_us=float(np.median(of["exploit"])) if "exploit" in of else 0.0,
+            explore_us=float(np.median(of["explore"])) if "explore" in of else 0.0,
+            index_mib=self.scheduler.num_index_bytes / 2**20,
+            index_budget_mib=self.budget_mib,
+            index_bytes_per_packed_byte=self.scheduler.num_index_bytes / packed if packed else 0.0,
+            reasons=reasons,
+        )
+
+
+def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
+    """The index's memory as the interpreter counts it and as the scheduler does, by packed token bytes; 4 replicas."""
+    run = Run(trace, 4, 3000, "belief", 4096.0, seed)
+    tracemalloc.start()
+    before = tracemalloc.take_snapshot()
+    run.measure()
+    run.due.clear()
+    del run.prompts
+    core = [tracemalloc.Filter(True, f"*/core/{name}.py") for name in ("radix_tree", "holdings", "prefix_index")]
+    grown = tracemalloc.take_snapshot().filter_traces(core).compare_to(before.filter_traces(core), "filename")
+    tracemalloc.stop()
+    packed = run.scheduler.num_index_tokens * TOKEN_BYTES
+    return sum(entry.size_diff for entry in grown) / packed, run.scheduler.num_index_bytes / packed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trace", choices=SHAPES, action="append", help="default: both")
+    parser.add_argument("--replicas", type=int, action="append", help="default: 4, 64 and 400")
+    parser.add_argument("--requests", type=int, action="append", help="default: 5000")
+    parser.add_argument("--evictions", choices=("belief", "events"), default="belief")
+    parser.add_argument("--budget-mib", type=float, default=256.0, help="of the index (default 256)")
+    parser.add_argument("--memory", action="store_true", help="measure the index's memory instead")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    traces = arguments.trace or list(SHAPES)
+    if arguments.memory:
+        for trace in traces:
+            measured, counted = traced_bytes_per_packed_byte(trace, arguments.seed)
+            print(f"{trace}: {measured:.2f} bytes in memory a packed token byte, {counted:.2f} as counted")
+        return
+    results = [
+        Run(trace, replicas, requests, arguments.evictions, arguments.budget_mib, arguments.seed).measure()
+        for trace in traces
+        for requests in arguments.requests or [5000]
+        for replicas in arguments.replicas or [4, 64, 400]
+    ]
+    if arguments.json:
+        machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
+        print(
+            json.dumps({"machine": machine, "seed": arguments.seed, "results": [asdict(r) for r in results]}, indent=1)
+        )
+        return
+    print(
+        f"\r{'trace':9} {'replicas':>8} {'requests':>8} {'per s':>8} {'p50 us':>7} {'p99 us':>7} {'timer us':>8} "
+        f"{'growth':>6} {'hits':>5} {'MiB':>6} {'x packed':>8}"
+    )
+    for r in results:
+        print(
+            f"{r.trace:9} {r.replicas:8} {r.requests:8} {r.rate:8.0f} {r.place_p50_us:7.0f} {r.place_p99_us:7.0f} "
+            f"{r.timer_max_us:8.0f} {r.growth:6.2f} {r.hit_rate:5.2f} {r.index_mib:6.1f} "
+            f"{r.index_bytes_per_packed_byte:8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
