@@ -132,15 +132,14 @@ class LoadWindow:
 
     def expire(self, now: float) -> list[tuple[int, Node]]:
         """Drop what is older than the window; returns (slot, leaf) of the requests that shared. Amortised O(1)."""
-        limit = now - self.window_s
         dropped: list[tuple[int, Node]] = []
-        while self._placed and self._placed[0].placed_at <= limit:
+        while self._placed and self._placed[0].placed_at + self.window_s <= now:
             entry = self._placed.popleft()
             slot = entry.slot
             if self.cancel(entry) and slot is not None and entry.shares:
                 dropped.append((slot, entry.leaf))
         self._skip_unshared()
-        while self._finished and self._finished[0][0] <= limit:
+        while self._finished and self._finished[0][0] + self.window_s <= now:
             _, slot, output_tokens = self._finished.popleft()
             self._count_output(slot, -1, -output_tokens)
         return dropped

@@ -68,11 +68,12 @@ class _Prefix:
 
 @dataclass(frozen=True, slots=True)
 class HomeChange:
-    """The prefix that ends in `node` got the replica in `slot` as a further home, or lost it."""
+    """The prefix that ends in `node` got the replica in `slot` as a further home, or lost it; `num_homes` it has now."""
 
     node: Node
     slot: int
     added: bool
+    num_homes: int
 
 
 class Cluster(Protocol):
@@ -165,7 +166,7 @@ class Rebalancer:
             elif len(prefix.homes) > 1 and self._has_cooled(prefix, now):
                 retired = prefix.homes.pop()
                 prefix.shares = {child: home for child, home in prefix.shares.items() if home != retired}
-                changes.append(HomeChange(node, retired, added=False))
+                changes.append(HomeChange(node, retired, added=False, num_homes=len(prefix.homes)))
         self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
         self._next_search = now + self.settings.interval_s if self._prefixes else None
         return changes
@@ -209,7 +210,7 @@ class Rebalancer:
         prefix.homes = [*homes, lightest]
         prefix.shares = _split_by_load(node, prefix.homes, cluster)
         prefix.before, prefix.now = prefix.now, _Half(now)
-        return [HomeChange(node, lightest, added=True)]
+        return [HomeChange(node, lightest, added=True, num_homes=len(prefix.homes))]
 
     def _has_cooled(self, prefix: _Prefix, now: float) -> bool:
         rate_per_home = self._rate(prefix, now) / (len(prefix.homes) - 1)

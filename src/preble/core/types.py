@@ -147,6 +147,19 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixHomeChange:
+    """A prompt prefix of `prefix_tokens` tokens is served by a further replica from now on (`added`), or by one less.
+
+    `num_homes`: replicas that serve it now.
+    """
+
+    replica_id: ReplicaId
+    prefix_tokens: int
+    added: bool
+    num_homes: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksStored:
     """A replica has cached blocks that follow one another.
 
