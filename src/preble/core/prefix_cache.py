@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
@@ -78,19 +79,19 @@ class PrefixCache:
     def match(self, hashes: Sequence[int], hint: int = 0) -> int:
         """How many leading blocks of `hashes` are cached. Changes nothing.
 
-        `hint`: an earlier answer for the same hashes; the cost is O(1 + its distance from this answer).
+        `hint`: an earlier answer for the same hashes; O(1) if it still holds, O(log blocks) otherwise.
         """
         cached = self._block_of
-        matched = min(hint, len(hashes))
-        # Parents of cached blocks are cached, so one known block vouches for all before it.
-        while matched and hashes[matched - 1] not in cached:
-            matched -= 1
-        while matched < len(hashes) and hashes[matched] in cached:
-            matched += 1
-        return matched
+        is_known = not hint or hashes[hint - 1] in cached
+        if is_known and (hint == len(hashes) or hashes[hint] not in cached):
+            return hint
+        # Parents of cached blocks are cached, so all known blocks come before all others.
+        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in cached)
 
     def can_hold(self, num_blocks: int, prefix: Sequence[int]) -> bool:
         """Whether `lock(prefix)` and then `num_blocks` new blocks can be had now. O(prefix)."""
+        if num_blocks + len(prefix) <= self.pool.num_free:
+            return True
         free_in_prefix = self.pool.count_free(self._block_of[block_hash] for block_hash in prefix)
         return num_blocks <= self.pool.num_free - free_in_prefix
 

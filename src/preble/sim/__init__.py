@@ -1,0 +1,9 @@
+"""A whole cluster without GPUs, faster than real time: the real schedulers on a virtual clock."""
+
+from __future__ import annotations
+
+from preble.sim.config import Failure, FailureKind, SimConfig
+from preble.sim.result import SimResult
+from preble.sim.simulation import Simulation, simulate
+
+__all__ = ["Failure", "FailureKind", "SimConfig", "SimResult", "Simulation", "simulate"]

@@ -1,0 +1,127 @@
+"""What is simulated: the replicas, the policy, and what goes wrong when."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from preble.core.cost_model import CostProfile
+from preble.core.policies import make_policy
+from preble.core.rebalance import RebalanceSettings
+from preble.core.types import ReplicaId
+from preble.core.waiting_queue import QueueOrder
+from preble.errors import ConfigError
+
+
+class FailureKind(StrEnum):
+    """What happens to a replica."""
+
+    LOST = "lost"
+    """It dies with everything in it."""
+    ADDED = "added"
+    """A replica with an empty cache joins."""
+    RESTARTED = "restarted"
+    """It dies and is back at once, its cache empty."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Something that happens to the replica of this name at `time_s`."""
+
+    time_s: float
+    kind: FailureKind
+    replica: str
+
+    @classmethod
+    def parse(cls, text: str) -> Failure:
+        """From the form SECONDS:lost|added|restarted:REPLICA. Raises: ConfigError.
+
+        >>> Failure.parse("12.5:lost:r1")
+        Failure(time_s=12.5, kind=<FailureKind.LOST: 'lost'>, replica='r1')
+        """
+        time_text, _, rest = text.partition(":")
+        kind_text, _, replica = rest.partition(":")
+        try:
+            time_s, kind = float(time_text), FailureKind(kind_text)
+        except ValueError:
+            time_s, kind = math.nan, FailureKind.LOST
+        if not (math.isfinite(time_s) and time_s >= 0 and replica):
+            raise ConfigError(f"{text!r} is not SECONDS:lost|added|restarted:REPLICA, such as 60:lost:r1")
+        return cls(time_s, kind, replica)
+
+
+class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated cluster. Same configuration and workload, same result.
+
+    `replicas`: r0, r1, ... at the start. `profile`: its cost profile. `kv_tokens`: KV cache of one, None for the
+    profile's. `block_size`, `max_batch_tokens`, `max_running`, `order`: of the local scheduler. `seed`: breaks the
+    policy's ties. `window_s`: H. `rebalance`: for policies that rebalance. `dispatch_s`: from a placement to the
+    request's arrival at the replica. `event_delay_s`: from the end of an iteration to its KV events' arrival at the
+    scheduler, None for replicas that report nothing. `sample_s`: between two samples of the timeline, None for none.
+    `failures`: what happens to replicas, in any order.
+    """
+
+    profile: CostProfile
+    replicas: int = 4
+    policy: str = "e2"
+    kv_tokens: int | None = None
+    block_size: int = 16
+    max_batch_tokens: int = 2048
+    max_running: int = 256
+    order: QueueOrder = QueueOrder.FCFS
+    seed: int = 0
+    window_s: float = 180.0
+    rebalance: RebalanceSettings = RebalanceSettings()
+    dispatch_s: float = 0.0
+    event_delay_s: float | None = 0.001
+    sample_s: float | None = None
+    failures: tuple[Failure, ...] = ()
+
+    def __post_init__(self) -> None:
+        make_policy(self.policy)
+        for name in ("block_size", "max_batch_tokens", "max_running"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("dispatch_s", "event_delay_s"):
+            _require((getattr(self, name) or 0.0) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
+        _require(self.replicas >= 0, f"replicas must not be negative, got {self.replicas}")
+        _require(self.window_s > 0, f"window_s must be positive, got {self.window_s}")
+        _require(self.sample_s is None or self.sample_s > 0, f"sample_s must be positive, got {self.sample_s}")
+        _require(
+            self.max_running <= self.max_batch_tokens,
+            f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_running ({self.max_running})",
+        )
+        _require(
+            self.num_blocks >= 2, f"kv_tokens must be at least two blocks of {self.block_size}, got {self.kv_tokens}"
+        )
+        self._check_failures()
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of one replica."""
+        tokens = self.profile.kv_capacity_tokens if self.kv_tokens is None else self.kv_tokens
+        return tokens // self.block_size
+
+    @property
+    def initial_replicas(self) -> tuple[ReplicaId, ...]:
+        return tuple(ReplicaId(f"r{i}") for i in range(self.replicas))
+
+    def _check_failures(self) -> None:
+        """Raises: ConfigError: a replica is lost that is not there then, or added although it is."""
+        there: set[str] = set(self.initial_replicas)
+        for failure in sorted(self.failures, key=lambda failure: failure.time_s):
+            is_there = failure.replica in there
+            _require(
+                is_there != (failure.kind is FailureKind.ADDED),
+                f"at {failure.time_s:g} s replica {failure.replica!r} is {'' if is_there else 'not '}there, so it "
+                f"cannot be {failure.kind}; at the start there are {', '.join(self.initial_replicas) or 'none'}",
+            )
+            if failure.kind is FailureKind.LOST:
+                there.discard(failure.replica)
+            else:
+                there.add(failure.replica)
+
+
+def _require(is_good: bool, message: str) -> None:
+    if not is_good:
+        raise ConfigError(f"simulation: {message}")

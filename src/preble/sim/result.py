@@ -1,0 +1,76 @@
+"""What a simulation found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from preble import __version__
+from preble.metrics import RequestRecord, Summary
+from preble.sim.config import SimConfig
+from preble.sim.replica import SimReplica
+from preble.sim.timeline import ReplicaSeries
+
+
+class HomeRecord(msgspec.Struct, frozen=True):
+    """A replicated prefix of `prefix_tokens` tokens got a further home (`added`) or lost one, and has `num_homes` now."""
+
+    time_s: float
+    prefix_tokens: int
+    replica: str
+    added: bool
+    num_homes: int
+
+
+class ReplicaTotals(msgspec.Struct):
+    """One replica over the whole run, restarts included.
+
+    `gpu_s`: seconds in which it computed. `prefill_tokens`: prompt tokens computed, again after a preemption included.
+    """
+
+    gpu_s: float = 0.0
+    iterations: int = 0
+    prefill_tokens: int = 0
+    hit_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+
+    def add(self, replica: SimReplica) -> None:
+        self.gpu_s += replica.busy_s
+        self.iterations += replica.num_iterations
+        self.prefill_tokens += replica.prefill_tokens
+        self.hit_tokens += replica.stats.prefix_hits
+        self.generated_tokens += replica.stats.generated_tokens
+        self.preemptions += replica.stats.preemptions
+
+
+class SimResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One run. `gpu_s`: seconds of GPU time of all replicas together. `reasons`: placements by reason.
+
+    `homes`: replications and retirements of prefixes, in order. `timeline`: by replica; empty unless asked for.
+    `records`: every request, in the order they ended.
+    """
+
+    version: str = __version__
+    workload: str
+    workload_note: str
+    config: SimConfig
+    summary: Summary
+    gpu_s: float
+    reasons: dict[str, int]
+    replicas: dict[str, ReplicaTotals]
+    homes: list[HomeRecord] = []
+    timeline: dict[str, ReplicaSeries] = {}
+    records: list[RequestRecord] = []
+
+    def without_records(self) -> SimResult:
+        return msgspec.structs.replace(self, records=[])
+
+
+def totals_by_name(replicas: Iterable[SimReplica]) -> dict[str, ReplicaTotals]:
+    """The totals of each name; one name may have had several replicas."""
+    totals: dict[str, ReplicaTotals] = {}
+    for replica in replicas:
+        totals.setdefault(replica.replica_id, ReplicaTotals()).add(replica)
+    return totals

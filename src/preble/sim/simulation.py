@@ -1,0 +1,315 @@
+"""A cluster on a virtual clock: the same global and local schedulers as everywhere, time from an agenda.
+
+It treats a request as the gateway does: a replica that is lost before a request's first token costs it one more
+placement; after the first token, or the second time, the request fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from preble.core.cost_model import CostModel
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.sequence import Finished
+from preble.core.types import BlocksStored, KvEvent, Placement, ReplicaId, Request, RequestId
+from preble.errors import NoReplicaError, PromptTooLong, RequestError
+from preble.metrics import RequestRecord, summarize
+from preble.sim.agenda import Agenda, Priority
+from preble.sim.config import Failure, FailureKind, SimConfig
+from preble.sim.replica import SimReplica
+from preble.sim.result import HomeRecord, SimResult, totals_by_name
+from preble.sim.timeline import Timeline
+from preble.workloads import Workload, WorkloadRequest, packed_prompt
+
+REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED = (
+    "replica lost",
+    "no replica",
+    "prompt too long",
+    "parent failed",
+)
+"""The errors of a record."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request that was sent and has not ended. `replica`: where it was placed last, None before that."""
+
+    asked: WorkloadRequest
+    request: Request
+    scheduled_s: float
+    replica: SimReplica | None = None
+    placement: Placement | None = None
+    delivered: bool = False
+    first_token_s: float | None = None
+    has_moved: bool = False
+
+
+class Simulation:
+    """One run of a workload; use it once.
+
+    `workload`: its openers have arrival times. `on_record` is given each request's record when it ends.
+    `on_placement` is given each placement and its time.
+    """
+
+    def __init__(
+        self,
+        config: SimConfig,
+        workload: Workload,
+        *,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+        on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
+    ) -> None:
+        self._config = config
+        self._workload = workload
+        self._children = workload.children()
+        self._on_record = on_record
+        self._on_placement = on_placement
+        self._cost_model = CostModel(config.profile)
+        self._scheduler = GlobalScheduler(
+            make_policy(config.policy),
+            self._cost_model,
+            seed=config.seed,
+            window_s=config.window_s,
+            rebalance=config.rebalance,
+        )
+        self._agenda = Agenda()
+        self._live: dict[ReplicaId, SimReplica] = {}
+        self._all_replicas: list[SimReplica] = []
+        self._calls: dict[RequestId, _Call] = {}
+        self._records: list[RequestRecord] = []
+        self._reasons: Counter[str] = Counter()
+        self._homes: list[HomeRecord] = []
+        self._timeline = Timeline()
+
+    def run(self) -> SimResult:
+        """Play the workload to its end."""
+        self._set_out()
+        now = 0.0
+        while len(self._records) < len(self._workload.requests):
+            time_s, event = self._agenda.pop()
+            if time_s > now:
+                self._run_timers(time_s)
+                now = time_s
+            event(now)
+        return SimResult(
+            workload=self._workload.name,
+            workload_note=self._workload.note,
+            config=self._config,
+            summary=summarize(self._records),
+            gpu_s=sum(replica.busy_s for replica in self._all_replicas),
+            reasons=dict(sorted(self._reasons.items())),
+            replicas=totals_by_name(self._all_replicas),
+            homes=self._homes,
+            timeline=self._timeline.series,
+            records=self._records,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of the schedulers, and that nothing is left once every request has ended."""
+        self._scheduler.check()
+        for replica in self._live.values():
+            replica.check()
+        if len(self._records) == len(self._workload.requests):
+            assert not self._calls and not self._scheduler.num_in_flight
+            assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
+
+    def _set_out(self) -> None:
+        for replica_id in self._config.initial_replicas:
+            self._add_replica(replica_id, 0.0)
+        for failure in self._config.failures:
+            self._agenda.at(failure.time_s, Priority.FLEET, partial(self._fail, failure))
+        for request in self._workload.openers:
+            self._agenda.at(request.arrival_s or 0.0, Priority.ARRIVAL, partial(self._send, request))
+        if self._config.sample_s is not None:
+            self._agenda.at(0.0, Priority.SAMPLE, self._sample)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _send(self, asked: WorkloadRequest, now: float) -> None:
+        request = Request(RequestId(asked.request_id), packed_prompt(asked), asked.output_tokens)
+        call = self._calls[request.request_id] = _Call(asked, request, now)
+        self._place(call, now)
+
+    def _place(self, call: _Call, now: float) -> None:
+        try:
+            placement = self._scheduler.place(call.request, now)
+        except NoReplicaError:
+            self._end(call, now, error=NO_REPLICA)
+            return
+        except PromptTooLong:
+            self._end(call, now, error=PROMPT_TOO_LONG)
+            return
+        self._on_placement(placement, now)
+        self._reasons[placement.reason] += 1
+        call.placement = placement
+        call.replica = self._live[placement.replica_id]
+        if self._config.dispatch_s:
+            deliver = partial(self._deliver, call, call.replica)
+            self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, deliver)
+        else:
+            self._deliver(call, call.replica, now)
+
+    def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
+        """The request reaches its replica, unless that was lost meanwhile and the request placed anew."""
+        if call.replica is not replica:
+            return
+        try:
+            replica.add(call.request, call.asked.output_tokens, now)
+        except RequestError:
+            self._scheduler.on_finish(call.request.request_id, 0, now)
+            self._end(call, now, error=PROMPT_TOO_LONG)
+            return
+        call.delivered = True
+        self._wake(replica, now)
+
+    def _finish(self, finished: Finished, now: float) -> None:
+        call = self._calls[finished.request_id]
+        cached_tokens = finished.num_cached_tokens
+        self._scheduler.on_finish(finished.request_id, finished.num_output_tokens, now, cached_tokens=cached_tokens)
+        self._end(call, now, output_tokens=finished.num_output_tokens, cached_tokens=cached_tokens)
+
+    def _end(
+        self,
+        call: _Call,
+        now: float,
+        *,
+        error: str | None = None,
+        output_tokens: int = 0,
+        cached_tokens: int | None = None,
+    ) -> None:
+        """Record the request; send those that waited for it, or give them up if it failed."""
+        del self._calls[call.request.request_id]
+        placement = call.placement
+        self._record(
+            RequestRecord(
+                request_id=call.asked.request_id,
+                scheduled_s=call.scheduled_s,
+                sent_s=call.scheduled_s,
+                first_token_s=call.first_token_s,
+                end_s=now,
+                prompt_tokens=call.request.num_prompt_tokens,
+                output_tokens=output_tokens,
+                cached_tokens=cached_tokens,
+                replica=placement.replica_id if placement else None,
+                reason=placement.reason if placement else None,
+                error=error,
+            )
+        )
+        for child in self._children.get(call.asked.request_id, ()):
+            if error is None:
+                time_s = max(now + child.delay_s, child.arrival_s or 0.0)
+                self._agenda.at(time_s, Priority.ARRIVAL, partial(self._send, child))
+            else:
+                self._give_up(child, now)
+
+    def _give_up(self, asked: WorkloadRequest, now: float) -> None:
+        """A request that cannot be sent, and all that wait for it."""
+        unsent = [asked]
+        while unsent:
+            asked = unsent.pop()
+            unsent += self._children.get(asked.request_id, ())
+            self._record(
+                RequestRecord(request_id=asked.request_id, scheduled_s=now, sent_s=now, end_s=now, error=PARENT_FAILED)
+            )
+
+    def _record(self, record: RequestRecord) -> None:
+        self._records.append(record)
+        self._on_record(record)
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
+        replica = SimReplica(replica_id, self._config, self._cost_model)
+        self._scheduler.add_replica(replica.spec, now)
+        self._live[replica_id] = replica
+        self._all_replicas.append(replica)
+
+    def _fail(self, failure: Failure, now: float) -> None:
+        replica_id = ReplicaId(failure.replica)
+        orphans: list[Request] = []
+        if failure.kind is not FailureKind.ADDED:
+            self._live.pop(replica_id).lose(now)
+            orphans = self._scheduler.remove_replica(replica_id, now)
+        if failure.kind is not FailureKind.LOST:
+            self._add_replica(replica_id, now)
+        for request in orphans:
+            self._rescue(self._calls[request.request_id], now)
+
+    def _rescue(self, call: _Call, now: float) -> None:
+        """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
+        if call.first_token_s is not None or (call.delivered and call.has_moved):
+            self._end(call, now, error=REPLICA_LOST)
+            return
+        call.has_moved = call.delivered
+        call.delivered = False
+        call.replica = None
+        self._place(call, now)
+
+    def _wake(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_awake:
+            replica.is_awake = True
+            self._agenda.at(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _begin_iteration(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_alive:
+            return
+        seconds = replica.begin_iteration(now)
+        replica.is_awake = seconds is not None
+        if seconds is not None:
+            self._agenda.at(now + seconds, Priority.ITERATION_END, partial(self._end_iteration, replica))
+
+    def _end_iteration(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_alive:
+            return
+        end = replica.end_iteration(now)
+        for request_id in end.prefilled:
+            call = self._calls[request_id]
+            if call.first_token_s is None:
+                call.first_token_s = now
+                self._scheduler.on_first_token(request_id, now)
+        for finished in end.finished:
+            self._finish(finished, now)
+        if end.events and self._config.event_delay_s is not None:
+            time_s = now + self._config.event_delay_s
+            self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, end.events))
+        self._agenda.at(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
+        if not replica.is_alive:
+            return
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._scheduler.on_stored(event, now)
+            else:
+                self._scheduler.on_evicted(event, now)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _run_timers(self, until_s: float) -> None:
+        """Let the scheduler do what is due by `until_s`, each thing at its time."""
+        while (due_s := self._scheduler.next_timer()) is not None and due_s <= until_s:
+            for change in self._scheduler.on_timer(due_s):
+                self._homes.append(
+                    HomeRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_homes)
+                )
+
+    def _sample(self, now: float) -> None:
+        for replica in self._live.values():
+            self._timeline.sample(replica, self._scheduler, now)
+        assert self._config.sample_s is not None
+        if len(self._agenda):
+            self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
+
+
+def simulate(
+    config: SimConfig, workload: Workload, on_record: Callable[[RequestRecord], None] = lambda record: None
+) -> SimResult:
+    """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
+
+    `on_record` is given each request's record when it ends, for progress.
+    """
+    return Simulation(config, workload, on_record=on_record).run()
