@@ -199,7 +199,7 @@ class Cluster:
 
     def _num_requests(self) -> dict[ReplicaId, int]:
         window = self.scheduler._window
-        return {replica_id: window.num_requests(slot) for slot, replica_id in enumerate(REPLICAS)}
+        return {replica_id: window.num_requests[slot] for slot, replica_id in enumerate(REPLICAS)}
 
     def _compute(self, request: Request, replica_id: ReplicaId, now: float) -> None:
         engine = self._engines[replica_id]

@@ -70,8 +70,9 @@ class RadixTreeMachine(RuleBasedStateMachine):
         if prompt not in self.prompts[namespace] or node.children or longer or node.end != len(prompt):
             return
         kept = node.start
+        inside = {p for p in self.prompts[namespace] if kept < len(p) and prompt[: len(p)] == p}
         self.tree.remove(node)
-        self.prompts[namespace].discard(prompt)
+        self.prompts[namespace] -= inside
         if kept:
             self.prompts[namespace].add(prompt[:kept])
             assert full_prefix(live_node(node, kept))[:kept] == prompt[:kept]

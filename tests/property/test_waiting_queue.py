@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -77,6 +79,24 @@ class WaitingQueueMachine(RuleBasedStateMachine):
             if bound is not None:
                 assert bound > 1, f"{other} waits longer than it may"
                 self.bound[other] = bound - 1
+
+    @rule()
+    def the_order_told_is_the_order_of_pops(self) -> None:
+        self.queue.refresh()
+        told = self.queue.in_order()
+        trial = copy.deepcopy(self.queue)
+        assert [trial.pop() for _ in range(len(trial))] == told
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def take_out_of_turn(self, data: st.DataObject) -> None:
+        self.queue.refresh()
+        item = data.draw(st.sampled_from(self.waiting))
+        self.queue.take(item)
+        self.waiting.remove(item)
+        self.served.append(item)
+        # Nothing is promised to those whom somebody else passes over.
+        self.bound = {other: None for other in self.bound}
 
     def check_order(self, item: str) -> None:
         if self.order is QueueOrder.FCFS:

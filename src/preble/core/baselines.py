@@ -29,7 +29,7 @@ class LeastLoad:
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         tokens = [
-            view.waiting_prefill_tokens[slot] + view.num_requests[slot] * view.mean_output_tokens(slot)
+            view.waiting_prefill_tokens[slot] + view.num_requests[slot] * view.mean_output_tokens[slot]
             for slot in view.slots
         ]
         return _choice(view, lowest(view.slots, tokens, rng))

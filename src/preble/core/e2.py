@@ -32,15 +32,16 @@ class E2:
 
         O(depth + holders of the key portion + victims) to exploit, O(replicas) to explore.
         """
-        if view.request.num_prompt_tokens - view.cached_tokens < view.cached_tokens:
+        cached_tokens = view.coverage.cached_tokens
+        if view.request.num_prompt_tokens - cached_tokens < cached_tokens:
             return self._exploit(view, rng)
         return self._explore(view, rng)
 
     def _exploit(self, view: ClusterView, rng: Random) -> Choice:
         holders = view.key_holders
-        prefix, slots = view.key_node, holders
-        if self._rebalance and view.homes is not None:
-            prefix, slots = view.homes
+        prefix, slots = view.coverage.key_node, holders
+        if self._rebalance and (homes := view.homes()) is not None:
+            prefix, slots = homes
         costs = view.costs(slots)
         slot = costs.cheapest(rng)
         if self._rebalance and view.sheds(slot):
@@ -55,12 +56,13 @@ class E2:
         It costs the prefix, which the lightest must compute; it saves the difference of what waits on the two, less
         that. Without this test, half-empty replicas would trade prefixes for nothing (docs/decisions/0004).
         """
-        lightest = rng.choice([slot for slot in view.slots if view.load_s[slot] == view.lightest_load_s])
+        lightest_s = view.lightest_load_s()
+        lightest = rng.choice([slot for slot in view.slots if view.load_s[slot] == lightest_s])
         costs = view.costs([heavy, lightest])
         there, here = costs[1], costs[0]
         price_s = there.eviction_s + there.prefill_s - here.eviction_s - here.prefill_s
         saved_s = view.waiting_prefill_s[heavy] - view.waiting_prefill_s[lightest] - price_s
-        return Choice(lightest, Reason.REDIRECT, costs, view.key_node) if saved_s > price_s else None
+        return Choice(lightest, Reason.REDIRECT, costs, view.coverage.key_node) if saved_s > price_s else None
 
     def _explore(self, view: ClusterView, rng: Random) -> Choice:
         if self._mix_decode:
@@ -72,6 +74,5 @@ class E2:
 
     def _mostly_decoding(self, view: ClusterView) -> int | None:
         """The replica with the highest share of decoding, if that is over ImbalR and the replica sheds no load."""
-        ratios = view.decode_ratio
-        slot = max(view.slots, key=lambda slot: (ratios[slot], -slot))
-        return slot if ratios[slot] > self._max_decode_ratio and not view.sheds(slot) else None
+        slot = max(view.slots, key=view.decode_ratio)
+        return slot if view.decode_ratio(slot) > self._max_decode_ratio and not view.sheds(slot) else None

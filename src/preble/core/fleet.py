@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
-
 from preble.core.load_window import WindowEntry
 from preble.core.radix_tree import Node
 from preble.core.types import ReplicaId, ReplicaSpec, Request
@@ -66,18 +63,19 @@ class Fleet:
 
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
     those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens a KV
-    block. Arrays are indexed by slot; empty slots hold 0. `live`, `live_slots`: the slots in use, as a mask and
-    ascending. `ids`: replica ids by slot.
+    block. `capacity`: KV tokens, infinity where unknown. Lists are indexed by slot. `live`, `live_slots`: the slots in
+    use, as a mask and ascending. `ids`: replica ids by slot.
     """
 
     def __init__(self) -> None:
         self.specs: dict[int, ReplicaSpec] = {}
         self.live = 0
-        self.num_requests: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.waiting_prefill_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.waiting_prefill_s: NDArray[np.float64] = np.zeros(0)
-        self.num_decoding: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.block_size: NDArray[np.int64] = np.ones(0, np.int64)
+        self.num_requests: list[int] = []
+        self.waiting_prefill_tokens: list[int] = []
+        self.waiting_prefill_s: list[float] = []
+        self.num_decoding: list[int] = []
+        self.block_size: list[int] = []
+        self.capacity: list[float] = []
         self.live_slots: tuple[int, ...] = ()
         self.ids: tuple[ReplicaId | None, ...] = ()
         self._slots: dict[ReplicaId, int] = {}
@@ -96,13 +94,14 @@ class Fleet:
         """Give the replica the lowest free slot."""
         slot = next(i for i in range(len(self.specs) + 1) if i not in self.specs)
         if slot == len(self.num_requests):
-            self.num_requests = np.append(self.num_requests, 0)
-            self.waiting_prefill_tokens = np.append(self.waiting_prefill_tokens, 0)
-            self.waiting_prefill_s = np.append(self.waiting_prefill_s, 0.0)
-            self.num_decoding = np.append(self.num_decoding, 0)
-            self.block_size = np.append(self.block_size, 1)
+            for counts in (self.num_requests, self.waiting_prefill_tokens, self.num_decoding):
+                counts.append(0)
+            self.waiting_prefill_s.append(0.0)
+            self.block_size.append(1)
+            self.capacity.append(inf)
         self.specs[slot] = spec
         self.block_size[slot] = spec.block_size
+        self.capacity[slot] = inf if spec.kv_capacity_tokens is None else spec.kv_capacity_tokens
         self._slots[spec.replica_id] = slot
         self._note_change()
         self.live |= 1 << slot

@@ -158,9 +158,7 @@ class GlobalScheduler:
         self._fleet.first_token(flight)
         flight.first_token_at = now
         if flight.prefix is not None:
-            num_tokens = flight.request.num_prompt_tokens
-            prefill_s = self._cost_model.prefill_s(flight.missed_tokens, num_tokens - flight.missed_tokens)
-            self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - prefill_s, now)
+            self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - flight.entry.prefill_s, now)
         self._believe_prompt_held(flight, now)
 
     def on_finish(
@@ -289,9 +287,9 @@ class GlobalScheduler:
         """What the scheduler believes of one replica, for metrics. Raises: KeyError: there is none of that name."""
         slot = self._fleet.slot(replica_id)
         return ReplicaState(
-            num_requests=int(self._fleet.num_requests[slot]),
-            waiting_prefill_tokens=int(self._fleet.waiting_prefill_tokens[slot]),
-            load_s=float(self._window.load_s[slot]),
+            num_requests=self._fleet.num_requests[slot],
+            waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[slot],
+            load_s=self._window.load_s[slot],
             cached_tokens=self._index.holdings(slot).used_tokens,
             drift=self._drift[slot],
         )
@@ -353,7 +351,7 @@ class GlobalScheduler:
         missed = request.num_prompt_tokens - matched
         confirmed = self._index.matched_on(match, slot, confirmed=True)
         confirmed_used_s = self._index.last_used_s(match, slot, confirmed)
-        leaf = self._index_prompt(slot, request, now)
+        leaf = self._index_prompt(slot, request, match, now)
         entry = self._window.add(slot, now, missed, request.num_prompt_tokens, leaf)
         flight = InFlight(request, slot, now, leaf, entry, missed)
         flight.confirmed_tokens = min(confirmed, matched)
@@ -378,17 +376,19 @@ class GlobalScheduler:
             self._index.unshare(*self._window.drop_oldest_share())
         return True
 
-    def _index_prompt(self, slot: int, request: Request, now: float) -> Node:
+    def _index_prompt(self, slot: int, request: Request, match: Match, now: float) -> Node:
         """Take the prompt into the index, or what the budget allows of it; returns the node at which that ends."""
-        prompt, namespace = request.prompt, request.namespace
-        if self._make_room(lambda: self._index.growth_of_prompt(prompt, namespace), now):
-            return self._index.place(slot, prompt, namespace, now)
-        self.num_unindexed += 1
-        known = self._index.whole_nodes(prompt, namespace)
-        if self._make_room(lambda: len(known) * RECORD_BYTES, now):
-            known = self._index.whole_nodes(prompt, namespace)
-            return self._index.place_on(slot, known, namespace, now)
-        return self._index.place_on(slot, [], namespace, now)
+        prompt, namespace, budget = request.prompt, request.namespace, self._index_budget_bytes
+        if budget is not None and self._index.num_bytes + self._index.growth_of_prompt(match, prompt) > budget:
+            index = self._index
+            has_room = self._make_room(lambda: index.growth_of_prompt(index.match(prompt, namespace), prompt), now)
+            match = index.match(prompt, namespace)
+            if not has_room:
+                self.num_unindexed += 1
+                known = [node for node in match.path if node.end <= match.num_tokens]
+                fits = self._index.num_bytes + len(known) * RECORD_BYTES <= budget
+                return self._index.place_on(slot, known if fits else [], namespace, now)
+        return self._index.place(slot, match, prompt, namespace, now)
 
     def _flight(self, request_id: RequestId) -> InFlight:
         flight = self._flights.get(request_id)
@@ -456,7 +456,7 @@ class _ClusterForRebalancing:
 
     def __init__(self, fleet: Fleet, index: PrefixIndex, window: LoadWindow, cost_model: CostModel) -> None:
         self.live_slots = fleet.live_slots
-        self.load_s = window.load_s.tolist()
+        self.load_s = window.load_s
         self._index = index
         self._cost_model = cost_model
 

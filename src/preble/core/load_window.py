@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-from numpy.typing import NDArray
-
 from preble.core.cost_model import CostModel
 from preble.core.radix_tree import Node
 
@@ -34,35 +31,39 @@ class WindowEntry:
 
 
 class LoadWindow:
-    """Work placed per replica slot within the last `window_s` seconds. Arrays are indexed by slot."""
+    """Work placed per replica slot within the last `window_s` seconds. Lists are indexed by slot, for reading only.
+
+    `load_s`: L. `decode_load_s`: its decode part. `num_requests`: requests in the window. `mean_output_tokens`: mean
+    output length seen in the window; where none finished, that of all replicas when the slot last changed, or the
+    default.
+    """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
         if window_s <= 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         self.window_s = window_s
+        self.load_s: list[float] = []
+        self.decode_load_s: list[float] = []
+        self.num_requests: list[int] = []
+        self.mean_output_tokens: list[float] = []
         self._cost_model = cost_model
-        self._num_requests: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._prefill_s: NDArray[np.float64] = np.zeros(0)
-        self._prompt_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._num_finished: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._output_tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._prefill_s: list[float] = []
+        self._prompt_tokens: list[int] = []
+        self._num_finished: list[int] = []
+        self._output_tokens: list[int] = []
         self._placed: deque[WindowEntry] = deque()
         self._sharing: deque[WindowEntry] = deque()
         self._finished: deque[tuple[float, int, int]] = deque()
         self._all_output_tokens = 0
-        self._load_s: NDArray[np.float64] | None = None
 
     def add_replica(self, slot: int) -> None:
         """Make room for a slot; what is counted of an earlier replica there must have been removed."""
-        missing = slot + 1 - len(self._prefill_s)
-        if missing > 0:
-            counts = np.zeros(missing, np.int64)
-            self._num_requests = np.concatenate([self._num_requests, counts])
-            self._prefill_s = np.concatenate([self._prefill_s, np.zeros(missing)])
-            self._prompt_tokens = np.concatenate([self._prompt_tokens, counts])
-            self._num_finished = np.concatenate([self._num_finished, counts])
-            self._output_tokens = np.concatenate([self._output_tokens, counts])
-        self._load_s = None
+        if slot == len(self.load_s):
+            for sums in (self.load_s, self.decode_load_s, self.mean_output_tokens, self._prefill_s):
+                sums.append(0.0)
+            for counts in (self.num_requests, self._prompt_tokens, self._num_finished, self._output_tokens):
+                counts.append(0)
+        self._update(slot)
 
     def remove_replica(self, slot: int) -> None:
         """Forget everything about the replica. O(requests in the window)."""
@@ -70,36 +71,11 @@ class LoadWindow:
             if entry.slot == slot:
                 entry.slot = None
         self._finished = deque(item for item in self._finished if item[1] != slot)
-        self._all_output_tokens -= int(self._output_tokens[slot])
-        self._num_requests[slot] = self._prompt_tokens[slot] = 0
+        self._all_output_tokens -= self._output_tokens[slot]
+        self.num_requests[slot] = self._prompt_tokens[slot] = 0
         self._num_finished[slot] = self._output_tokens[slot] = 0
         self._prefill_s[slot] = 0.0
-        self._load_s = None
-
-    @property
-    def load_s(self) -> NDArray[np.float64]:
-        """L: seconds of work placed per slot. Not to be written to."""
-        if self._load_s is None:
-            self._load_s = self._prefill_s + self.decode_load_s
-        return self._load_s
-
-    @property
-    def decode_load_s(self) -> NDArray[np.float64]:
-        """The decode part of L, seconds per slot."""
-        outputs = np.full(len(self._prefill_s), self._mean_of_all())
-        np.divide(self._output_tokens, self._num_finished, out=outputs, where=self._num_finished > 0)
-        per_token_s = self._cost_model.decode_s(1.0)
-        per_context_s = self._cost_model.decode_s(1.0, 1.0) - per_token_s
-        return outputs * (self._num_requests * per_token_s + self._prompt_tokens * per_context_s)
-
-    def num_requests(self, slot: int) -> int:
-        """Requests placed on the replica within the window."""
-        return int(self._num_requests[slot])
-
-    def mean_output_tokens(self, slot: int) -> float:
-        """Mean output length seen on the replica in the window; where none finished, of all, or the default."""
-        finished = self._num_finished[slot]
-        return float(self._output_tokens[slot] / finished) if finished else self._mean_of_all()
+        self._update(slot)
 
     def add(self, slot: int, now: float, missed_tokens: int, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
         """Count a request that is placed now. `leaf`: the node at which its prompt ends."""
@@ -107,10 +83,10 @@ class LoadWindow:
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
         self._sharing.append(entry)
-        self._num_requests[slot] += 1
+        self.num_requests[slot] += 1
         self._prefill_s[slot] += prefill_s
         self._prompt_tokens[slot] += num_prompt_tokens
-        self._load_s = None
+        self._update(slot)
         return entry
 
     def cancel(self, entry: WindowEntry) -> bool:
@@ -119,10 +95,10 @@ class LoadWindow:
         if slot is None:
             return False
         entry.slot = None
-        self._num_requests[slot] -= 1
+        self.num_requests[slot] -= 1
         self._prompt_tokens[slot] -= entry.num_prompt_tokens
-        self._prefill_s[slot] = max(self._prefill_s[slot] - entry.prefill_s, 0.0) if self._num_requests[slot] else 0.0
-        self._load_s = None
+        self._prefill_s[slot] = max(self._prefill_s[slot] - entry.prefill_s, 0.0) if self.num_requests[slot] else 0.0
+        self._update(slot)
         return True
 
     def finish(self, slot: int, now: float, output_tokens: int) -> None:
@@ -175,20 +151,31 @@ class LoadWindow:
     def check(self) -> None:
         """The sums agree with the entries. O(n x replicas); for tests."""
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
-        for slot in range(len(self._prefill_s)):
+        for slot in range(len(self.load_s)):
             mine = [entry for entry in self.entries() if entry.slot == slot]
             outputs = [tokens for _, where, tokens in self._finished if where == slot]
-            assert self._num_requests[slot] == len(mine)
+            assert self.num_requests[slot] == len(mine)
             assert self._prompt_tokens[slot] == sum(entry.num_prompt_tokens for entry in mine)
             assert abs(self._prefill_s[slot] - sum(entry.prefill_s for entry in mine)) < 1e-6
             assert (self._num_finished[slot], self._output_tokens[slot]) == (len(outputs), sum(outputs))
-            assert self.load_s[slot] >= 0.0
+            mean_prompt_tokens = self._prompt_tokens[slot] / len(mine) if mine else 0.0
+            decode_s = len(mine) * self._cost_model.decode_s(self.mean_output_tokens[slot], mean_prompt_tokens)
+            assert abs(self.load_s[slot] - self._prefill_s[slot] - decode_s) < 1e-6
 
     def _count_output(self, slot: int, count: int, output_tokens: int) -> None:
         self._num_finished[slot] += count
         self._output_tokens[slot] += output_tokens
         self._all_output_tokens += output_tokens
-        self._load_s = None
+        self._update(slot)
 
-    def _mean_of_all(self) -> float:
-        return self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+    def _update(self, slot: int) -> None:
+        """Bring what is derived from a slot's sums up to date. O(1)."""
+        if self._num_finished[slot]:
+            mean = self._output_tokens[slot] / self._num_finished[slot]
+        else:
+            mean = self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+        count = self.num_requests[slot]
+        decode_s = count * self._cost_model.decode_s(mean, self._prompt_tokens[slot] / count) if count else 0.0
+        self.mean_output_tokens[slot] = mean
+        self.decode_load_s[slot] = decode_s
+        self.load_s[slot] = self._prefill_s[slot] + decode_s

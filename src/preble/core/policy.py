@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from random import Random
 from typing import Protocol, overload
-
-import numpy as np
-from numpy.typing import NDArray
 
 from preble.core.cost_model import CostModel
 from preble.core.eviction_cost import EvictionCost
@@ -53,9 +49,23 @@ class Policy(Protocol):
 class ClusterView:
     """The cluster as one request sees it.
 
-    `slots`: the replicas that may get it, ascending. Arrays are indexed by slot and must not be written to; what they
+    `slots`: the replicas that may get it, ascending. Lists are indexed by slot and must not be written to; what they
     hold for other slots means nothing.
     """
+
+    __slots__ = (
+        "_coverage",
+        "_eligible",
+        "_eviction_costs",
+        "_fleet",
+        "_index",
+        "_match",
+        "_rebalancer",
+        "_window",
+        "cost_model",
+        "request",
+        "slots",
+    )
 
     def __init__(
         self,
@@ -72,6 +82,7 @@ class ClusterView:
     ) -> None:
         self.request = request
         self.cost_model = cost_model
+        self.slots: Sequence[int] = fleet.live_slots if eligible == fleet.live else list(slots_of(eligible))
         self._eligible = eligible
         self._match = match
         self._fleet = fleet
@@ -79,62 +90,53 @@ class ClusterView:
         self._window = window
         self._eviction_costs = eviction_costs
         self._rebalancer = rebalancer
-
-    @cached_property
-    def slots(self) -> Sequence[int]:
-        return self._fleet.live_slots if self._eligible == self._fleet.live else list(slots_of(self._eligible))
+        self._coverage: Coverage | None = None
 
     def replica_id(self, slot: int) -> ReplicaId:
         return self._fleet.replica_id(slot)
 
     @property
-    def num_requests(self) -> NDArray[np.int64]:
+    def num_requests(self) -> list[int]:
         """Requests in flight."""
         return self._fleet.num_requests
 
     @property
-    def waiting_prefill_tokens(self) -> NDArray[np.int64]:
+    def waiting_prefill_tokens(self) -> list[int]:
         """Prompt tokens still to be computed, of requests in flight without a first token."""
         return self._fleet.waiting_prefill_tokens
 
     @property
-    def waiting_prefill_s(self) -> NDArray[np.float64]:
+    def waiting_prefill_s(self) -> list[float]:
         """Seconds of prefill that these tokens take."""
         return self._fleet.waiting_prefill_s
 
     @property
-    def num_decoding(self) -> NDArray[np.int64]:
+    def num_decoding(self) -> list[int]:
         """Requests in flight with a first token."""
         return self._fleet.num_decoding
 
     @property
-    def load_s(self) -> NDArray[np.float64]:
+    def load_s(self) -> list[float]:
         """L: seconds of work placed in the window."""
         return self._window.load_s
 
-    def mean_output_tokens(self, slot: int) -> float:
-        return self._window.mean_output_tokens(slot)
-
-    @cached_property
-    def _coverage(self) -> Coverage:
-        return self._index.coverage(self._match, self._eligible)
+    @property
+    def mean_output_tokens(self) -> list[float]:
+        """Mean output length seen in the window."""
+        return self._window.mean_output_tokens
 
     @property
-    def cached_tokens(self) -> int:
-        """The longest prefix of the prompt that any one of the replicas holds."""
-        return self._coverage.cached_tokens
+    def coverage(self) -> Coverage:
+        """What the replicas hold of the prompt. O(depth) when first asked."""
+        if self._coverage is None:
+            self._coverage = self._index.coverage(self._match, self._eligible)
+        return self._coverage
 
     @property
     def key_holders(self) -> list[int]:
-        """The replicas that hold the key portion: most of the node with the most tokens on that prefix."""
-        return list(slots_of(self._coverage.key_holders))
+        """The replicas that hold the key portion: most of the node with the most tokens on the cached prefix."""
+        return list(slots_of(self.coverage.key_holders))
 
-    @property
-    def key_node(self) -> Node | None:
-        """The key portion; None if nothing is cached."""
-        return self._coverage.key_node
-
-    @cached_property
     def homes(self) -> tuple[Node, list[int]] | None:
         """The replicated prefix that the prompt begins with, and who is to serve it; None if there is none."""
         found = self._rebalancer.homes(self._match.path)
@@ -144,65 +146,65 @@ class ClusterView:
         allowed = [slot for slot in slots if self._eligible >> slot & 1]
         return (node, allowed) if allowed else None
 
-    @cached_property
     def lightest_load_s(self) -> float:
-        """The lowest L of any replica that may get the request."""
-        return float(self.load_s[np.asarray(self.slots)].min())
+        """The lowest L of any replica that may get the request. O(replicas)."""
+        load_s = self.load_s
+        return min(load_s) if len(self.slots) == len(load_s) else min([load_s[slot] for slot in self.slots])
 
     def sheds(self, slot: int) -> bool:
-        """True if the replica is so much more loaded than the lightest that it should not be exploited."""
-        return self._rebalancer.sheds(slot, float(self.load_s[slot]), self.lightest_load_s)
+        """True if the replica is so much more loaded than the lightest that it should not be exploited. O(replicas)."""
+        return self._rebalancer.sheds(slot, self.load_s[slot], self.lightest_load_s())
 
-    @property
-    def decode_ratio(self) -> NDArray[np.float64]:
-        """Share of decoding in L, 0 where there is no load."""
-        load_s = self.load_s
-        return np.divide(self._window.decode_load_s, load_s, out=np.zeros(len(load_s)), where=load_s > 0)
-
-    @cached_property
-    def matched_tokens(self) -> NDArray[np.int64]:
-        """Leading prompt tokens that each replica would serve from its cache: whole blocks, never the last token."""
-        matched = np.zeros(len(self._fleet.num_requests), np.int64)
-        for mask, tokens in self._index.matched_tokens(self._match, self._eligible):
-            matched[_as_index(mask, len(matched))] = tokens
-        usable = np.minimum(matched, max(self.request.num_prompt_tokens - 1, 0))
-        block_size = self._fleet.block_size
-        whole_blocks: NDArray[np.int64] = usable // block_size * block_size
-        return whole_blocks
+    def decode_ratio(self, slot: int) -> float:
+        """Share of decoding in L; 0 where there is no load."""
+        load_s = self.load_s[slot]
+        return self._window.decode_load_s[slot] / load_s if load_s > 0 else 0.0
 
     def matched_on(self, slot: int) -> int:
-        """As `matched_tokens`, for one replica. O(depth)."""
-        usable = min(self._index.matched_on(self._match, slot), max(self.request.num_prompt_tokens - 1, 0))
-        block_size = self._fleet.specs[slot].block_size
-        return usable // block_size * block_size
+        """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last. O(depth)."""
+        return self._usable(self._index.matched_on(self._match, slot), slot)
+
+    def matched_tokens(self, slots: Sequence[int]) -> list[int]:
+        """As `matched_on`, for each of several replicas. O(replicas + depth)."""
+        if len(slots) <= 2:
+            return [self.matched_on(slot) for slot in slots]
+        matched = [0] * len(self._fleet.ids)
+        for mask, tokens in self._index.matched_tokens(self._match, self._eligible):
+            for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
+                matched[slot] = tokens
+        return [self._usable(matched[slot], slot) if matched[slot] else 0 for slot in slots]
 
     def costs(self, slots: Sequence[int]) -> CostTable:
         """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
-        if len(slots) > 1:
-            matched = self.matched_tokens[np.asarray(slots)].tolist()
-        else:
-            matched = [self.matched_on(slot) for slot in slots]
+        matched = self.matched_tokens(slots)
         num_tokens = self.request.num_prompt_tokens
-        prefill = {tokens: self.cost_model.prefill_s(num_tokens - tokens, tokens) for tokens in set(matched)}
+        prefill_s = {tokens: self.cost_model.prefill_s(num_tokens - tokens, tokens) for tokens in set(matched)}
+        load_s = self.load_s
         return CostTable(
             slots,
             self._fleet.ids,
             matched,
-            load_s=self.load_s[np.asarray(slots)].tolist(),
-            eviction_s=[self._eviction_s(s, num_tokens - m) for s, m in zip(slots, matched, strict=True)],
-            prefill_s=[prefill[tokens] for tokens in matched],
+            load_s=[load_s[slot] for slot in slots],
+            eviction_s=self._eviction_s(slots, matched),
+            prefill_s=[prefill_s[tokens] for tokens in matched],
         )
 
-    def _eviction_s(self, slot: int, missed_tokens: int) -> float:
-        """M: seconds of recomputation to expect from what must be evicted to run the request there."""
-        capacity = self._fleet.specs[slot].kv_capacity_tokens
-        if capacity is None:
-            return 0.0
-        needed = missed_tokens + round(self._window.mean_output_tokens(slot))
-        excess = self._index.holdings(slot).used_tokens + needed - capacity
-        if excess <= 0:
-            return 0.0
-        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests(slot), self._match.path)
+    def _usable(self, matched: int, slot: int) -> int:
+        block_size = self._fleet.block_size[slot]
+        return min(matched, max(self.request.num_prompt_tokens - 1, 0)) // block_size * block_size
+
+    def _eviction_s(self, slots: Sequence[int], matched: list[int]) -> list[float]:
+        """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
+        num_tokens, outputs, capacity = self.request.num_prompt_tokens, self.mean_output_tokens, self._fleet.capacity
+        used = self._index.used_tokens
+        costs_s = []
+        for slot, tokens in zip(slots, matched, strict=True):
+            excess = used(slot) + num_tokens - tokens + round(outputs[slot]) - capacity[slot]
+            costs_s.append(self._eviction_cost_s(slot, int(excess)) if excess > 0 else 0.0)
+        return costs_s
+
+    def _eviction_cost_s(self, slot: int, excess: int) -> float:
+        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests[slot], self._match.path)
 
 
 class CostTable(Sequence[Candidate]):
@@ -263,10 +265,3 @@ def lowest(slots: Iterable[int], costs: Iterable[float], rng: Random) -> int:
         elif cost == best_cost:
             best.append(slot)
     return best[0] if len(best) == 1 else rng.choice(best)
-
-
-def _as_index(mask: int, size: int) -> list[int] | NDArray[np.bool_]:
-    if mask.bit_count() <= 8:
-        return list(slots_of(mask))
-    packed = np.frombuffer(mask.to_bytes((size + 7) // 8, "little"), np.uint8)
-    return np.unpackbits(packed, count=size, bitorder="little").astype(np.bool_)

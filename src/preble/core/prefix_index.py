@@ -63,6 +63,10 @@ class PrefixIndex:
     def holdings(self, slot: int) -> Holdings:
         return self._holdings[slot]
 
+    def used_tokens(self, slot: int) -> int:
+        """KV tokens that the replica holds or is about to hold."""
+        return self._holdings[slot].used_tokens
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
@@ -129,26 +133,21 @@ class PrefixIndex:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def place(self, slot: int, prompt: PackedTokens, namespace: str, now: float) -> Node:
+    def place(self, slot: int, match: Match, prompt: PackedTokens, namespace: str, now: float) -> Node:
         """A request is placed: its prompt is pinned on the replica and counted in the window. Returns its last node.
 
-        The node stays valid until both `unpin` and `unshare` were called with it. O(tokens + depth).
+        `match`: of the prompt with the trees as they are now. The node stays valid until both `unpin` and `unshare`
+        were called with it. O(tokens + depth).
         """
-        return self.place_on(slot, self.tree.insert(prompt, namespace), namespace, now)
+        return self.place_on(slot, self.tree.extend(match, prompt), namespace, now)
 
     def place_on(self, slot: int, path: list[Node], namespace: str, now: float) -> Node:
         """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
         self._holdings[slot].pin_and_share(path, now)
         return path[-1] if path else self.tree.root(namespace)
 
-    def whole_nodes(self, prompt: PackedTokens, namespace: str) -> list[Node]:
-        """The nodes on the prompt's path that it goes through to their end."""
-        match = self.tree.match(prompt, namespace)
-        return [node for node in match.path if node.end <= match.num_tokens]
-
-    def growth_of_prompt(self, prompt: PackedTokens, namespace: str) -> int:
+    def growth_of_prompt(self, match: Match, prompt: PackedTokens) -> int:
         """Bytes by which the index may grow at most if the prompt is placed."""
-        match = self.tree.match(prompt, namespace)
         return self._growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
 
     def growth_of_stored(self, slot: int, event: BlocksStored) -> int:

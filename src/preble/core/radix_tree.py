@@ -99,9 +99,8 @@ class RadixTree:
         return root
 
     def match(self, tokens: bytes, namespace: str = "") -> Match:
-        """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed; changes nothing."""
-        root = self._roots.get(namespace)
-        return Match(_NOWHERE, 0, (), 0) if root is None else self.match_below(root, 0, tokens)
+        """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""
+        return self.match_below(self.root(namespace), 0, tokens)
 
     def match_below(self, base: Node, base_tokens: int, tokens: bytes) -> Match:
         """As `match`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`."""
@@ -139,13 +138,16 @@ class RadixTree:
 
         Returns the nodes that hold at least one of `tokens`, from the top; the last one ends where they end.
         """
-        match = self.match_below(base, base_tokens, tokens)
+        return self.extend(self.match_below(base, base_tokens, tokens), tokens)
+
+    def extend(self, match: Match, tokens: bytes) -> list[Node]:
+        """As `insert_below`, given the match of just these tokens with the tree as it is now."""
         path, last = list(match.path), match.last
         if match.num_tokens < last.end:
             last = self.split(last, match.num_tokens - last.start)
             if path:
                 path[-1] = last
-        rest = tokens[(match.num_tokens - base_tokens) * TOKEN_BYTES :]
+        rest = tokens[(match.num_tokens - match.base_tokens) * TOKEN_BYTES :]
         if rest:
             path.append(self._add_leaf(last, rest))
         return path
@@ -263,6 +265,3 @@ def _parent(node: Node) -> Node:
 def _children(node: Node) -> dict[bytes, Node]:
     assert node.children is not None
     return node.children
-
-
-_NOWHERE = Node(b"", 0, None)

@@ -68,7 +68,7 @@ class _Prefix:
 
 @dataclass(frozen=True, slots=True)
 class HomeChange:
-    """The prefix that ends in `node` got the replica in `slot` as a further home, or lost it; `num_homes` it has now."""
+    """The prefix that ends in `node` got the replica in `slot` as a home, or lost it; it has `num_homes` now."""
 
     node: Node
     slot: int
@@ -161,7 +161,7 @@ class Rebalancer:
             self._turn(prefix, now)
             if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
                 del self._prefixes[node]
-            elif self._queues_too_long(prefix, cluster.recompute_s(node)):
+            elif self._queues_too_long(prefix) and prefix.now.mean_queueing_s > cluster.recompute_s(node):
                 changes += self._replicate(node, prefix, cluster, now)
             elif len(prefix.homes) > 1 and self._has_cooled(prefix, now):
                 retired = prefix.homes.pop()
@@ -190,10 +190,10 @@ class Rebalancer:
             prefix.before = prefix.now if halves == 1 else _Half(start - self._half_s)
             prefix.now = _Half(start)
 
-    def _queues_too_long(self, prefix: _Prefix, recompute_s: float) -> bool:
-        """Queueing has doubled, and waiting costs more than computing the prefix once more elsewhere."""
+    def _queues_too_long(self, prefix: _Prefix) -> bool:
+        """Queueing has doubled, over enough requests to tell."""
         enough = self.settings.min_requests
-        if prefix.now.num_requests < enough or prefix.now.mean_queueing_s <= recompute_s:
+        if prefix.now.num_requests < enough:
             return False
         before_s = prefix.before.mean_queueing_s if prefix.before.num_requests >= enough else 0.0
         return prefix.now.mean_queueing_s >= self.settings.queue_growth * before_s
