@@ -167,3 +167,53 @@ def test_only_longest_prefix_first_has_no_bound() -> None:
     assert WaitingQueue(lambda item: 0, QueueOrder.LPM).max_picks(0) is None
     assert WaitingQueue(lambda item: 0, QueueOrder.FCFS).max_picks(3) == 4
     assert WaitingQueue(lambda item: 0, QueueOrder.GROUPS, 10).max_picks(0) == 2 * 56
+
+
+def test_the_order_is_told_without_serving_anybody() -> None:
+    cached = {"cold1": 0, "hot1": 95, "cold2": 5, "hot2": 95, "warm": 60}
+    queue = filled(QueueOrder.GROUPS, cached, num_groups=2)
+    told = ["hot1", "hot2", "cold1", "warm", "cold2"]
+    assert queue.in_order() == queue.in_order() == told
+    assert drain(queue) == told
+
+
+def test_what_was_put_back_is_told_first() -> None:
+    queue = filled(QueueOrder.LPM, {"a": 10, "b": 50, "c": 30})
+    queue.put_back(queue.pop())
+    assert queue.in_order() == ["b", "c", "a"]
+
+
+def test_an_empty_queue_tells_nobody() -> None:
+    assert filled(QueueOrder.GROUPS, {}).in_order() == []
+
+
+def test_taking_the_next_one_is_the_same_as_popping_it() -> None:
+    cached = {f"{group}.{i}": group * 10 for i in range(20) for group in range(10)}
+    taken = filled(QueueOrder.GROUPS, cached)
+    popped = filled(QueueOrder.GROUPS, cached)
+    for item in taken.in_order()[:80]:
+        taken.take(item)
+        assert popped.pop() == item
+    assert taken.in_order() == popped.in_order()
+
+
+def test_one_taken_out_of_turn_is_charged_to_its_group() -> None:
+    cached = {f"hit{i}": 95 for i in range(9)} | {f"miss{i}": 0 for i in range(9)}
+    queue = filled(QueueOrder.GROUPS, cached, num_groups=2)
+    queue.take("hit1")
+    # Group 1 has a share of 2 in a round of 3: one was taken.
+    assert queue.in_order()[:3] == ["hit0", "miss0", "hit2"]
+
+
+def test_one_put_back_can_be_taken() -> None:
+    queue = filled(QueueOrder.GROUPS, {"a": 0, "b": 0, "c": 0})
+    first, second = queue.pop(), queue.pop()
+    queue.put_back(second)
+    queue.put_back(first)
+    queue.take(second)
+    assert list(queue) == [first, "c"]
+
+
+def test_taking_an_unknown_request_raises() -> None:
+    with pytest.raises(KeyError):
+        filled(QueueOrder.GROUPS, {"a": 0}).take("ghost")

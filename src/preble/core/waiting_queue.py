@@ -7,10 +7,13 @@ it can order the queue of any engine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
+from typing import TypeVar
+
+Group = TypeVar("Group", bound=Sized)
 
 
 class QueueOrder(StrEnum):
@@ -58,6 +61,21 @@ class _Round:
             if groups[group] and num_picks < share:
                 return group
         return None
+
+    def picks_left(self, groups: Sequence[Group]) -> Iterator[tuple[Group, int]]:
+        """The groups, highest first, and how many of each this round still serves if nobody comes or changes groups.
+
+        A round goes down only: a group that it leaves is empty or has had its share. O(groups).
+        """
+        left = shares(len(groups)) - sum(self.num_picks)
+        share = num_picks = 0
+        for group in reversed(range(len(groups))):
+            share += group + 1
+            num_picks += self.num_picks[group]
+            count = max(min(len(groups[group]), share - num_picks, left), 0)
+            num_picks += count
+            left -= count
+            yield groups[group], count
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +202,38 @@ class WaitingQueue:
         self._round = pick.round if self._num_tokens else None
         return pick.item
 
+    def in_order(self) -> list[str]:
+        """All ordered requests as successive pops would give them. Changes nothing. O(waiting).
+
+        For an engine that keeps its queue itself and takes from its head; `take` tells what it took.
+        """
+        if self._order is not QueueOrder.GROUPS:
+            return [*self._returned, *self._lanes[0]]
+        if not any(self._lanes):
+            return [*self._returned]
+        return [*self._returned, *_laid_out(self._lanes, self._round or self._new_round(), self._num_tokens)]
+
+    def take(self, item: str) -> None:
+        """Take out a request that is served now, whether or not it is the next one; its group is charged for it.
+
+        Leave no request in the queue that cannot be served for long: passed over again and again it holds up its
+        group. Raises: KeyError: it does not wait.
+        """
+        if item == self.peek():
+            self.pop()
+            return
+        lane = self._lane_of(item)
+        self.remove(item)
+        if lane is not None and self._order is QueueOrder.GROUPS and self._num_tokens:
+            self._round = self._round or self._new_round()
+            self._round.num_picks[lane] += 1
+
     def _drop_from_lanes(self, item: str) -> None:
-        lane = next((lane for lane in self._lanes if item in lane), None)
-        if lane is not None:
-            lane.remove(item)
+        if (lane := self._lane_of(item)) is not None:
+            self._lanes[lane].remove(item)
+
+    def _lane_of(self, item: str) -> int | None:
+        return next((i for i, lane in enumerate(self._lanes) if item in lane), None)
 
     def _next_pick(self) -> _Pick | None:
         if not any(self._lanes):
@@ -205,3 +251,22 @@ class WaitingQueue:
         if lane is not None:
             return _Pick(self._lanes[lane][0], lane, current)
         return _Pick(current.oldest, None, current) if current.oldest in self._num_tokens else None
+
+
+def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[str]) -> Iterator[str]:
+    """What rounds serve, beginning with the rest of the current one, until every lane is empty.
+
+    `waiting`: oldest first, as in each lane; so the oldest of all is at the head of its lane.
+    """
+    lanes = [lane.copy() for lane in lanes]
+    by_age = iter(waiting)
+    served: set[str] = set()
+    while any(lanes):
+        picks = [lane.popleft() for lane, count in current.picks_left(lanes) for _ in range(count)]
+        served.update(picks)
+        yield from picks
+        if current.oldest in waiting and current.oldest not in served:
+            served.add(current.oldest)
+            yield next(lane for lane in lanes if lane and lane[0] == current.oldest).popleft()
+        if any(lanes):
+            current = _Round(len(lanes), next(item for item in by_age if item not in served))
