@@ -8,7 +8,7 @@ from rich.table import Table
 
 from preble.bench.counters import total
 from preble.bench.run import BenchResult
-from preble.metrics.summary import Distribution
+from preble.metrics.summary import Distribution, Summary
 
 FORMULAS = (
     "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1);\n"
@@ -18,15 +18,35 @@ FORMULAS = (
 
 def results_table(results: Mapping[str, BenchResult], title: str = "") -> Table:
     """A table with a row for each number that at least one run has, and a column for each run, in their order."""
+    names = {name: f"{name} (partial)" if result.partial else name for name, result in results.items()}
+    return cells_table({names[name]: _cells(result) for name, result in results.items()}, title)
+
+
+def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Table:
+    """A table from label -> text of each run. Rows are those that any run has a text for, in the first run's order."""
     table = Table(title=title or None, caption=FORMULAS, caption_justify="left")
     table.add_column("")
-    for name, result in results.items():
-        table.add_column(f"{name} (partial)" if result.partial else name, justify="right")
-    for label, show in _ROWS:
-        cells = [show(result) for result in results.values()]
+    for name in columns:
+        table.add_column(name, justify="right")
+    labels = dict.fromkeys(label for cells in columns.values() for label in cells)
+    for label in labels:
+        cells = [column.get(label, "") for column in columns.values()]
         if any(cells):
             table.add_row(label, *(cell or "-" for cell in cells))
     return table
+
+
+def summary_cells(summary: Summary) -> dict[str, str]:
+    """The numbers of a run as text by label; "" for what it does not have."""
+    return {label: show(summary) for label, show in _ROWS}
+
+
+def _cells(result: BenchResult) -> dict[str, str]:
+    cells = summary_cells(result.summary)
+    counters = total(result.engines)
+    if result.engines:
+        cells["hits (engines)"] = f"{counters.hit_tokens:,} of {counters.queried_tokens:,} ({counters.hit_rate:.1%})"
+    return cells
 
 
 def seconds(value: float) -> str:
@@ -37,9 +57,9 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def _time(metric: str, statistic: str) -> Callable[[BenchResult], str]:
-    def show(result: BenchResult) -> str:
-        distribution: Distribution | None = getattr(result.summary, metric)
+def _time(metric: str, statistic: str) -> Callable[[Summary], str]:
+    def show(summary: Summary) -> str:
+        distribution: Distribution | None = getattr(summary, metric)
         return "" if distribution is None else seconds(getattr(distribution, statistic))
 
     return show
@@ -53,20 +73,11 @@ def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
 
-def _engine_hits(result: BenchResult) -> str:
-    counters = total(result.engines)
-    return f"{counters.hit_tokens:,} of {counters.queried_tokens:,} ({counters.hit_rate:.1%})" if result.engines else ""
-
-
-def _per_replica(result: BenchResult) -> str:
-    return " / ".join(str(count) for count in result.summary.requests_per_replica.values())
-
-
-_ROWS: tuple[tuple[str, Callable[[BenchResult], str]], ...] = (
-    ("requests (failed)", lambda r: f"{r.summary.requests} ({r.summary.errors})"),
-    ("duration", lambda r: seconds(r.summary.duration_s)),
-    ("requests/s", lambda r: f"{r.summary.requests_per_s:.2f}"),
-    ("goodput, requests/s", lambda r: "" if r.summary.goodput_per_s is None else f"{r.summary.goodput_per_s:.2f}"),
+_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("requests (failed)", lambda s: f"{s.requests} ({s.errors})"),
+    ("duration", lambda s: seconds(s.duration_s)),
+    ("requests/s", lambda s: f"{s.requests_per_s:.2f}"),
+    ("goodput, requests/s", lambda s: "" if s.goodput_per_s is None else f"{s.goodput_per_s:.2f}"),
     ("TTFT mean", _time("ttft", "mean_s")),
     ("TTFT p50", _time("ttft", "p50_s")),
     ("TTFT p99", _time("ttft", "p99_s")),
@@ -74,11 +85,10 @@ _ROWS: tuple[tuple[str, Callable[[BenchResult], str]], ...] = (
     ("TPOT p99", _time("tpot", "p99_s")),
     ("E2E mean", _time("e2e", "mean_s")),
     ("E2E p99", _time("e2e", "p99_s")),
-    ("prompt tokens", lambda r: _count(r.summary.prompt_tokens)),
-    ("tokens computed", lambda r: _count(r.summary.recomputed_tokens)),
-    ("hit rate (usage)", lambda r: _rate(r.summary.hit_rate)),
-    ("hits (engines)", _engine_hits),
-    ("requests per replica", _per_replica),
-    ("sent late, p99", lambda r: "" if r.summary.lag_p99_s is None else seconds(r.summary.lag_p99_s)),
-    ("failures", lambda r: ", ".join(f"{n} × {kind}" for kind, n in r.summary.errors_by_kind.items())),
+    ("prompt tokens", lambda s: _count(s.prompt_tokens)),
+    ("tokens computed", lambda s: _count(s.recomputed_tokens)),
+    ("hit rate (usage)", lambda s: _rate(s.hit_rate)),
+    ("requests per replica", lambda s: " / ".join(str(count) for count in s.requests_per_replica.values())),
+    ("sent late, p99", lambda s: seconds(s.lag_p99_s) if s.lag_p99_s else ""),
+    ("failures", lambda s: ", ".join(f"{n} × {kind}" for kind, n in s.errors_by_kind.items())),
 )

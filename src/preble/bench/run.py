@@ -11,7 +11,7 @@ from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, read_counters
 from preble.bench.load import run_load
 from preble.metrics import RequestRecord, Slo, Summary, summarize
-from preble.workloads import Workload, plan_workload
+from preble.workloads import Workload, WorkloadPlan
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,16 +60,16 @@ def plan(settings: BenchSettings) -> Workload:
 
     Raises: ConfigError, TraceFormatError.
     """
-    return plan_workload(
-        settings.workload,
-        settings.requests,
-        settings.rps,
-        settings.seed,
+    return WorkloadPlan(
+        source=settings.workload,
+        requests=settings.requests,
+        rps=settings.rps,
+        seed=settings.seed,
         arrivals=settings.arrivals,
         cv=settings.cv,
         zipf=settings.zipf,
         num_prefixes=settings.num_prefixes,
-    )
+    ).make()
 
 
 class BenchRun:

@@ -24,6 +24,7 @@ COMMANDS = MappingProxyType(
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "bench": "preble.cli.bench",
+        "simulate": "preble.cli.simulate",
         "demo": "preble.cli.demo",
     }
 )

@@ -11,10 +11,11 @@ from preble.metrics import RequestRecord, Summary
 from preble.sim.config import SimConfig
 from preble.sim.replica import SimReplica
 from preble.sim.timeline import ReplicaSeries
+from preble.workloads import WorkloadPlan
 
 
 class HomeRecord(msgspec.Struct, frozen=True):
-    """A replicated prefix of `prefix_tokens` tokens got a further home (`added`) or lost one, and has `num_homes` now."""
+    """A prefix of `prefix_tokens` tokens got a further home (`added`) or lost one, and has `num_homes` now."""
 
     time_s: float
     prefix_tokens: int
@@ -45,16 +46,18 @@ class ReplicaTotals(msgspec.Struct):
         self.preemptions += replica.stats.preemptions
 
 
-class SimResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run. `gpu_s`: seconds of GPU time of all replicas together. `reasons`: placements by reason.
+class SimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run.
 
-    `homes`: replications and retirements of prefixes, in order. `timeline`: by replica; empty unless asked for.
-    `records`: every request, in the order they ended.
+    `plan`: how the workload was made, where it was made by a plan. `gpu_s`: seconds of GPU time of all replicas
+    together. `reasons`: placements by reason. `homes`: replications and retirements of prefixes, in order. `timeline`:
+    by replica; empty unless asked for. `records`: every request, in the order they ended.
     """
 
     version: str = __version__
     workload: str
     workload_note: str
+    plan: WorkloadPlan | None = None
     config: SimConfig
     summary: Summary
     gpu_s: float
@@ -63,9 +66,6 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     homes: list[HomeRecord] = []
     timeline: dict[str, ReplicaSeries] = {}
     records: list[RequestRecord] = []
-
-    def without_records(self) -> SimResult:
-        return msgspec.structs.replace(self, records=[])
 
 
 def totals_by_name(replicas: Iterable[SimReplica]) -> dict[str, ReplicaTotals]:

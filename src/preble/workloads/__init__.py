@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preble.workloads.model import Segment, Workload, WorkloadRequest
-from preble.workloads.plan import plan_workload
+from preble.workloads.plan import WorkloadPlan
 from preble.workloads.registry import make_workload, workload_names
 from preble.workloads.tokens import packed_prompt
 from preble.workloads.trace import read_trace, write_trace
@@ -11,10 +11,10 @@ from preble.workloads.trace import read_trace, write_trace
 __all__ = [
     "Segment",
     "Workload",
+    "WorkloadPlan",
     "WorkloadRequest",
     "make_workload",
     "packed_prompt",
-    "plan_workload",
     "read_trace",
     "workload_names",
     "write_trace",

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from preble.errors import ConfigError
 from preble.workloads.arrivals import make_arrivals
 from preble.workloads.model import Workload
 from preble.workloads.registry import make_workload
 
 
-def plan_workload(
-    source: str,
-    num_requests: int | None,
-    rps: float | None,
-    seed: int,
-    *,
-    arrivals: str = "poisson",
-    cv: float = 1.0,
-    zipf: float = 1.1,
-    num_prefixes: int = 64,
-) -> Workload:
-    """The workload of that name or file, its openers arriving `rps` a second; None for the file's own times.
+class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides what is asked and when; kept in results, so that a run can be repeated.
 
-    A function of its arguments alone. `arrivals`, `cv`: see `make_arrivals`; the rest: see `make_workload`.
-
-    Raises: ConfigError, TraceFormatError.
+    `source`: a workload's name, or a trace file. `requests`: how many, None for all of a file. `rps`: requests a second
+    on average, None for the file's own arrival times. `arrivals`, `cv`: see `make_arrivals`. `zipf`, `num_prefixes`:
+    see `make_workload`.
     """
-    workload = make_workload(source, num_requests, seed, zipf=zipf, num_prefixes=num_prefixes)
-    if rps is None:
-        if workload.has_arrivals:
-            return workload
-        raise ConfigError(f"workload {source!r} has no arrival times of its own; give a rate (--rps)")
-    rng = random.Random(f"arrivals/{seed}")
-    return workload.with_arrivals(make_arrivals(arrivals, len(workload.openers), rps, rng, cv=cv))
+
+    source: str
+    requests: int | None = None
+    rps: float | None = None
+    seed: int = 0
+    arrivals: str = "poisson"
+    cv: float = 1.0
+    zipf: float = 1.1
+    num_prefixes: int = 64
+
+    def make(self) -> Workload:
+        """The workload, its openers with arrival times. The same plan gives the same workload.
+
+        Raises: ConfigError, TraceFormatError.
+        """
+        workload = make_workload(self.source, self.requests, self.seed, zipf=self.zipf, num_prefixes=self.num_prefixes)
+        if self.rps is None:
+            if workload.has_arrivals:
+                return workload
+            raise ConfigError(f"workload {self.source!r} has no arrival times of its own; give a rate (--rps)")
+        rng = random.Random(f"arrivals/{self.seed}")
+        return workload.with_arrivals(make_arrivals(self.arrivals, len(workload.openers), self.rps, rng, cv=self.cv))
