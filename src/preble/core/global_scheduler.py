@@ -309,6 +309,11 @@ class GlobalScheduler:
         """Memory of the prefix index, in bytes, by count of what is in it."""
         return self._index.num_bytes
 
+    @property
+    def num_replicated_prefixes(self) -> int:
+        """Prefixes that rebalancing serves from homes of their own now."""
+        return self._rebalancer.num_replicated
+
     def check(self) -> None:
         """Every invariant. O(everything); for tests."""
         self._index.check()
@@ -348,11 +353,12 @@ class GlobalScheduler:
         return eligible
 
     def _start(self, request: Request, slot: int, matched: int, match: Match, now: float) -> InFlight:
-        missed = request.num_prompt_tokens - matched
-        confirmed = self._index.matched_on(match, slot, confirmed=True)
-        confirmed_used_s = self._index.last_used_s(match, slot, confirmed)
+        num_tokens = request.num_prompt_tokens
+        missed = num_tokens - matched
+        prefill_s = self._cost_model.prefill_s(missed, matched)
+        confirmed, confirmed_used_s = self._index.confirmed_on(match, slot)
         leaf = self._index_prompt(slot, request, match, now)
-        entry = self._window.add(slot, now, missed, request.num_prompt_tokens, leaf)
+        entry = self._window.add(slot, now, prefill_s, num_tokens, leaf)
         flight = InFlight(request, slot, now, leaf, entry, missed)
         flight.confirmed_tokens = min(confirmed, matched)
         flight.confirmed_used_s = confirmed_used_s

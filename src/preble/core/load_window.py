@@ -77,9 +77,8 @@ class LoadWindow:
         self._prefill_s[slot] = 0.0
         self._update(slot)
 
-    def add(self, slot: int, now: float, missed_tokens: int, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
-        """Count a request that is placed now. `leaf`: the node at which its prompt ends."""
-        prefill_s = self._cost_model.prefill_s(missed_tokens, num_prompt_tokens - missed_tokens)
+    def add(self, slot: int, now: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
+        """Count a request that is placed now. `prefill_s`: of what it misses. `leaf`: where its prompt ends."""
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
         self._sharing.append(entry)

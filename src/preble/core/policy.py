@@ -60,6 +60,9 @@ class ClusterView:
         "_fleet",
         "_index",
         "_match",
+        "_matched",
+        "_num_tokens",
+        "_prefill_s",
         "_rebalancer",
         "_window",
         "cost_model",
@@ -90,7 +93,10 @@ class ClusterView:
         self._window = window
         self._eviction_costs = eviction_costs
         self._rebalancer = rebalancer
+        self._num_tokens = request.num_prompt_tokens
         self._coverage: Coverage | None = None
+        self._matched: dict[int, int] = {}
+        self._prefill_s: dict[int, float] = {}
 
     def replica_id(self, slot: int) -> ReplicaId:
         return self._fleet.replica_id(slot)
@@ -162,7 +168,18 @@ class ClusterView:
 
     def matched_on(self, slot: int) -> int:
         """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last. O(depth)."""
-        return self._usable(self._index.matched_on(self._match, slot), slot)
+        matched = self._matched.get(slot)
+        if matched is None:
+            matched = self._matched[slot] = self._usable(self._index.matched_on(self._match, slot), slot)
+        return matched
+
+    def prefill_s(self, matched_tokens: int) -> float:
+        """P: seconds to compute the prompt where so many tokens of it are cached."""
+        prefill_s = self._prefill_s.get(matched_tokens)
+        if prefill_s is None:
+            missed_tokens = self._num_tokens - matched_tokens
+            prefill_s = self._prefill_s[matched_tokens] = self.cost_model.prefill_s(missed_tokens, matched_tokens)
+        return prefill_s
 
     def matched_tokens(self, slots: Sequence[int]) -> list[int]:
         """As `matched_on`, for each of several replicas. O(replicas + depth)."""
@@ -177,8 +194,6 @@ class ClusterView:
     def costs(self, slots: Sequence[int]) -> CostTable:
         """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
         matched = self.matched_tokens(slots)
-        num_tokens = self.request.num_prompt_tokens
-        prefill_s = {tokens: self.cost_model.prefill_s(num_tokens - tokens, tokens) for tokens in set(matched)}
         load_s = self.load_s
         return CostTable(
             slots,
@@ -186,16 +201,16 @@ class ClusterView:
             matched,
             load_s=[load_s[slot] for slot in slots],
             eviction_s=self._eviction_s(slots, matched),
-            prefill_s=[prefill_s[tokens] for tokens in matched],
+            prefill_s=[self.prefill_s(tokens) for tokens in matched],
         )
 
     def _usable(self, matched: int, slot: int) -> int:
         block_size = self._fleet.block_size[slot]
-        return min(matched, max(self.request.num_prompt_tokens - 1, 0)) // block_size * block_size
+        return min(matched, max(self._num_tokens - 1, 0)) // block_size * block_size
 
     def _eviction_s(self, slots: Sequence[int], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
-        num_tokens, outputs, capacity = self.request.num_prompt_tokens, self.mean_output_tokens, self._fleet.capacity
+        num_tokens, outputs, capacity = self._num_tokens, self.mean_output_tokens, self._fleet.capacity
         used = self._index.used_tokens
         costs_s = []
         for slot, tokens in zip(slots, matched, strict=True):

@@ -9,8 +9,10 @@ Source: Preble, "Global scheduler data structures". Nodes nobody holds and nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
 
 from preble.core.holdings import Holdings, IndexSize
 from preble.core.radix_tree import Match, Node, RadixTree
@@ -30,7 +32,9 @@ class Coverage:
     key_holders: int
 
 
-NODE_BYTES, RECORD_BYTES, BLOCK_BYTES = 260, 170, 200
+_NONE: Mapping[int, int] = MappingProxyType({})
+
+NODE_BYTES, RECORD_BYTES, BLOCK_BYTES = 270, 170, 200
 """What a node (besides its tokens), a record and a block's name take, measured on CPython 3.11 (see the tests)."""
 
 
@@ -80,8 +84,7 @@ class PrefixIndex:
         alive = among
         for node in match.path:
             whole, parts = self._holders_of(node, match.num_tokens, alive)
-            size = min(node.end, match.num_tokens) - node.start
-            longest = size if whole else max(parts.values(), default=0)
+            longest = _agreeing(node, match.num_tokens) if whole else max(parts.values(), default=0)
             if longest >= key_tokens:
                 key_tokens, key_node, key_holders = longest, node, whole
                 for slot, tokens in parts.items():
@@ -114,22 +117,29 @@ class PrefixIndex:
         if reached:
             yield alive, reached
 
-    def matched_on(self, match: Match, slot: int, *, confirmed: bool = False) -> int:
-        """Leading tokens that one replica holds without a gap; `confirmed`: not counting what is only about to be."""
+    def matched_on(self, match: Match, slot: int) -> int:
+        """Leading tokens that one replica holds, or is about to hold, without a gap. O(depth)."""
         holdings = self._holdings[slot]
         for node in match.path:
-            record = holdings.get(node)
-            size = min(node.end, match.num_tokens) - node.start
-            held = 0 if record is None else record.held if confirmed else record.tokens_in(node)
-            if held < size:
-                return node.start + held
+            if not node.full_holders & holdings.bit:
+                return min(node.start + holdings.tokens_held(node), match.num_tokens)
         return match.num_tokens
 
-    def last_used_s(self, match: Match, slot: int, num_tokens: int) -> float:
-        """When the least recently used of the first `num_tokens` that a replica holds of a prompt was last used."""
+    def confirmed_on(self, match: Match, slot: int) -> tuple[int, float]:
+        """Leading tokens that one replica holds for certain, and when the least recently used of them was last used.
+
+        What is only about to be held does not count. The time is infinity if there are none. O(depth).
+        """
         holdings = self._holdings[slot]
-        records = [holdings.get(node) for node in match.path if node.start < num_tokens]
-        return min((record.last_used_s for record in records if record is not None), default=float("-inf"))
+        used_s = inf
+        for node in match.path:
+            record = holdings.get(node)
+            if record is None or not record.held:
+                return node.start, used_s
+            used_s = min(used_s, record.last_used_s)
+            if record.held < node.num_tokens:
+                return min(node.start + record.held, match.num_tokens), used_s
+        return match.num_tokens, used_s
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -178,8 +188,8 @@ class PrefixIndex:
         """A replica that reports nothing has computed the prompt that ends in `leaf`: it holds its whole blocks."""
         holdings = self._holdings[slot]
         num_tokens = leaf.end // block_size * block_size
-        for node in list(leaf.ancestors()):
-            held = max(0, min(node.end, num_tokens) - node.start)
+        for node in leaf.ancestors():
+            held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
             if held > holdings.tokens_held(node):
                 holdings.set_held(node, held, now)
 
@@ -255,6 +265,8 @@ class PrefixIndex:
     def evict_down_to(self, slot: int, capacity_tokens: int, now: float) -> None:
         """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
         holdings = self._holdings[slot]
+        if holdings.used_tokens <= capacity_tokens:
+            return
         dropped = []
         lowered: Node | None = None
         for record in holdings.oldest_first():
@@ -282,14 +294,16 @@ class PrefixIndex:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _holders_of(self, node: Node, num_tokens: int, among: int) -> tuple[int, dict[int, int]]:
+    def _holders_of(self, node: Node, num_tokens: int, among: int) -> tuple[int, Mapping[int, int]]:
         """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
         whole = among & node.full_holders
         partial = among & node.holders & ~node.full_holders
+        if not partial:
+            return whole, _NONE
         parts: dict[int, int] = {}
-        size = min(node.end, num_tokens) - node.start
+        size = _agreeing(node, num_tokens)
         for slot in slots_of(partial):
-            tokens = self._holdings[slot].tokens_in(node)
+            tokens = self._holdings[slot].tokens_held(node)
             if tokens >= size:
                 whole |= 1 << slot
             elif tokens:
@@ -381,6 +395,11 @@ def _lower_held(holdings: Holdings, node: Node, limit: int, now: float) -> list[
 def _holds_below(holdings: Holdings, node: Node) -> bool:
     children = (node.children or {}).values()
     return any(child.holders & holdings.bit and holdings.tokens_held(child) for child in children)
+
+
+def _agreeing(node: Node, num_tokens: int) -> int:
+    """Tokens of the node that a prompt uses which agrees with its path for `num_tokens`."""
+    return node.num_tokens if node.end <= num_tokens else num_tokens - node.start
 
 
 def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: BlocksStored) -> None:

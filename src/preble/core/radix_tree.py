@@ -18,14 +18,16 @@ from preble.core.types import TOKEN_BYTES
 class Node:
     """A run of tokens.
 
-    `end`: tokens from the start of the prompt to the end of this run. `holders`, `full_holders`: bit i is set if the
-    replica in slot i has a record here, or holds the whole run; kept by `PrefixIndex`, zero for a new node.
+    `num_tokens`: in this run; 0 once it is out of the tree. `end`: tokens from the start of the prompt to its end.
+    `holders`, `full_holders`: bit i is set if the replica in slot i has a record here, or holds the whole run; kept by
+    `PrefixIndex`, zero for a new node.
     """
 
-    __slots__ = ("children", "end", "full_holders", "holders", "parent", "tokens")
+    __slots__ = ("children", "end", "full_holders", "holders", "num_tokens", "parent", "tokens")
 
     def __init__(self, tokens: bytes, end: int, parent: Node | None) -> None:
         self.tokens = tokens
+        self.num_tokens = len(tokens) // TOKEN_BYTES
         self.end = end
         self.parent = parent
         self.children: dict[bytes, Node] | None = None
@@ -33,13 +35,9 @@ class Node:
         self.full_holders = 0
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
-
-    @property
     def start(self) -> int:
         """Tokens before this run."""
-        return self.end - len(self.tokens) // TOKEN_BYTES
+        return self.end - self.num_tokens
 
     def ancestors(self) -> Iterator[Node]:
         """This node, then its parent, up to the one below the root."""
@@ -161,6 +159,7 @@ class RadixTree:
         upper = Node(node.tokens[: at * TOKEN_BYTES], node.start + at, parent)
         _children(parent)[node.tokens[:TOKEN_BYTES]] = upper
         node.tokens = node.tokens[at * TOKEN_BYTES :]
+        node.num_tokens -= at
         node.parent = upper
         upper.children = {node.tokens[:TOKEN_BYTES]: node}
         upper.holders, upper.full_holders = node.holders, node.full_holders
@@ -175,6 +174,7 @@ class RadixTree:
         parent = _parent(node)
         _children(parent)[node.tokens[:TOKEN_BYTES]] = child
         child.tokens = node.tokens + child.tokens
+        child.num_tokens += node.num_tokens
         child.parent = parent
         self.num_nodes -= 1
         _bury(node, child)
@@ -206,7 +206,7 @@ class RadixTree:
         for node in self.nodes():
             count += 1
             tokens += node.num_tokens
-            assert node.num_tokens > 0 and len(node.tokens) % TOKEN_BYTES == 0
+            assert node.num_tokens > 0 and len(node.tokens) == node.num_tokens * TOKEN_BYTES
             parent = _parent(node)
             assert node.start == parent.end
             assert _children(parent)[node.tokens[:TOKEN_BYTES]] is node
@@ -253,6 +253,7 @@ def live_node(node: Node, num_tokens: int) -> Node:
 
 def _bury(node: Node, successor: Node) -> None:
     node.tokens = b""
+    node.num_tokens = 0
     node.children = None
     node.parent = successor
 
