@@ -12,14 +12,13 @@ prefill time by GPU and model. Only the coefficients are taken.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 
 from preble.core.cost_model import CostProfile
+from preble.profiles import profile_json
 
 FOLDER = Path(__file__).parents[2] / "src" / "preble" / "profiles" / "data"
 
@@ -214,19 +213,11 @@ PROFILES = (
 )
 
 
-def as_json(profile: CostProfile) -> str:
-    """The profile's file, one point a line."""
-    fields = asdict(profile)
-    points = ",\n".join(f"    [{n}, {s!r}]" for n, s in fields["prefill_points"])
-    fields["prefill_points"] = "POINTS"
-    return json.dumps(fields, indent=2).replace('"POINTS"', f"[\n{points}\n  ]") + "\n"
-
-
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for make in PROFILES:
         profile = make()
-        (folder / f"{profile.name}.json").write_text(as_json(profile), encoding="utf-8")
+        (folder / f"{profile.name}.json").write_text(profile_json(profile), encoding="utf-8")
         print(folder / f"{profile.name}.json")
 
 

@@ -21,10 +21,12 @@ FLOORS = {
     "profiles": 2,
     "metrics": 3,
     "workloads": 3,
+    "decisions": 3,
     "integrations": 3,
     "sim": 4,
     "engines": 5,
     "bench": 5,
+    "profiling": 6,
     "gateway": 6,
     "cli": 7,
     "__main__": 8,
@@ -42,6 +44,7 @@ GLOBAL_HALF = {
     "holdings",
     "eviction_cost",
     "fleet",
+    "door",
 }
 LOCAL_HALF = {"block_pool", "sequence", "prefix_cache", "waiting_queue", "local_scheduler"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}

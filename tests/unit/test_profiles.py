@@ -13,7 +13,7 @@ import pytest
 
 from preble.core.cost_model import CostModel
 from preble.errors import ConfigError
-from preble.profiles import load_profile, profile_names
+from preble.profiles import load_profile, profile_json, profile_names
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "repro" / "make_profiles.py"
 
@@ -50,7 +50,7 @@ def test_the_shipped_profiles_are_these() -> None:
 
 
 def test_the_shipped_files_are_what_the_script_makes(script: ModuleType) -> None:
-    made = {profile.name: script.as_json(profile) for profile in (make() for make in script.PROFILES)}
+    made = {profile.name: profile_json(profile) for profile in (make() for make in script.PROFILES)}
     folder = resources.files("preble.profiles") / "data"
     assert made == {name: (folder / f"{name}.json").read_text(encoding="utf-8") for name in profile_names()}
 

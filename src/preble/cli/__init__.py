@@ -24,6 +24,7 @@ COMMANDS = MappingProxyType(
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "bench": "preble.cli.bench",
+        "profile": "preble.cli.profile",
         "simulate": "preble.cli.simulate",
         "demo": "preble.cli.demo",
     }

@@ -1,10 +1,13 @@
-"""Cost profiles that come with Preble: how long a replica of a known GPU and model takes.
+"""Cost profiles as files, and those that come with Preble: how long a replica of a known GPU and model takes.
 
-They are data, made by `benchmarks/repro/make_profiles.py`; each says in `source` what it was made from.
+The shipped ones are data, made by `benchmarks/repro/make_profiles.py`; each says in `source` what it was made from.
+`preble profile` measures a replica and writes such a file.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
@@ -52,6 +55,14 @@ def load_profile(name_or_path: str) -> CostProfile:
             f"no profile is called {name_or_path!r}; there are {', '.join(profile_names())}, or give a .json file"
         )
     return _decode((_DATA / f"{name_or_path}.json").read_bytes(), name_or_path)
+
+
+def profile_json(profile: CostProfile) -> str:
+    """The profile's file, as `load_profile` reads it; one point a line."""
+    fields = asdict(profile)
+    points = ",\n".join(f"    [{n}, {s!r}]" for n, s in fields["prefill_points"])
+    fields["prefill_points"] = "POINTS"
+    return json.dumps(fields, indent=2).replace('"POINTS"', f"[\n{points}\n  ]") + "\n"
 
 
 def _decode(data: bytes, origin: str) -> CostProfile:

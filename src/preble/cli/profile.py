@@ -1,0 +1,164 @@
+"""`preble profile`: a cost profile from a replica that runs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from preble.cli.options import POSITIVE, HttpUrl
+from preble.cli.running import run_cancellable
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from preble.profiling import Fit, FittedTime, Measurements
+
+FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+
+
+@click.command("profile", short_help="Measure a replica and write its cost profile.")
+@click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another that speaks OpenAI's API.")
+@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="Where the profile goes (.json).")
+@click.option("--name", help="Name of the profile.  [default: the file's name]")
+@click.option("--plot", type=FILE, metavar="PNG", help="Draw measurements and fit (needs the extra `plot`).")
+@click.option("--raw", type=FILE, metavar="FILE", help="Keep every measured time, as JSON.")
+@click.option("--quick", is_flag=True, help="Fewer lengths, batches and repetitions: a rough profile.")
+@click.option("--model", help="Model to ask for.  [default: the replica's base model]")
+@click.option("--max-tokens", type=POSITIVE, help="Longest sequence to measure.  [default: the replica's longest]")
+@click.option("--kv-tokens", type=POSITIVE, help="Size of its KV cache in tokens.  [default: as its metrics say]")
+@click.option("--typical-batch", type=POSITIVE, help="Sequences that decode together in service.  [default: up to 16]")
+@click.option("--machine", metavar="TEXT", help="What it runs on, kept with the profile.  [default: this processor]")
+@click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
+@click.option("--api-key", envvar="PREBLE_PROFILE_API_KEY", help="Bearer token to send.")
+@click.option("--json", "as_json", is_flag=True, help="Print profile and errors as JSON instead of a table.")
+def command(
+    output: Path,
+    name: str | None,
+    plot: Path | None,
+    raw: Path | None,
+    typical_batch: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how long a replica takes for prefills and decodes, and fit a cost profile to it.
+
+    Give it the replica's own address, not the gateway's, and let nothing else use the replica meanwhile: every other
+    request is measured as if the replica were slower. A GPU takes a minute or two. The profile is then used with
+    `preble serve --profile FILE`, `preble emulate --profile FILE` and wherever else a profile is named.
+
+    \b
+    Examples:
+      preble profile --url http://127.0.0.1:8101 -o mine.json --plot mine.png
+      preble profile --url http://gpu1:8000 -o h100-llama-3-8b.json --machine "H100 SXM, 80 GB" --raw raw.json
+    """
+    from preble.profiling import fit_profile
+
+    measurements = run_cancellable(_measured(**options))
+    fit = fit_profile(measurements, name=name or output.stem, source=_source(measurements), typical_batch=typical_batch)
+    _write(fit, measurements, output=output, plot=plot, raw=raw)
+    _show(fit, measurements, as_json=as_json)
+
+
+async def _measured(
+    *, url: str, api_key: str | None, machine: str | None, seed: int | None, **options: Any
+) -> Measurements:
+    from preble.engines import connect
+    from preble.profiling import Measuring
+
+    engine = connect(url, api_key=api_key)
+    try:
+        seed = SystemRandom().randrange(2**32) if seed is None else seed
+        measuring = Measuring(engine, machine=machine or _machine_at(url), seed=seed, **options)
+        plan = await measuring.prepare()
+        with click.progressbar(length=plan.num_steps, label=f"measuring {url}", file=sys.stderr) as bar:
+            return await measuring.run(lambda: bar.update(1))
+    finally:
+        await engine.close()
+
+
+def _machine_at(url: str) -> str:
+    """This machine's processor, if the URL is this machine."""
+    if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return "a machine that was not named"
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "this machine"
+
+
+def _source(measurements: Measurements) -> str:
+    m = measurements
+    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in m.notes)
+    return (
+        f"Measured by `preble profile` {m.version} on {m.date}: {m.model} under {m.engine} on {m.machine}, "
+        f"{len(m.prefill)} prefills and {len(m.decode)} decodes.{notes}"
+    )
+
+
+def _write(fit: Fit, measurements: Measurements, *, output: Path, plot: Path | None, raw: Path | None) -> None:
+    import msgspec
+
+    from preble.profiles import profile_json
+
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(profile_json(fit.profile), encoding="utf-8")
+        if raw is not None:
+            raw.parent.mkdir(parents=True, exist_ok=True)
+            raw.write_bytes(msgspec.json.format(msgspec.json.encode(measurements)))
+        if plot is not None:
+            from preble.profiling.plot import draw_fit
+
+            draw_fit(fit, plot)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _show(fit: Fit, measurements: Measurements, *, as_json: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    if as_json:
+        times = [{"relative_error": t.relative_error, **msgspec.to_builtins(t)} for t in fit.times]
+        shown = {"profile": fit.profile, "overhead_s": fit.overhead_s, "seed": measurements.seed, "times": times}
+        click.echo(msgspec.json.format(msgspec.json.encode(shown)))
+    else:
+        Console().print(_table(fit))
+    for warning in [*measurements.notes, *fit.warnings()]:
+        click.echo(f"preble: {warning}", err=True)
+
+
+def _table(fit: Fit) -> Table:
+    from rich.table import Table
+
+    title = (
+        f"{fit.profile.name}: median error {fit.median_error:.1%}, {len(fit.profile.prefill_points)} prefill points; "
+        f"{fit.overhead_s * 1000:.2f} ms of every prefill were the request's way, and are left out"
+    )
+    table = Table("what", "measured ms", "fitted ms", "error", "spread", title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for time in fit.times:
+        table.add_row(
+            _named(time),
+            f"{time.measured_s * 1000:.3g}",
+            f"{time.fitted_s * 1000:.3g}",
+            f"{time.relative_error:+.1%}",
+            f"{time.spread:.0%}",
+        )
+    return table
+
+
+def _named(time: FittedTime) -> str:
+    if time.num_sequences:
+        return f"decode {time.num_sequences} sequences, {time.context_tokens} tokens of context"
+    behind = f" behind {time.context_tokens} cached" if time.context_tokens else ""
+    return f"prefill {time.new_tokens} tokens{behind}"

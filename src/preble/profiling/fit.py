@@ -1,0 +1,224 @@
+"""From measured times to a `CostProfile`: monotone, never negative, few points. Pure.
+
+Prefill from nothing is fitted by an isotonic regression of the medians, of which only the points are kept that matter.
+What a cached prefix adds, and decoding, are linear with coefficients that are not negative, by least absolute relative
+deviation, so that one disturbed measurement does not bend them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+import numpy as np
+
+from preble.core.cost_model import CostModel, CostProfile
+from preble.errors import ConfigError
+from preble.profiling.least_deviation import isotonic, non_negative_fit
+from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes, spread
+
+KNOT_TOLERANCE = 0.02
+"""A point is left out if the line past it errs by no more than this, relatively, at every measured length."""
+
+TYPICAL_BATCH = 16
+NOISY_SPREAD = 0.15
+BAD_ERROR = 0.25
+_GRID = 64
+
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTime:
+    """One measurement against the fit. `measured_s`: the median, without the request's way to the replica and back.
+
+    `num_sequences` is 0 for a prefill; a decode has no `new_tokens`. `context_tokens`: cached, or of all sequences.
+    """
+
+    new_tokens: int
+    num_sequences: int
+    context_tokens: int
+    measured_s: float
+    fitted_s: float
+    spread: float
+
+    @property
+    def relative_error(self) -> float:
+        """(fitted - measured) / measured."""
+        return (self.fitted_s - self.measured_s) / self.measured_s
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`overhead_s`: a request's way to the replica and back, taken off every measured prefill."""
+
+    profile: CostProfile
+    overhead_s: float
+    times: tuple[FittedTime, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Median of the relative errors' sizes."""
+        return median(abs(time.relative_error) for time in self.times)
+
+    def warnings(self) -> list[str]:
+        """What casts doubt on the fit, in sentences; empty if nothing does."""
+        found = []
+        typical = median(time.spread for time in self.times)
+        if typical > NOISY_SPREAD:
+            found.append(
+                f"repetitions differ by {typical:.0%} (median over the points): was the replica, or its machine, busy "
+                "with something else? Measure again when it is idle"
+            )
+        bad = [time for time in self.times if abs(time.relative_error) > BAD_ERROR]
+        if bad:
+            found.append(f"{len(bad)} of {len(self.times)} points are off the fit by more than {BAD_ERROR:.0%}")
+        return found
+
+
+def fit_profile(measurements: Measurements, *, name: str, source: str, typical_batch: int | None = None) -> Fit:
+    """The cost profile that fits these measurements.
+
+    `typical_batch`: sequences that will share a decode iteration in service; None takes 16, or the largest batch
+    measured if that is less. Raises: ConfigError: fewer than two prompt lengths, or no decoding, were measured.
+    """
+    alone = [times for times in measurements.prefill if not times.cached_tokens]
+    if len({times.new_tokens for times in alone}) < 2 or not measurements.decode:
+        raise ConfigError("a profile needs times of at least two prompt lengths and of decoding; measure more")
+    overhead_s = _overhead_s(alone, measurements.decode) if measurements.over_http else 0.0
+    points = prefill_points(alone, overhead_s)
+    per_pair, per_context = _attention(measurements.prefill, points, overhead_s)
+    base, per_sequence, per_context_token = _decode(measurements.decode, points)
+    profile = CostProfile(
+        name=name,
+        source=source,
+        prefill_points=tuple((n, _rounded(s)) for n, s in points),
+        attention_s_per_pair=_rounded(per_pair),
+        attention_s_per_context_token=_rounded(per_context),
+        decode_base_s=_rounded(base),
+        decode_s_per_sequence=_rounded(per_sequence),
+        decode_s_per_context_token=_rounded(per_context_token),
+        kv_capacity_tokens=measurements.kv_capacity_tokens,
+        typical_batch=typical_batch or min(TYPICAL_BATCH, max(times.num_sequences for times in measurements.decode)),
+    )
+    return Fit(profile, overhead_s, tuple(_compared(measurements, profile, overhead_s)))
+
+
+def _overhead_s(alone: list[PrefillTimes], decode: tuple[DecodeTimes, ...]) -> float:
+    """How much longer the shortest prompt takes than the part of a decode iteration that no sequence adds to.
+
+    To the engine both are one iteration over next to no tokens; what differs is that a prompt has to get there.
+    """
+    shortest = min(alone, key=lambda times: times.new_tokens)
+    return max(shortest.median_s - _empty_iteration_s(decode), 0.0)
+
+
+def _empty_iteration_s(decode: tuple[DecodeTimes, ...]) -> float:
+    measured = np.array([t.median_s for t in decode])
+    if len({t.num_sequences for t in decode}) == 1:
+        return float(measured.min())
+    features = np.array([[1, t.num_sequences, t.context_tokens] for t in decode], float)
+    coefficients, _ = non_negative_fit(features, measured, measured)
+    return float(coefficients[0]) or float(measured.min())
+
+
+def prefill_points(alone: list[PrefillTimes], overhead_s: float = 0.0) -> Points:
+    """(tokens, seconds), monotone, the first at 0 tokens; as few as keep within `KNOT_TOLERANCE` of all."""
+    ordered = sorted(alone, key=lambda times: times.new_tokens)
+    lengths, seconds = [], []
+    for new_tokens, group in groupby(ordered, key=lambda times: times.new_tokens):
+        measured = [s for times in group for s in times.seconds]
+        lengths.append(new_tokens)
+        seconds.append(max(median(measured) - overhead_s, 1e-9))
+    fitted = isotonic(seconds, [1.0 / s**2 for s in seconds])
+    (n0, s0), (n1, s1) = (lengths[0], fitted[0]), (lengths[1], fitted[1])
+    at_zero = max(s0 - n0 * (s1 - s0) / (n1 - n0), 0.0)
+    return _without_needless([(0, at_zero), *zip(lengths, fitted, strict=True)])
+
+
+def _without_needless(points: Points) -> Points:
+    """Leave out inner points, the least missed first, while no point is missed by more than the tolerance."""
+    kept = list(points)
+    while len(kept) > 2:
+        candidates = [kept[:i] + kept[i + 1 :] for i in range(1, len(kept) - 1)]
+        best = min(candidates, key=lambda fewer: _worst_miss(fewer, points))
+        if _worst_miss(best, points) > KNOT_TOLERANCE:
+            break
+        kept = best
+    return kept
+
+
+def _worst_miss(kept: Points, points: Points) -> float:
+    return max(abs(_alone_s(kept, n) - s) / max(s, 1e-12) for n, s in points)
+
+
+def _alone_s(points: Points, num_tokens: int) -> float:
+    return float(np.interp(num_tokens, [n for n, _ in points], [s for _, s in points]))
+
+
+def _attention(prefill: tuple[PrefillTimes, ...], points: Points, overhead_s: float) -> tuple[float, float]:
+    """Seconds per (new x cached) token pair, and per cached token."""
+    behind = [times for times in prefill if times.cached_tokens]
+    if not behind:
+        return 0.0, 0.0
+    features = np.array([[t.new_tokens * t.cached_tokens, t.cached_tokens] for t in behind], float)
+    measured = np.array([t.median_s for t in behind])
+    extra = measured - overhead_s - np.array([_alone_s(points, t.new_tokens) for t in behind])
+    coefficients, _ = non_negative_fit(features, extra, measured)
+    return float(coefficients[0]), float(coefficients[1])
+
+
+def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, float, float]:
+    """base, per_sequence and per_context_token of max(prefill of the batch, base) + linear.
+
+    The base is searched on a grid that is refined, since the maximum makes the problem not convex; the other two
+    follow from it.
+    """
+    features = np.array([[t.num_sequences, t.context_tokens] for t in decode], float)
+    measured = np.array([t.median_s for t in decode])
+    floors = np.array([_alone_s(points, t.num_sequences) for t in decode])
+
+    def with_base(base: float) -> tuple[float, float, float, float]:
+        linear, deviation = non_negative_fit(features, measured - np.maximum(floors, base), measured)
+        return deviation, base, float(linear[0]), float(linear[1])
+
+    low, high = 0.0, float(measured.max())
+    for _ in range(3):
+        grid = np.linspace(low, high, _GRID)
+        best = min(with_base(float(base)) for base in grid)
+        step = (high - low) / (_GRID - 1)
+        low, high = max(best[1] - step, 0.0), best[1] + step
+    return best[1:]
+
+
+def _rounded(seconds: float) -> float:
+    """Four significant digits: more would claim a precision that no measurement has."""
+    return float(f"{seconds:.4g}")
+
+
+def _compared(measurements: Measurements, profile: CostProfile, overhead_s: float) -> list[FittedTime]:
+    model = CostModel(profile)
+    compared = [
+        FittedTime(
+            new_tokens=t.new_tokens,
+            num_sequences=0,
+            context_tokens=t.cached_tokens,
+            measured_s=max(t.median_s - overhead_s, 1e-9),
+            fitted_s=model.prefill_s(t.new_tokens, t.cached_tokens),
+            spread=spread(t.seconds),
+        )
+        for t in measurements.prefill
+    ]
+    compared += [
+        FittedTime(
+            new_tokens=0,
+            num_sequences=t.num_sequences,
+            context_tokens=t.context_tokens,
+            measured_s=t.median_s,
+            fitted_s=model.iteration_s((), t.num_sequences, t.context_tokens),
+            spread=spread(t.seconds),
+        )
+        for t in measurements.decode
+    ]
+    return compared

@@ -1,0 +1,211 @@
+"""Timing a live replica: prefill by prompt length and behind a cached prefix, decode by batch and context.
+
+Prompts are random token ids, so that nothing of them is cached unless it was put there on purpose. Repetitions go
+round all lengths instead of staying at one, so that a disturbance of some seconds does not fall on one length alone.
+The replica must have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from random import Random
+
+from preble.engines import Engine, EngineInfo
+from preble.errors import ConfigError, EngineProtocolError
+from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes
+from preble.profiling.plan import Plan, make_plan, output_tokens
+from preble.profiling.timing import TimedAnswer, Timer
+
+TOKEN_IDS = range(100, 1000)
+"""Ids to draw from: special tokens are below or far above them, and any vocabulary has them."""
+
+GAPS = 8
+"""Iterations that are timed as one: a client may get several tokens in one read."""
+
+OnStep = Callable[[], None]
+
+
+class Measuring:
+    """One measurement of one replica.
+
+    `max_tokens`: longest sequence to measure; `kv_tokens`: size of the KV cache; None for what the replica says.
+    `model`: None takes the replica's base model. `machine`: what the replica runs on, in words.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        machine: str,
+        seed: int,
+        quick: bool = False,
+        model: str | None = None,
+        max_tokens: int | None = None,
+        kv_tokens: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._machine = machine
+        self._seed = seed
+        self._quick = quick
+        self._model = model
+        self._max_tokens = max_tokens
+        self._kv_tokens = kv_tokens
+        self._random = Random(seed)
+        self._notes: list[str] = []
+
+    async def prepare(self) -> Plan:
+        """Ask the replica what it is and decide what to measure. To be called before `run`.
+
+        Raises: EngineError: it does not answer. ConfigError: it serves another model, or does not tell how much fits.
+        """
+        self._info = await self._engine.probe()
+        model = self._model or self._info.models[0]
+        if model not in self._info.models:
+            raise ConfigError(f"{self._engine.url} does not serve {model!r}; it serves {', '.join(self._info.models)}")
+        self._served = model
+        self._timer = Timer(self._engine, model)
+        max_tokens = _smaller(self._max_tokens, self._info.max_model_len)
+        self._capacity = self._kv_tokens or self._info.spec.kv_capacity_tokens
+        if max_tokens is None:
+            raise ConfigError(f"{self._engine.url} does not tell its longest sequence; give --max-tokens")
+        if self._capacity is None:
+            raise ConfigError(f"{self._engine.url} does not tell the size of its KV cache; give --kv-tokens")
+        self._plan = make_plan(max_tokens, self._capacity, quick=self._quick)
+        return self._plan
+
+    async def run(self, on_step: OnStep = lambda: None) -> Measurements:
+        """Measure; `on_step` is called `plan.num_steps` times. Raises: EngineError."""
+        await self._warm_up()
+        prefill = [*await self._prefill(on_step), *await self._behind(on_step)]
+        decode = await self._decode(on_step)
+        assert self._capacity is not None
+        return Measurements(
+            date=datetime.now(UTC).date().isoformat(),
+            machine=self._machine,
+            engine=_engine_name(self._info),
+            model=self._served,
+            seed=self._seed,
+            kv_capacity_tokens=self._capacity,
+            prefill=tuple(prefill),
+            decode=tuple(decode),
+            notes=tuple(self._notes),
+        )
+
+    async def _warm_up(self) -> None:
+        """What an engine does only once (compiling, first allocations) must not be in any time."""
+        lengths = self._plan.lengths
+        for length in (lengths[0], lengths[len(lengths) // 2], lengths[-1]):
+            await self._timer.ask(self._prompt(length), 1)
+        await self._ask_together(4, 16, 16)
+
+    async def _prefill(self, on_step: OnStep) -> list[PrefillTimes]:
+        seconds: dict[int, list[float]] = {length: [] for length in self._plan.lengths}
+        for _ in range(self._plan.repetitions):
+            for length in self._plan.lengths:
+                answer = await self._timer.ask(self._prompt(length), 1)
+                if answer.cached_tokens:
+                    raise EngineProtocolError(
+                        f"replica {self._engine.url} says that {answer.cached_tokens} tokens of a random prompt were "
+                        "cached; was this seed used before? Give another --seed"
+                    )
+                seconds[length].append(answer.ttft_s)
+                on_step()
+        return [PrefillTimes(length, 0, tuple(times)) for length, times in seconds.items()]
+
+    async def _behind(self, on_step: OnStep) -> list[PrefillTimes]:
+        """Times behind a cached prefix, by what the replica says was cached."""
+        found: dict[tuple[int, int], list[float]] = {}
+        for context, new in self._plan.behind:
+            prefix = self._prompt(context)
+            await self._timer.ask(prefix, 1)
+            for _ in range(self._plan.repetitions):
+                answer = await self._timer.ask(prefix + self._prompt(new), 1)
+                cached = self._cached(answer, context)
+                if cached:
+                    found.setdefault((context + new - cached, cached), []).append(answer.ttft_s)
+                on_step()
+        return [PrefillTimes(new, cached, tuple(times)) for (new, cached), times in found.items()]
+
+    def _cached(self, answer: TimedAnswer, context: int) -> int:
+        if answer.cached_tokens is None:
+            self._note(
+                "the replica does not report cached tokens (vLLM: --enable-prompt-tokens-details), so what a cached "
+                "prefix adds to a prefill could not be measured and counts as nothing"
+            )
+        elif answer.cached_tokens < context // 2:
+            self._note("a prompt's prefix was not cached a moment later: is prefix caching off?")
+        else:
+            return answer.cached_tokens
+        return 0
+
+    async def _decode(self, on_step: OnStep) -> list[DecodeTimes]:
+        found: list[DecodeTimes] = []
+        too_many: int | None = None
+        for batch, context in self._plan.decode:
+            if too_many is None or batch < too_many:
+                times = await self._decode_together(batch, context)
+                if times is None:
+                    too_many = batch
+                    self._note(f"the replica does not decode {batch} sequences at once; measured up to fewer")
+                else:
+                    found.append(times)
+            on_step()
+        if not found:
+            raise EngineProtocolError(f"replica {self._engine.url}: no decoding could be timed")
+        return found
+
+    async def _decode_together(self, batch: int, context: int) -> DecodeTimes | None:
+        """Times of an iteration while all decode; None if they never do for long enough."""
+        tokens = output_tokens(batch, context, self._plan.decode_tokens)
+        answers = await self._ask_together(batch, context, tokens)
+        together = _together(answers)
+        seconds = [time for answer in answers for time in _gaps(answer, *together)]
+        if not seconds:
+            return None
+        generated = [_tokens_until(answer, sum(together) / 2) for answer in answers]
+        return DecodeTimes(batch, round(batch * context + sum(generated)), tuple(seconds))
+
+    async def _ask_together(self, batch: int, context: int, tokens: int) -> list[TimedAnswer]:
+        """Raises: EngineError: the first that failed; the others are aborted."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [tasks.create_task(self._timer.ask(self._prompt(context), tokens)) for _ in range(batch)]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in asked]
+
+    def _prompt(self, length: int) -> list[int]:
+        return self._random.choices(TOKEN_IDS, k=length)
+
+    def _note(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    known = [value for value in (one, other) if value is not None]
+    return min(known, default=None)
+
+
+def _engine_name(info: EngineInfo) -> str:
+    return f"{info.engine} {info.version}" if info.version else info.engine
+
+
+def _together(answers: Sequence[TimedAnswer]) -> tuple[float, float]:
+    """From when to when all of them were decoding; the end may be before the start."""
+    return max(answer.arrivals_s[0] for answer in answers), min(answer.arrivals_s[-1] for answer in answers)
+
+
+def _gaps(answer: TimedAnswer, start_s: float, end_s: float) -> list[float]:
+    """Seconds an iteration, over stretches of `GAPS` events each, within the time."""
+    times = [time for time in answer.arrivals_s if start_s <= time <= end_s]
+    tokens_an_event = answer.output_tokens / len(answer.arrivals_s)
+    stretches = zip(times[::GAPS], times[GAPS::GAPS], strict=False)
+    return [(later - earlier) / (GAPS * tokens_an_event) for earlier, later in stretches]
+
+
+def _tokens_until(answer: TimedAnswer, time_s: float) -> float:
+    events = sum(time <= time_s for time in answer.arrivals_s)
+    return events * answer.output_tokens / len(answer.arrivals_s)

@@ -1,0 +1,67 @@
+"""Raw measurements of one replica: what was timed, and on what. Kept as JSON, so that a fit can be made again."""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+
+import msgspec
+
+from preble import __version__
+
+
+class PrefillTimes(msgspec.Struct, frozen=True):
+    """Times from sending a prompt to its first token, in seconds. `cached_tokens`: at its head, served from cache."""
+
+    new_tokens: int
+    cached_tokens: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+class DecodeTimes(msgspec.Struct, frozen=True):
+    """Times of one decode iteration of `num_sequences`, in seconds. `context_tokens`: of all of them together."""
+
+    num_sequences: int
+    context_tokens: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything timed of one replica.
+
+    `over_http`: times include a request's way to the replica and back. `kv_capacity_tokens`: as the engine says, or as
+    given. `seed`: of the random prompts. `notes`: what could not be measured and why.
+    """
+
+    version: str = __version__
+    date: str
+    machine: str
+    engine: str
+    model: str
+    seed: int
+    over_http: bool = True
+    kv_capacity_tokens: int
+    prefill: tuple[PrefillTimes, ...]
+    decode: tuple[DecodeTimes, ...]
+    notes: tuple[str, ...] = ()
+
+
+def spread(seconds: tuple[float, ...]) -> float:
+    """How far repetitions differ: the middle half of them, relative to their median. 0.0 for fewer than two.
+
+    >>> spread((1.0, 1.0, 1.0))
+    0.0
+    >>> round(spread((0.9, 1.0, 1.0, 1.1, 9.0)), 2)
+    0.2
+    """
+    if len(seconds) < 2:
+        return 0.0
+    low, middle, high = quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / middle if middle > 0 else 0.0

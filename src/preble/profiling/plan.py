@@ -1,0 +1,111 @@
+"""What to measure of a replica, given how much fits into it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from preble.errors import ConfigError
+
+SHORTEST_LIMIT = 128
+"""With less context than this there is nothing to fit."""
+
+LENGTHS = (
+    1,
+    16,
+    64,
+    128,
+    192,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    6144,
+    8192,
+    12288,
+    16384,
+    24576,
+    32768,
+)
+QUICK_LENGTHS = (1, 64, 256, 1024, 4096, 16384)
+BEHIND = (16, 128, 512, 2048)
+"""New tokens behind a cached prefix."""
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (16, 512, 2048)
+QUICK_BATCHES = (1, 4, 16)
+KV_SHARE = 0.8
+"""Sequences that decode together fill no more of the KV cache than this, so that none is preempted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`lengths`: prompts from nothing, in tokens. `behind`: (cached, new) tokens. `decode`: (sequences, prompt tokens
+    of each). `decode_tokens`: iterations to time. `repetitions`: of every prefill.
+    """
+
+    lengths: tuple[int, ...]
+    behind: tuple[tuple[int, int], ...]
+    decode: tuple[tuple[int, int], ...]
+    decode_tokens: int
+    repetitions: int
+
+    @property
+    def num_steps(self) -> int:
+        """Requests for prefills and rounds of decoding, as progress is counted."""
+        return self.repetitions * (len(self.lengths) + len(self.behind)) + len(self.decode)
+
+
+def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) -> Plan:
+    """What to measure of a replica whose longest sequence, prompt and output, is `max_tokens`.
+
+    Raises: ConfigError: so little fits that no profile can be made.
+    """
+    decode_tokens = 32 if quick else 64
+    limit = min(max_tokens, kv_capacity_tokens) - 1
+    if limit < SHORTEST_LIMIT:
+        raise ConfigError(
+            f"the replica takes sequences of {limit + 1} tokens at most; measuring needs more than {SHORTEST_LIMIT}: "
+            "start it with a longer context (--max-model-len) and a larger KV cache"
+        )
+    known = QUICK_LENGTHS if quick else LENGTHS
+    lengths = (*(n for n in known if n < limit), limit)
+    return Plan(
+        lengths=lengths,
+        behind=_behind(limit, quick),
+        decode=_decode(limit, kv_capacity_tokens, decode_tokens, quick),
+        decode_tokens=decode_tokens,
+        repetitions=3 if quick else 5,
+    )
+
+
+def _behind(limit: int, quick: bool) -> tuple[tuple[int, int], ...]:
+    shares = (2,) if quick else (8, 3, 1.25)
+    contexts = sorted({int(limit / share) for share in shares})
+    new = BEHIND[1:3] if quick else BEHIND
+    return tuple((context, n) for context in contexts for n in new if context >= 32 and context + n <= limit)
+
+
+def _decode(limit: int, kv_capacity_tokens: int, tokens: int, quick: bool) -> tuple[tuple[int, int], ...]:
+    batches = QUICK_BATCHES if quick else BATCHES
+    contexts = CONTEXTS[:2] if quick else CONTEXTS
+    room = min(limit, kv_capacity_tokens)
+    return tuple(
+        (batch, context)
+        for batch in batches
+        for context in contexts
+        if context + output_tokens(batch, context, tokens) <= room
+        and batch * (context + output_tokens(batch, context, tokens)) <= KV_SHARE * kv_capacity_tokens
+    )
+
+
+def output_tokens(batch: int, context: int, tokens: int) -> int:
+    """How many tokens each of `batch` sequences must generate so that all decode together for `tokens` iterations.
+
+    The first ones begin while the prompts of the last are computed; an iteration computes at least 256 of those.
+    """
+    return tokens + batch + batch * context // 256

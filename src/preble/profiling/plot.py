@@ -1,0 +1,79 @@
+"""Measurements and their fit as a figure. Needs matplotlib: the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preble.core.cost_model import CostModel
+from preble.errors import ConfigError
+from preble.profiling.fit import Fit, FittedTime
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def draw_fit(fit: Fit, path: Path) -> None:
+    """Draw prefill from nothing, prefill behind a cached prefix, and decoding, into a PNG at `path`.
+
+    Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    alone, behind, decode = figure.subplots(1, 3)
+    model = CostModel(fit.profile)
+    _draw_alone(alone, model, [t for t in fit.times if not t.num_sequences and not t.context_tokens])
+    _draw_behind(behind, model, [t for t in fit.times if not t.num_sequences and t.context_tokens])
+    _draw_decode(decode, model, [t for t in fit.times if t.num_sequences])
+    figure.suptitle(f"{fit.profile.name}: measured (dots) and fitted (lines)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_alone(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> None:
+    axes.scatter([t.new_tokens for t in times], [t.measured_s * 1000 for t in times], zorder=3)
+    lengths = sorted({1, *(n for n, _ in model.profile.prefill_points if n), *(t.new_tokens for t in times)})
+    axes.plot(lengths, [model.prefill_s(n) * 1000 for n in lengths])
+    axes.set(title="Prefill of a whole prompt", xlabel="tokens", ylabel="milliseconds", xscale="log", yscale="log")
+    axes.grid(alpha=0.3)
+
+
+def _draw_behind(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> None:
+    axes.set(title="Prefill behind a cached prefix", xlabel="cached tokens", ylabel="milliseconds")
+    axes.grid(alpha=0.3)
+    if not times:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+        return
+    longest = max(t.context_tokens for t in times)
+    for new in sorted({_rounded_up(t.new_tokens) for t in times}):
+        mine = [t for t in times if _rounded_up(t.new_tokens) == new]
+        dots = axes.scatter([t.context_tokens for t in mine], [t.measured_s * 1000 for t in mine], zorder=3)
+        line = [model.prefill_s(mine[0].new_tokens, cached) * 1000 for cached in (0, longest)]
+        axes.plot((0, longest), line, color=dots.get_facecolor()[0], label=f"~{new} new tokens")
+    axes.set_yscale("log")
+    axes.legend(fontsize="small")
+
+
+def _rounded_up(tokens: int) -> int:
+    """The next power of two: what was cached ends with a block, so that new tokens differ a little."""
+    return 1 << (tokens - 1).bit_length()
+
+
+def _draw_decode(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> None:
+    for batch in sorted({t.num_sequences for t in times}):
+        mine = sorted((t for t in times if t.num_sequences == batch), key=lambda t: t.context_tokens)
+        contexts = [t.context_tokens / batch for t in mine]
+        dots = axes.scatter(contexts, [t.measured_s * 1000 for t in mine], zorder=3)
+        fitted = [model.iteration_s((), batch, t.context_tokens) * 1000 for t in mine]
+        axes.plot(contexts, fitted, color=dots.get_facecolor()[0], label=f"{batch} sequences")
+    axes.set(title="One decode iteration", xlabel="context of each sequence, tokens", ylabel="milliseconds")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")

@@ -1,0 +1,131 @@
+"""One request to a replica, with the times at which its tokens arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from preble.bench.client import server_sent_data
+from preble.engines import Engine, EngineResponse
+from preble.errors import EngineError, EngineProtocolError
+
+PATH = "/v1/completions"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Fault(msgspec.Struct):
+    message: str = ""
+
+
+class _Event(msgspec.Struct):
+    """What is read of one server-sent event, or of the body of an error."""
+
+    choices: list[msgspec.Raw] = []
+    usage: _Usage | None = None
+    error: _Fault | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """`sent_s`, `arrivals_s`: on the event loop's clock, one arrival an event. `cached_tokens`: None if not told."""
+
+    sent_s: float
+    arrivals_s: tuple[float, ...]
+    output_tokens: int
+    cached_tokens: int | None
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrivals_s[0] - self.sent_s
+
+
+class Timer:
+    """Sends prompts of token ids to one replica and times the answers."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+        self._decoder = msgspec.json.Decoder(_Event)
+
+    async def ask(self, prompt: Sequence[int], output_tokens: int) -> TimedAnswer:
+        """Generate exactly `output_tokens` tokens after `prompt`.
+
+        Raises: EngineError: the replica fails, refuses the request, or generates another number of tokens.
+        """
+        body = msgspec.json.encode(
+            {
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+        sent_s = asyncio.get_running_loop().time()
+        async with self._engine.send(PATH, body, {}) as response:
+            if response.status != 200:
+                raise await self._refusal(response)
+            arrivals, usage = await self._receive(response)
+        generated = len(arrivals) if usage is None else usage.completion_tokens
+        self._check_length(len(arrivals), generated, output_tokens)
+        details = usage.prompt_tokens_details if usage is not None else None
+        return TimedAnswer(sent_s, tuple(arrivals), generated, details.cached_tokens if details else None)
+
+    async def _receive(self, response: EngineResponse) -> tuple[list[float], _Usage | None]:
+        clock = asyncio.get_running_loop().time
+        arrivals: list[float] = []
+        usage = None
+        async for data in server_sent_data(response.chunks()):
+            if data == b"[DONE]":
+                continue
+            event = self._decode(data)
+            if event.error is not None:
+                raise self._error(f"broke off its answer: {event.error.message}")
+            if event.choices:
+                arrivals.append(clock())
+            usage = event.usage or usage
+        return arrivals, usage
+
+    async def _refusal(self, response: EngineResponse) -> EngineError:
+        content = b"".join([chunk async for chunk in response.chunks()])
+        try:
+            answer = self._decoder.decode(content)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            answer = _Event()
+        said = answer.error.message if answer.error is not None else answer.message
+        return self._error(f"answers {PATH} with status {response.status}: {said or content[:200]!r}")
+
+    def _decode(self, data: bytes) -> _Event:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._error(f"streams something that is no completion ({error})") from error
+
+    def _check_length(self, num_events: int, generated: int, wanted: int) -> None:
+        if not num_events:
+            raise self._error("ended an answer without a token")
+        if generated > wanted:
+            raise self._error(f"generated {generated} tokens where max_tokens was {wanted}: it ignores max_tokens")
+        if generated < wanted:
+            raise self._error(
+                f"stopped after {generated} of {wanted} tokens: decoding can be timed only where the engine heeds "
+                "ignore_eos, as vLLM and SGLang do"
+            )
+
+    def _error(self, what: str) -> EngineProtocolError:
+        return EngineProtocolError(f"replica {self._engine.url} {what}", replica_id=self._engine.replica_id)
