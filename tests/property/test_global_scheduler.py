@@ -44,8 +44,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             belief_ttl_s=30.0,
             index_budget_bytes=budget,
         )
-        self.budget = budget
         self.scheduler._index._trim_tokens = 2  # prompts here are too short for the default ever to matter
+        self.begin(budget)
+
+    def begin(self, budget: int | None) -> None:
+        """Before anything has gone through the door."""
+        self.budget = budget
         self.now = 0.0
         self.count = 0
         self.live: dict[str, Request] = {}
@@ -135,16 +139,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.on_stored(event, self.now) or self.budget is not None
         self.truth[replica_id].update(missing)
 
-    @rule(data=st.data())
-    def evict_leaf(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def evict_leaves(self, data: st.DataObject, count: int) -> None:
+        """A replica evicts one or more blocks, always a last one of some prompt, and tells it in one event."""
         replica_id = self._reporting(data)
         stored = self.truth.get(replica_id, set()) if replica_id else set()
-        leaves = sorted(p for p in stored if not any(len(q) > len(p) and q[: len(p)] == p for q in stored))
-        if not leaves or replica_id is None:
-            return
-        leaf = data.draw(st.sampled_from(leaves))
-        self.scheduler.on_evicted(BlocksEvicted(replica_id, (hash(leaf),)), self.now)
-        stored.discard(leaf)
+        gone = []
+        for _ in range(count):
+            leaves = sorted(p for p in stored if not any(len(q) > len(p) and q[: len(p)] == p for q in stored))
+            if leaves:
+                gone.append(data.draw(st.sampled_from(leaves)))
+                stored.discard(gone[-1])
+        if gone and replica_id is not None:
+            self.scheduler.on_evicted(BlocksEvicted(replica_id, tuple(map(hash, gone))), self.now)
 
     @rule(data=st.data())
     def clear(self, data: st.DataObject) -> None:

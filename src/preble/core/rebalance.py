@@ -225,12 +225,13 @@ class Rebalancer:
 def _split_by_load(node: Node, homes: list[int], cluster: Cluster) -> dict[Node, int]:
     """Give each shared subtree below `node` to one of the homes, the heaviest first to the home with the least so far.
 
-    On equal terms a subtree stays with a home that holds it already. Load: requests in the window.
+    On equal terms a subtree stays with a home that holds it already, and the one that was there first comes first: which
+    tokens it has decides nothing, so that logs with renamed tokens replay. Load: requests in the window.
     """
     given = dict.fromkeys(homes, 0)
     shares: dict[Node, int] = {}
     children = [(cluster.window_requests(child), child) for child in (node.children or {}).values()]
-    for requests, child in sorted(children, key=lambda item: (-item[0], item[1].tokens)):
+    for requests, child in sorted(children, key=lambda item: -item[0]):
         if requests < 2:
             break
         holders = cluster.holders(child)

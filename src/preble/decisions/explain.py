@@ -1,0 +1,140 @@
+"""One decision as text that a person can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from preble.core.types import Reason
+from preble.decisions.recent import CandidateCost, Decision
+
+SHOWN_CANDIDATES = 12
+"""Of a large cluster only the cheapest are shown, and the chosen one."""
+
+
+def explain(decision: Decision) -> str:
+    """What was known, why this replica, and what came of it. Several lines, the last one without a line break."""
+    parts = [_headline(decision), _why(decision), *_table(decision), *_afterwards(decision)]
+    return "\n".join(parts)
+
+
+def _headline(decision: Decision) -> str:
+    when = datetime.fromtimestamp(decision.placed_at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return (
+        f"request {decision.request_id}, placed {when} UTC on {decision.replica}"
+        f" ({decision.reason}, policy {decision.policy})"
+    )
+
+
+def _why(decision: Decision) -> str:
+    return _SENTENCES[decision.reason](decision)
+
+
+def _prompt(decision: Decision) -> str:
+    """The prompt against the longest cached part among the candidates."""
+    cached = max((c.matched_tokens for c in decision.candidates), default=0)
+    missing = decision.num_prompt_tokens - cached
+    return f"Of {decision.num_prompt_tokens} prompt tokens {cached} are cached at best and {missing} are missing"
+
+
+def _cheapest(decision: Decision, among: str) -> str:
+    """Who won among the candidates."""
+    if len(decision.candidates) == 1:
+        return f"{decision.replica} is the only one of {among}."
+    lowest_s = min(c.cost_s for c in decision.candidates)
+    ties = sum(c.cost_s == lowest_s for c in decision.candidates)
+    how = "drawn by lot among equals: it shares" if ties > 1 else "it has"
+    return f"of {among} {decision.replica} was taken, {how} the lowest L + M + P."
+
+
+def _exploit(decision: Decision) -> str:
+    among = f"the {len(decision.candidates)} that serve the cached part"
+    return f"{_prompt(decision)}, so the cache is worth exploiting; {_cheapest(decision, among)}"
+
+
+def _explore(decision: Decision) -> str:
+    among = f"all {len(decision.candidates)} that could take it"
+    return f"{_prompt(decision)}, too little to be bound by it; {_cheapest(decision, among)}"
+
+
+def _balance(decision: Decision) -> str:
+    return (
+        f"Too little of the {decision.num_prompt_tokens} prompt tokens is cached to be bound by it, and"
+        f" {decision.replica} mostly decodes, which leaves its compute room for a prefill; costs were not compared."
+    )
+
+
+def _redirect(decision: Decision) -> str:
+    heavy = next((c for c in decision.candidates if c.replica != decision.replica), None)
+    holder = f"{heavy.replica}, which caches {heavy.matched_tokens} tokens of it," if heavy else "its holder"
+    return (
+        f"By its cache it belongs on {holder} but that is much more loaded than {decision.replica}, the lightest:"
+        " waiting there would have cost more than computing the prefix again."
+    )
+
+
+def _replicate(decision: Decision) -> str:
+    among = f"the {len(decision.candidates)} homes of its prefix"
+    return (
+        "Its prefix is so much in demand that it was given further homes; "
+        f"{_cheapest(decision, among)} It caches {decision.matched_tokens} tokens of it so far."
+    )
+
+
+def _policy(decision: Decision) -> str:
+    return f"The rule of {decision.policy} chose it; costs were not compared."
+
+
+_SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
+    {
+        Reason.EXPLOIT: _exploit,
+        Reason.EXPLORE: _explore,
+        Reason.BALANCE: _balance,
+        Reason.REDIRECT: _redirect,
+        Reason.REPLICATE: _replicate,
+        Reason.POLICY: _policy,
+    }
+)
+
+
+def _table(decision: Decision) -> Iterator[str]:
+    """The candidates, cheapest first: tokens cached, and costs in ms."""
+    if decision.reason is Reason.POLICY:
+        yield f"  {decision.replica} had {decision.matched_tokens} tokens cached."
+        return
+    ranked = sorted(decision.candidates, key=lambda c: c.cost_s)
+    shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
+    width = max([len("replica"), *(len(c.replica) for c in shown)])
+    yield f"    {'replica':{width}} {'cached':>8} {'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
+    for candidate in shown:
+        yield _row(candidate, width, chosen=candidate.replica == decision.replica)
+    if len(shown) < len(ranked):
+        yield f"    and {len(ranked) - len(shown)} more that cost more"
+
+
+def _row(candidate: CandidateCost, width: int, *, chosen: bool) -> str:
+    costs = (candidate.load_s, candidate.eviction_s, candidate.prefill_s, candidate.cost_s)
+    columns = " ".join(f"{1000 * seconds:11.1f}" for seconds in costs)
+    return f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {columns}"
+
+
+def _afterwards(decision: Decision) -> Iterator[str]:
+    if decision.first_token_s is not None:
+        yield f"First token after {decision.first_token_s:.3f} s."
+    if decision.replica_lost:
+        yield f"{decision.replica} left the rotation meanwhile."
+    if decision.end_s is None:
+        yield "Not finished yet."
+        return
+    ended = "Finished" if decision.outcome == "ok" else f"Ended ({decision.outcome})"
+    yield f"{ended} after {decision.end_s:.3f} s with {decision.output_tokens} output tokens."
+    if decision.cached_tokens is not None:
+        yield _cached(decision.cached_tokens, decision.matched_tokens)
+
+
+def _cached(reported: int, predicted: int) -> str:
+    if reported == predicted:
+        return f"The replica reported {reported} tokens cached, as predicted."
+    how = "more" if reported > predicted else "fewer"
+    return f"The replica reported {reported} tokens cached, {abs(reported - predicted)} {how} than predicted."

@@ -1,0 +1,265 @@
+"""The decision log's lines: JSON, one object a line, told apart by `kind`. Described in docs/reference/decision-log.md.
+
+Each function here makes the line for one call through the scheduler's door, from that call's own values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from preble import __version__
+from preble.core.cost_model import CostProfile
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    Candidate,
+    Placement,
+    Reason,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+)
+from preble.decisions.names import LogNames, unpack_text
+from preble.decisions.settings import SchedulerSettings
+
+VERSION = 1
+Count = Annotated[int, Meta(ge=0)]
+
+
+class _Line(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
+):
+    """What every line has in common."""
+
+
+class Header(_Line, frozen=True, tag="log"):
+    """The first line. `tokens`: whether token ids are the model's own. `unix_time_s` was the time when t was `t`."""
+
+    version: int
+    written_by: str
+    tokens: Literal["plain", "renamed"]
+    t: float
+    unix_time_s: float
+    settings: SchedulerSettings
+    profile: CostProfile
+
+
+class _Event(_Line, frozen=True):
+    """Something that went through the door at time `t`, in seconds of the scheduler's clock."""
+
+    t: float
+
+
+class CandidateRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One candidate: [replica, matched tokens, L, M, P], costs in seconds."""
+
+    replica: str
+    matched_tokens: int
+    load_s: float
+    eviction_s: float
+    prefill_s: float
+
+
+class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The scheduler's answer."""
+
+    replica: str
+    reason: Reason
+    matched_tokens: int
+    candidates: tuple[CandidateRow, ...]
+
+
+class PlaceLine(_Event, frozen=True, tag="place"):
+    """A request to be placed, and either its placement or the name of the error. `prompt`: see `LogNames.tokens`."""
+
+    id: str
+    prompt: str
+    num_prompt_tokens: Count
+    namespace: str = ""
+    avoid: tuple[str, ...] = ()
+    max_output_tokens: int | None = None
+    placement: PlacementRow | None = None
+    error: str | None = None
+
+    def request(self) -> Request:
+        """Raises: ValueError: the prompt is unreadable."""
+        prompt = unpack_text(self.prompt)
+        request = Request(
+            RequestId(self.id), prompt, self.max_output_tokens, self.namespace, frozenset(map(ReplicaId, self.avoid))
+        )
+        if request.num_prompt_tokens != self.num_prompt_tokens:
+            raise ValueError(f"the prompt has {request.num_prompt_tokens} tokens, not {self.num_prompt_tokens}")
+        return request
+
+
+class MoveLine(_Event, frozen=True, tag="move"):
+    id: str
+    to: str
+
+
+class FirstTokenLine(_Event, frozen=True, tag="first_token"):
+    id: str
+
+
+class FinishLine(_Event, frozen=True, tag="finish"):
+    id: str
+    output_tokens: Count
+    cached_tokens: Count | None = None
+
+
+class StoredLine(_Event, frozen=True, tag="stored"):
+    """`located`: whether the scheduler knew what is before these blocks."""
+
+    replica: str
+    blocks: tuple[int, ...]
+    tokens: str
+    block_size: Annotated[int, Meta(ge=1)]
+    parent: int | None = None
+    namespace: str = ""
+    located: bool = True
+
+    def event(self) -> BlocksStored:
+        """Raises: ValueError: the tokens are unreadable."""
+        tokens = unpack_text(self.tokens)
+        return BlocksStored(ReplicaId(self.replica), self.blocks, self.parent, tokens, self.block_size, self.namespace)
+
+
+class EvictedLine(_Event, frozen=True, tag="evicted"):
+    replica: str
+    blocks: tuple[int, ...]
+
+
+class ClearedLine(_Event, frozen=True, tag="cleared"):
+    replica: str
+
+
+class AddReplicaLine(_Event, frozen=True, tag="add_replica"):
+    replica: ReplicaSpec
+
+
+class RemoveReplicaLine(_Event, frozen=True, tag="remove_replica"):
+    replica: str
+
+
+class TimerLine(_Event, frozen=True, tag="timer"):
+    pass
+
+
+class DroppedLine(_Line, frozen=True, tag="dropped"):
+    """So many lines that belong here are missing: the writer was too slow, or the disk took no more."""
+
+    count: Count
+
+
+class FullLine(_Line, frozen=True, tag="full"):
+    """The log has reached its bound; nothing follows."""
+
+
+Event = (
+    PlaceLine
+    | MoveLine
+    | FirstTokenLine
+    | FinishLine
+    | StoredLine
+    | EvictedLine
+    | ClearedLine
+    | AddReplicaLine
+    | RemoveReplicaLine
+    | TimerLine
+)
+Line = Header | Event | DroppedLine | FullLine
+
+
+def header_line(
+    names: LogNames, now: float, unix_time_s: float, settings: SchedulerSettings, profile: CostProfile
+) -> Header:
+    return Header(
+        version=VERSION,
+        written_by=f"preble {__version__}",
+        tokens="renamed" if names.renames_tokens else "plain",
+        t=now,
+        unix_time_s=unix_time_s,
+        settings=settings,
+        profile=profile,
+    )
+
+
+def candidate_row(candidate: Candidate) -> CandidateRow:
+    return CandidateRow(
+        candidate.replica_id,
+        int(candidate.matched_tokens),
+        float(candidate.load_s),
+        float(candidate.eviction_s),
+        float(candidate.prefill_s),
+    )
+
+
+def placement_row(placement: Placement) -> PlacementRow:
+    candidates = tuple(map(candidate_row, placement.candidates))
+    return PlacementRow(placement.replica_id, placement.reason, int(placement.matched_tokens), candidates)
+
+
+def place_line(
+    names: LogNames, now: float, request: Request, placement: Placement | None, error: str | None
+) -> PlaceLine:
+    return PlaceLine(
+        t=now,
+        id=request.request_id,
+        prompt=names.tokens(request.prompt),
+        num_prompt_tokens=request.num_prompt_tokens,
+        namespace=names.namespace(request.namespace),
+        avoid=tuple(sorted(request.avoid)),
+        max_output_tokens=request.max_output_tokens,
+        placement=placement_row(placement) if placement is not None else None,
+        error=error,
+    )
+
+
+def move_line(names: LogNames, now: float, request_id: RequestId, to: ReplicaId) -> MoveLine:
+    return MoveLine(t=now, id=request_id, to=to)
+
+
+def first_token_line(names: LogNames, now: float, request_id: RequestId) -> FirstTokenLine:
+    return FirstTokenLine(t=now, id=request_id)
+
+
+def finish_line(
+    names: LogNames, now: float, request_id: RequestId, output_tokens: int, cached_tokens: int | None
+) -> FinishLine:
+    return FinishLine(t=now, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+
+def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool) -> StoredLine:
+    return StoredLine(
+        t=now,
+        replica=event.replica_id,
+        blocks=tuple(map(names.block, event.block_hashes)),
+        tokens=names.tokens(event.tokens),
+        block_size=event.block_size,
+        parent=None if event.parent is None else names.block(event.parent),
+        namespace=names.namespace(event.namespace),
+        located=located,
+    )
+
+
+def evicted_line(names: LogNames, now: float, event: BlocksEvicted | CacheCleared) -> EvictedLine | ClearedLine:
+    if isinstance(event, CacheCleared):
+        return ClearedLine(t=now, replica=event.replica_id)
+    return EvictedLine(t=now, replica=event.replica_id, blocks=tuple(map(names.block, event.block_hashes)))
+
+
+def add_replica_line(names: LogNames, now: float, spec: ReplicaSpec) -> AddReplicaLine:
+    return AddReplicaLine(t=now, replica=spec)
+
+
+def remove_replica_line(names: LogNames, now: float, replica_id: ReplicaId) -> RemoveReplicaLine:
+    return RemoveReplicaLine(t=now, replica=replica_id)
+
+
+def timer_line(names: LogNames, now: float) -> TimerLine:
+    return TimerLine(t=now)

@@ -1,0 +1,166 @@
+"""The last decisions, kept in memory to be asked for: what was weighed, what was chosen, what became of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from preble.core.types import Placement, Reason
+
+CANDIDATES_PER_DECISION = 25
+"""Room reckoned for each decision: of a cluster of more replicas fewer decisions are kept, so memory is bounded."""
+
+
+class CandidateCost(msgspec.Struct, frozen=True):
+    """One replica as it was weighed. Costs in seconds: L, M and P of Algorithm 2."""
+
+    replica: str
+    matched_tokens: int
+    load_s: float
+    eviction_s: float
+    prefill_s: float
+
+    @property
+    def cost_s(self) -> float:
+        return self.load_s + self.eviction_s + self.prefill_s
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """One placement and what became of it.
+
+    `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: after the placement; None while that has not happened.
+    `outcome`: how it ended, "ok", "aborted" or the name of an error. `replica_lost`: the replica left the rotation
+    while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
+    """
+
+    request_id: str
+    policy: str
+    placed_at: float
+    replica: str
+    reason: Reason
+    num_prompt_tokens: int
+    matched_tokens: int
+    candidates: list[CandidateCost]
+    first_token_s: float | None = None
+    end_s: float | None = None
+    outcome: str | None = None
+    replica_lost: bool = False
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+class DecisionRecord:
+    """One placement while it is kept. Whoever carries it out fills it in."""
+
+    __slots__ = (
+        "cached_tokens",
+        "end_at",
+        "first_token_at",
+        "outcome",
+        "output_tokens",
+        "placed_at",
+        "placement",
+        "replica_lost",
+    )
+
+    def __init__(self, placement: Placement, now: float) -> None:
+        self.placement = placement
+        self.placed_at = now
+        self.first_token_at: float | None = None
+        self.end_at: float | None = None
+        self.outcome: str | None = None
+        self.replica_lost = False
+        self.output_tokens = 0
+        self.cached_tokens: int | None = None
+
+    @property
+    def client_request_id(self) -> str:
+        """The id that the client knows; a request with several prompts has one placement for each, named ID#N."""
+        return self.placement.request_id.partition("#")[0]
+
+    def finished(self, now: float, outcome: str, output_tokens: int, cached_tokens: int | None) -> None:
+        self.end_at = now
+        self.outcome = outcome
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
+
+
+class RecentDecisions:
+    """The last `limit` decisions, fewer on a cluster of more than 25 replicas. O(1) a decision.
+
+    `unix_offset_s`: Unix time less the scheduler's.
+    """
+
+    def __init__(self, policy: str, limit: int, *, unix_offset_s: float = 0.0) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
+        self.limit = limit
+        self._policy = policy
+        self._unix_offset_s = unix_offset_s
+        self._records: deque[DecisionRecord] = deque()
+        self._by_request: dict[str, deque[DecisionRecord]] = {}
+        self._num_candidates = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def placed(self, placement: Placement, now: float) -> DecisionRecord:
+        """Keep a placement, and forget old ones; returns the record to be filled in."""
+        record = DecisionRecord(placement, now)
+        self._records.append(record)
+        self._by_request.setdefault(record.client_request_id, deque()).append(record)
+        self._num_candidates += len(placement.candidates)
+        room = self.limit * CANDIDATES_PER_DECISION
+        while len(self._records) > self.limit or (self._num_candidates > room and len(self._records) > 1):
+            self._forget_oldest()
+        return record
+
+    def _forget_oldest(self) -> None:
+        record = self._records.popleft()
+        self._num_candidates -= len(record.placement.candidates)
+        of_request = self._by_request[record.client_request_id]
+        of_request.popleft()
+        if not of_request:
+            del self._by_request[record.client_request_id]
+
+    def of_request(self, request_id: str) -> list[Decision]:
+        """Every placement of this request that is still known, in order; of one prompt of it, if ID#N is asked for."""
+        records = self._by_request.get(request_id.partition("#")[0], ())
+        return [
+            self._decision(record)
+            for record in records
+            if request_id in (record.placement.request_id, record.client_request_id)
+        ]
+
+    def latest(self, count: int) -> Iterator[Decision]:
+        """The last `count`, newest first."""
+        newest_first = reversed(self._records)
+        return (self._decision(record) for record, _ in zip(newest_first, range(count), strict=False))
+
+    def _decision(self, record: DecisionRecord) -> Decision:
+        placement = record.placement
+        return Decision(
+            request_id=placement.request_id,
+            policy=self._policy,
+            placed_at=record.placed_at + self._unix_offset_s,
+            replica=placement.replica_id,
+            reason=placement.reason,
+            num_prompt_tokens=placement.num_prompt_tokens,
+            matched_tokens=placement.matched_tokens,
+            candidates=[
+                CandidateCost(c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s)
+                for c in placement.candidates
+            ],
+            first_token_s=_since(record.placed_at, record.first_token_at),
+            end_s=_since(record.placed_at, record.end_at),
+            outcome=record.outcome,
+            replica_lost=record.replica_lost,
+            output_tokens=record.output_tokens,
+            cached_tokens=record.cached_tokens,
+        )
+
+
+def _since(start: float, time: float | None) -> float | None:
+    return None if time is None else time - start

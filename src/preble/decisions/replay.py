@@ -1,0 +1,146 @@
+"""A decision log played through a fresh scheduler of the same settings: the same calls make the same placements."""
+
+from __future__ import annotations
+
+import msgspec
+
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.types import BlocksEvicted, CacheCleared, ReplicaId, RequestId
+from preble.decisions.lines import (
+    AddReplicaLine,
+    ClearedLine,
+    Event,
+    EvictedLine,
+    FinishLine,
+    FirstTokenLine,
+    MoveLine,
+    PlaceLine,
+    PlacementRow,
+    RemoveReplicaLine,
+    StoredLine,
+    TimerLine,
+    placement_row,
+)
+from preble.decisions.reader import LogReader, Numbered
+from preble.decisions.settings import make_scheduler
+from preble.errors import NoReplicaError, PrebleError, PromptTooLong
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a replay first decided otherwise. `line`: of the log; `request_id`: None where it is not a placement."""
+
+    line: int
+    request_id: str | None
+    logged: str
+    replayed: str
+
+
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a replay.
+
+    `compared`: placements that were held against the log, all equal before `difference`. `ended_at`: why the replay
+    could not go on to the log's end, None if it did.
+    """
+
+    policy: str
+    written_by: str
+    compared: int
+    difference: Difference | None = None
+    ended_at: str | None = None
+
+
+class Replay:
+    """One replay of one log. `scheduler`: in the state in which the log's was after the events played so far."""
+
+    def __init__(self, log: LogReader) -> None:
+        """Raises: ConfigError: the log is of a policy that there is not."""
+        self._log = log
+        self.scheduler = make_scheduler(log.header.settings, log.header.profile)
+
+    def run(self) -> ReplayResult:
+        """Play the whole log, and stop at the first difference. Deterministic.
+
+        Raises: TraceFormatError: the log is damaged, or could not have come from a scheduler.
+        """
+        compared = 0
+        difference = None
+        for numbered in self._log:
+            difference = self._play(numbered)
+            if difference is not None:
+                break
+            compared += isinstance(numbered.event, PlaceLine)
+        return ReplayResult(
+            policy=self._log.header.settings.policy,
+            written_by=self._log.header.written_by,
+            compared=compared,
+            difference=difference,
+            ended_at=self._log.ended_at,
+        )
+
+    def _play(self, numbered: Numbered) -> Difference | None:
+        number, event = numbered
+        try:
+            if isinstance(event, PlaceLine):
+                return _compare_placement(self.scheduler, number, event)
+            if isinstance(event, StoredLine):
+                return _compare_stored(self.scheduler, number, event)
+            _tell(self.scheduler, event)
+        except (PrebleError, ValueError) as error:
+            raise self._log.error(number, error) from error
+        return None
+
+
+def _compare_placement(scheduler: GlobalScheduler, number: int, line: PlaceLine) -> Difference | None:
+    placement, error = place(scheduler, line)
+    if (placement, error) == (line.placement, line.error):
+        return None
+    return Difference(number, line.id, _told(line.placement, line.error), _told(placement, error))
+
+
+def place(scheduler: GlobalScheduler, line: PlaceLine) -> tuple[PlacementRow | None, str | None]:
+    """Place a logged request. Returns the placement, or else the name of the error."""
+    try:
+        return placement_row(scheduler.place(line.request(), line.t)), None
+    except (NoReplicaError, PromptTooLong) as error:
+        return None, type(error).__name__
+
+
+def _compare_stored(scheduler: GlobalScheduler, number: int, line: StoredLine) -> Difference | None:
+    located = scheduler.on_stored(line.event(), line.t)
+    if located == line.located:
+        return None
+    known = {True: "blocks were located", False: "blocks could not be located"}
+    return Difference(number, None, known[line.located], known[located])
+
+
+def _tell(scheduler: GlobalScheduler, event: Event) -> None:
+    """Everything that needs no comparison."""
+    match event:
+        case MoveLine(t=t, id=request_id, to=to):
+            scheduler.move(RequestId(request_id), ReplicaId(to), t)
+        case FirstTokenLine(t=t, id=request_id):
+            scheduler.on_first_token(RequestId(request_id), t)
+        case FinishLine(t=t, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens):
+            scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
+        case EvictedLine(t=t, replica=replica, blocks=blocks):
+            scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks), t)
+        case ClearedLine(t=t, replica=replica):
+            scheduler.on_evicted(CacheCleared(ReplicaId(replica)), t)
+        case AddReplicaLine(t=t, replica=spec):
+            scheduler.add_replica(spec, t)
+        case RemoveReplicaLine(t=t, replica=replica):
+            scheduler.remove_replica(ReplicaId(replica), t)
+        case TimerLine(t=t):
+            scheduler.on_timer(t)
+
+
+def _told(placement: PlacementRow | None, error: str | None) -> str:
+    if placement is None:
+        return f"no placement ({error})"
+    costs = ", ".join(
+        f"{c.replica} {c.matched_tokens}/{c.load_s!r}/{c.eviction_s!r}/{c.prefill_s!r}" for c in placement.candidates
+    )
+    return (
+        f"{placement.replica} by {placement.reason}, {placement.matched_tokens} tokens cached"
+        f" (candidates' cached/L/M/P: {costs})"
+    )

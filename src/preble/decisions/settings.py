@@ -1,0 +1,39 @@
+"""Everything that a scheduler's decisions depend on beside what goes through its door."""
+
+from __future__ import annotations
+
+import msgspec
+
+from preble.core.cost_model import CostModel, CostProfile
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.rebalance import RebalanceSettings
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The arguments of `GlobalScheduler`, under its own names; `policy` by name. Kept in the header of each log."""
+
+    policy: str = "e2"
+    seed: int = 0
+    window_s: float = 180.0
+    report_grace_s: float = 1.0
+    belief_ttl_s: float = 600.0
+    index_budget_bytes: int | None = None
+    rebalance: RebalanceSettings = RebalanceSettings()
+
+
+def make_scheduler(settings: SchedulerSettings, profile: CostProfile) -> GlobalScheduler:
+    """A scheduler without replicas. Equal arguments and equal calls make equal decisions.
+
+    Raises: ConfigError: there is no such policy.
+    """
+    return GlobalScheduler(
+        make_policy(settings.policy),
+        CostModel(profile),
+        seed=settings.seed,
+        window_s=settings.window_s,
+        report_grace_s=settings.report_grace_s,
+        belief_ttl_s=settings.belief_ttl_s,
+        index_budget_bytes=settings.index_budget_bytes,
+        rebalance=settings.rebalance,
+    )

@@ -1,0 +1,215 @@
+"""What another policy would have done with the requests of a log.
+
+A log cannot tell what the engines would have cached, evicted and answered had the requests gone elsewhere: its KV
+events and reported cached tokens belong to the placements that were made. So here every replica counts as one that
+reports nothing; what it caches is the scheduler's belief, bounded by its KV capacity. Times of first tokens and ends,
+and output lengths, are taken as logged. The logged policy is played in the same way, to compare on equal terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from preble.core.cost_model import CostModel
+from preble.core.types import ReplicaId, ReplicaSpec, RequestId
+from preble.decisions.lines import (
+    AddReplicaLine,
+    Event,
+    FinishLine,
+    FirstTokenLine,
+    MoveLine,
+    PlaceLine,
+    PlacementRow,
+    RemoveReplicaLine,
+)
+from preble.decisions.reader import LogReader, Numbered
+from preble.decisions.replay import place
+from preble.decisions.settings import make_scheduler
+from preble.errors import PrebleError
+
+
+class ReplicaShare(msgspec.Struct):
+    """What one replica got. `work_s`: seconds of GPU time of what was placed there, by the log's cost profile."""
+
+    placements: int = 0
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    work_s: float = 0.0
+
+
+class PolicyOutcome(msgspec.Struct):
+    """One policy over the whole log.
+
+    `failed`: requests that could not be placed, which is the same for every policy. `moved`: placements on another
+    replica than in the log; `moves` names them, as [request, logged replica, replica here].
+    """
+
+    policy: str
+    as_logged: bool
+    replicas: dict[str, ReplicaShare] = {}
+    failed: int = 0
+    moved: int = 0
+    moves: list[tuple[str, str, str]] = []
+
+    @property
+    def placements(self) -> int:
+        return sum(share.placements for share in self.replicas.values())
+
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens believed to be cached where they were placed, of all placed; 0 for none."""
+        prompt = sum(share.prompt_tokens for share in self.replicas.values())
+        return sum(share.matched_tokens for share in self.replicas.values()) / prompt if prompt else 0.0
+
+    @property
+    def load_imbalance(self) -> float:
+        """The busiest replica's work over the mean of all replicas; 1 is even, and so is no work at all."""
+        work_s = [share.work_s for share in self.replicas.values()]
+        return max(work_s) * len(work_s) / sum(work_s) if sum(work_s) else 1.0
+
+
+class _Tally:
+    """Counts placements and, once their output length is known, their work."""
+
+    def __init__(self, policy: str, model: CostModel, *, as_logged: bool) -> None:
+        self.outcome = PolicyOutcome(policy, as_logged)
+        self._model = model
+        self._where: dict[str, str] = {}
+
+    def replica(self, replica: str) -> None:
+        self.outcome.replicas.setdefault(replica, ReplicaShare())
+
+    def placed(self, line: PlaceLine, logged: PlacementRow, placement: PlacementRow) -> None:
+        if placement.replica != logged.replica:
+            self.outcome.moved += 1
+            self.outcome.moves.append((line.id, logged.replica, placement.replica))
+        share = self.outcome.replicas[placement.replica]
+        share.placements += 1
+        share.prompt_tokens += line.num_prompt_tokens
+        share.matched_tokens += placement.matched_tokens
+        missed = line.num_prompt_tokens - placement.matched_tokens
+        share.work_s += self._model.prefill_s(missed, placement.matched_tokens)
+        self._where[line.id] = placement.replica
+
+    def finished(self, line: FinishLine) -> None:
+        replica = self._where.pop(line.id, None)
+        if replica is not None:
+            self.outcome.replicas[replica].work_s += self._model.decode_s(line.output_tokens)
+
+
+def logged_outcome(path: Path) -> PolicyOutcome:
+    """What was done, from the log alone. Raises: TraceFormatError."""
+    log = LogReader(path)
+    tally = _Tally(log.header.settings.policy, CostModel(log.header.profile), as_logged=True)
+    for _, event in log:
+        match event:
+            case AddReplicaLine(replica=spec):
+                tally.replica(spec.replica_id)
+            case PlaceLine(placement=None):
+                tally.outcome.failed += 1
+            case PlaceLine(placement=placement):
+                assert placement is not None
+                tally.placed(event, placement, placement)
+            case FinishLine():
+                tally.finished(event)
+    return tally.outcome
+
+
+def what_if(path: Path, policy: str) -> PolicyOutcome:
+    """What `policy` would have done; see the head of this module. Deterministic.
+
+    Raises: TraceFormatError: the log is damaged. ConfigError: there is no such policy.
+    """
+    log = LogReader(path)
+    run = _Run(log, policy)
+    for numbered in log:
+        run.play(numbered)
+    return run.tally.outcome
+
+
+class _Run:
+    """A log's requests before another scheduler. `logged`: where each request in flight is in the log."""
+
+    def __init__(self, log: LogReader, policy: str) -> None:
+        settings = msgspec.structs.replace(log.header.settings, policy=policy)
+        self._log = log
+        self._scheduler = make_scheduler(settings, log.header.profile)
+        self.tally = _Tally(policy, CostModel(log.header.profile), as_logged=False)
+        self._logged: dict[str, str] = {}
+        self._in_flight: set[str] = set()
+
+    def play(self, numbered: Numbered) -> None:
+        """Raises: TraceFormatError."""
+        number, event = numbered
+        try:
+            self._run_timers(event.t)
+            self._take(event)
+        except (PrebleError, ValueError) as error:
+            raise self._log.error(number, error) from error
+
+    def _run_timers(self, until_s: float) -> None:
+        """This scheduler's own timers, each at its time; the logged ones belong to another."""
+        while (due_s := self._scheduler.next_timer()) is not None and due_s <= until_s:
+            self._scheduler.on_timer(due_s)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case AddReplicaLine(replica=spec):
+                self._scheduler.add_replica(_unreporting(spec), event.t)
+                self.tally.replica(spec.replica_id)
+            case RemoveReplicaLine(replica=replica):
+                self._remove(replica, event.t)
+            case PlaceLine():
+                self._place(event)
+            case MoveLine(id=request_id, to=to):
+                self._logged[request_id] = to
+            case FirstTokenLine(id=request_id) if request_id in self._in_flight:
+                self._scheduler.on_first_token(RequestId(request_id), event.t)
+            case FinishLine():
+                self._finish(event)
+
+    def _place(self, line: PlaceLine) -> None:
+        logged = line.placement
+        if logged is None:
+            self.tally.outcome.failed += 1
+            return
+        placement, error = place(self._scheduler, line)
+        if placement is None:
+            raise ValueError(f"request {line.id!r} was placed, which no policy can do ({error})")
+        self.tally.placed(line, logged, placement)
+        self._logged[line.id] = logged.replica
+        self._in_flight.add(line.id)
+
+    def _finish(self, line: FinishLine) -> None:
+        if self._logged.pop(line.id, None) is None:
+            raise ValueError(f"request {line.id!r} is not in flight")
+        self.tally.finished(line)
+        if line.id in self._in_flight:
+            self._in_flight.discard(line.id)
+            self._scheduler.on_finish(RequestId(line.id), line.output_tokens, line.t)
+
+    def _remove(self, replica: str, now: float) -> None:
+        """What was lost with the replica ends, in the log and here; what only here was on it has nowhere to go."""
+        for request in self._scheduler.remove_replica(ReplicaId(replica), now):
+            self._in_flight.discard(request.request_id)
+        for request_id in [r for r, where in self._logged.items() if where == replica]:
+            del self._logged[request_id]
+            if request_id in self._in_flight:
+                self._in_flight.discard(request_id)
+                self._scheduler.on_finish(RequestId(request_id), 0, now)
+
+
+def _unreporting(spec: ReplicaSpec) -> ReplicaSpec:
+    return dataclasses.replace(spec, reports_events=False)
+
+
+def outcomes(path: Path, policies: tuple[str, ...]) -> Iterator[PolicyOutcome]:
+    """What was done, then the logged policy and each of `policies`, in turn, on equal terms."""
+    logged = logged_outcome(path)
+    yield logged
+    for policy in dict.fromkeys((logged.policy, *policies)):
+        yield what_if(path, policy)

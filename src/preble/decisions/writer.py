@@ -1,0 +1,199 @@
+"""The decision log's file, written by a thread of its own: what is logged is queued, and the caller goes on.
+
+Nothing here can hold up or end the serving. Where the queue is full or the disk takes no more, lines are dropped and
+counted, and the log says how many are missing where they are missing. A file never ends in half a line of ours: what a
+failed write has left is cut off again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from preble.decisions.lines import DroppedLine, FullLine, Header, Line
+from preble.decisions.names import LogNames
+from preble.errors import ConfigError
+
+MiB = 1024 * 1024
+MAX_PENDING_BYTES = 64 * MiB
+"""Prompts and the like that may wait to be written; they are shared with whoever else holds them, not copied."""
+MAX_BATCH = 256
+"""Lines written at once."""
+CLOSE_S = 5.0
+"""How long `close` waits for a slow disk."""
+ENTRY_BYTES = 256
+"""Counted for each waiting line beside its prompt."""
+
+
+class Sink(Protocol):
+    """Where the bytes go."""
+
+    def append(self, data: bytes) -> None:
+        """Write all of it, or nothing. Raises: OSError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LogFile:
+    """A new file that only its owner may read (0600). What is there under this name is kept as NAME.1.
+
+    Raises: ConfigError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._size = 0
+        try:
+            if path.exists():
+                path.replace(path.with_name(path.name + ".1"))
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"decision log {str(path)!r} cannot be written: {error.strerror or error}") from error
+
+    def append(self, data: bytes) -> None:
+        """Write all of it, or nothing. Raises: OSError."""
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.pwrite(self._fd, rest, self._size + len(data) - len(rest)) :]
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size += len(data)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class LogWriter:
+    """Writes one log. `write` and `close` belong to one thread, the scheduler's; neither raises.
+
+    `max_bytes`: size at which the log ends, since a disk is not for logs alone.
+    """
+
+    def __init__(self, sink: Sink, header: Header, names: LogNames, *, max_bytes: int = 1024 * MiB) -> None:
+        self._sink = sink
+        self._names = names
+        self._max_bytes = max_bytes
+        self._encode = msgspec.json.Encoder().encode
+        self._log = structlog.get_logger("preble.decisions")
+        self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._closed = False
+        # Each of these is written by one thread only, so that no lock is needed.
+        self._put_bytes = self._num_put = self._num_refused = self._unsaid_refused = 0
+        self._done_bytes = self._num_written = self._num_lost = self._unsaid_lost = 0
+        self._size = 0
+        self._is_full = self._is_failing = False
+        self._append([self._encoded(header)])
+        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_written(self) -> int:
+        """Lines in the file, without those about the log itself."""
+        return self._num_written
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines that are not in the file and never will be."""
+        return self._num_refused + self._num_lost
+
+    def write(self, make_line: Callable[..., Line], *values: Any, size: int = 0) -> None:
+        """Have the line `make_line(names, *values)` written, soon. O(1).
+
+        The values must not change any more. `size`: bytes of prompts among them.
+        """
+        if self._closed or self._put_bytes - self._done_bytes > MAX_PENDING_BYTES:
+            self._num_refused += 1
+            self._unsaid_refused += 1
+            return
+        self._put_bytes += size + ENTRY_BYTES
+        self._queue.put(_Entry(make_line, values, size + ENTRY_BYTES, self._unsaid_refused))
+        self._unsaid_refused = 0
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what is queued, and close the file. Blocks, though not for longer than `timeout_s`."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+            self._log.info("decision_log_closed", lines=self._num_written, dropped=self.num_dropped)
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            batch, is_open = self._next_batch()
+            self._append([line for entry in batch for line in self._lines(entry)], len(batch))
+            self._done_bytes += sum(entry.size for entry in batch)
+        self._sink.close()
+
+    def _next_batch(self) -> tuple[list[_Entry], bool]:
+        """What waits, at least one entry unless the end is reached; and whether more may come."""
+        batch: list[_Entry] = []
+        while not batch or (len(batch) < MAX_BATCH and not self._queue.empty()):
+            entry = self._queue.get()
+            if entry is None:
+                return batch, False
+            batch.append(entry)
+        return batch, True
+
+    def _lines(self, entry: _Entry) -> list[bytes]:
+        lines = [self._encoded(DroppedLine(count=entry.refused_before))] if entry.refused_before else []
+        try:
+            lines.append(self._encoded(entry.make_line(self._names, *entry.values)))
+        except Exception:  # noqa: BLE001 (the thread's root: a value that cannot be written must not end the log)
+            self._log.exception("decision_log_line_failed")
+            lines.append(self._encoded(DroppedLine(count=1)))
+        return lines
+
+    def _encoded(self, line: Line) -> bytes:
+        return self._encode(line) + b"\n"
+
+    def _append(self, lines: list[bytes], num_entries: int = 0) -> None:
+        """Append lines that stand for so many entries; where that fails, they count as lost."""
+        if self._unsaid_lost:
+            lines = [self._encoded(DroppedLine(count=self._unsaid_lost)), *lines]
+        data = b"".join(lines)
+        if not self._is_full and self._size + len(data) > self._max_bytes:
+            self._is_full = True
+            self._log.warning("decision_log_full", bytes=self._size, consequence="decisions are no longer logged")
+            self._try_append(self._encoded(FullLine()))
+        if self._is_full or not self._try_append(data):
+            self._num_lost += num_entries
+            self._unsaid_lost += num_entries
+            return
+        self._num_written += num_entries
+        self._unsaid_lost = 0
+
+    def _try_append(self, data: bytes) -> bool:
+        try:
+            self._sink.append(data)
+        except OSError as error:
+            if not self._is_failing:
+                self._log.warning("decision_log_failed", error=str(error), consequence="decisions are dropped from it")
+            self._is_failing = True
+            return False
+        self._size += len(data)
+        self._is_failing = False
+        return True
+
+
+class _Entry:
+    """One line to be made and written. `refused_before`: lines that found no room in the queue just before it."""
+
+    __slots__ = ("make_line", "refused_before", "size", "values")
+
+    def __init__(self, make_line: Callable[..., Line], values: tuple[Any, ...], size: int, refused_before: int) -> None:
+        self.make_line = make_line
+        self.values = values
+        self.size = size
+        self.refused_before = refused_before
