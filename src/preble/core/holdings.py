@@ -7,7 +7,8 @@ held is in the order; a record that merely counts requests is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from preble.core.radix_tree import Node, live_node
 from preble.core.types import BlockHash
@@ -80,16 +81,17 @@ class Holdings:
         node = live_node(*found)
         return (node, found[1]) if node.start < found[1] <= node.end else None
 
-    def name_block(self, block_hash: BlockHash, node: Node, end: int) -> None:
-        """The replica calls a block by this name; it ends in `node`, `end` tokens from the start of the prompt."""
-        self._size.blocks += block_hash not in self._blocks
-        self._blocks[block_hash] = (node, end)
+    def name_blocks(self, block_hashes: Sequence[BlockHash], node: Node, ends: range) -> None:
+        """The replica calls blocks by these names; they end in `node`, so many tokens from the start of the prompt."""
+        before = len(self._blocks)
+        self._blocks.update(zip(block_hashes, zip(repeat(node), ends, strict=False), strict=False))
+        self._size.blocks += len(self._blocks) - before
 
-    def forget_block(self, block_hash: BlockHash) -> bool:
-        """The replica uses the name no longer; False if it was unknown."""
-        known = self._blocks.pop(block_hash, None) is not None
-        self._size.blocks -= known
-        return known
+    def forget_block(self, block_hash: BlockHash) -> tuple[Node, int] | None:
+        """The replica uses the name no longer; returns what it stood for (see `live_node`), None if it was unknown."""
+        block = self._blocks.pop(block_hash, None)
+        self._size.blocks -= block is not None
+        return block
 
     def forget_blocks(self) -> None:
         self._size.blocks -= len(self._blocks)

@@ -15,7 +15,7 @@ from math import inf
 from types import MappingProxyType
 
 from preble.core.holdings import Holdings, IndexSize
-from preble.core.radix_tree import Match, Node, RadixTree
+from preble.core.radix_tree import Match, Node, RadixTree, live_node
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
 
@@ -219,13 +219,23 @@ class PrefixIndex:
     def evicted(self, slot: int, event: BlocksEvicted, block_size: int, now: float) -> int:
         """The replica caches these blocks no longer; returns how many of them were unknown."""
         holdings = self._holdings[slot]
+        left: dict[Node, int] = {}
         unknown = 0
         for block_hash in event.block_hashes:
-            found = holdings.block(block_hash)
-            unknown += not holdings.forget_block(block_hash)
-            if found is not None:
-                self._prune_all(self._evict_block(holdings, *found, block_size, now))
-                self._trim(found[0])
+            block = holdings.forget_block(block_hash)
+            if block is None:
+                unknown += 1
+                continue
+            node, end = block
+            if not node.tokens or end <= node.end - node.num_tokens:
+                node = live_node(node, end)
+                if not node.start < end <= node.end:
+                    continue
+            left[node] = min(end - block_size, left.get(node, end))
+        for node, num_tokens in left.items():
+            if node.tokens:
+                self._prune_all(self._evict_from(holdings, node, num_tokens, block_size, now))
+                self._trim(node)
         return unknown
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
@@ -316,14 +326,13 @@ class PrefixIndex:
         if not lower.holders and not lower.children:
             self.tree.remove(lower)
 
-    def _evict_block(self, holdings: Holdings, node: Node, end: int, block_size: int, now: float) -> list[Node]:
-        """The block of prompt tokens end - block_size ... end, which ends in `node`, is gone.
+    def _evict_from(self, holdings: Holdings, node: Node, start: int, block_size: int, now: float) -> list[Node]:
+        """A block that ends in `node` and begins `start` tokens from the prompt's start is gone, and what is behind it.
 
         If the block began further up, the tokens there belong to blocks of other branches too. They are kept where the
         node above has blocks of its own (less than a block is overstated, and matches count whole blocks only), and
         dropped with the last branch where it has none. Returns the nodes that lost their record.
         """
-        start = end - block_size
         dropped = _lower_held(holdings, node, max(0, start - node.start), now)
         above = node.parent
         while above is not None and above.parent is not None and above.end > start:
@@ -403,10 +412,11 @@ def _agreeing(node: Node, num_tokens: int) -> int:
 
 
 def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: BlocksStored) -> None:
-    nodes = iter(path)
-    node = next(nodes)
-    for i, block_hash in enumerate(event.block_hashes, start=1):
-        end = depth + i * event.block_size
-        while node.end < end:
-            node = next(nodes)
-        holdings.name_block(block_hash, node, end)
+    """Remember in which node of `path`, which continues a prefix of `depth` tokens, each block of the event ends."""
+    named, size = 0, event.block_size
+    for node in path:
+        count = min((node.end - depth) // size, len(event.block_hashes))
+        if count > named:
+            ends = range(depth + (named + 1) * size, depth + count * size + 1, size)
+            holdings.name_blocks(event.block_hashes[named:count], node, ends)
+            named = count
