@@ -43,6 +43,7 @@ GLOBAL_HALF = {
     "global_scheduler",
     "holdings",
     "eviction_cost",
+    "belief",
     "fleet",
     "door",
 }

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from preble.core.types import (
     BlocksEvicted,
@@ -15,12 +15,10 @@ from preble.core.types import (
     PrefixHomeChange,
     ReplicaId,
     ReplicaSpec,
+    ReplicaState,
     Request,
     RequestId,
 )
-
-if TYPE_CHECKING:
-    from preble.core.global_scheduler import ReplicaState
 
 
 class Scheduler(Protocol):

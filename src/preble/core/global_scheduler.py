@@ -1,22 +1,20 @@
-"""The one door of the global half: owns the prefix index, the load window and the table of requests in flight.
+"""The one door of the global half: owns what is believed of the replicas, the load window and the requests in flight.
 
 Source: Preble, "E2 Global Scheduler". Rebalancing and prefix replication come in after placement, from `on_timer`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from random import Random
 
+from preble.core.belief import Belief
 from preble.core.cost_model import CostModel
 from preble.core.eviction_cost import EvictionCost
 from preble.core.fleet import Fleet, InFlight
 from preble.core.load_window import LoadWindow
 from preble.core.policy import ClusterView, Policy
-from preble.core.prefix_index import RECORD_BYTES, PrefixIndex, slots_of
+from preble.core.prefix_index import PrefixIndex, slots_of
 from preble.core.radix_tree import Match, Node
 from preble.core.rebalance import Rebalancer, RebalanceSettings
 from preble.core.types import (
@@ -27,34 +25,11 @@ from preble.core.types import (
     PrefixHomeChange,
     ReplicaId,
     ReplicaSpec,
+    ReplicaState,
     Request,
     RequestId,
 )
 from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
-
-_BELIEF_CHECK = 1 / 16
-"""How often beliefs are checked for age, as a part of the age at which they end."""
-
-
-@dataclass(slots=True)
-class CacheDrift:
-    """Prompt tokens that a replica was believed to have cached, and those it reported, over requests that it reported.
-
-    Only tokens count that had been computed before the request was placed.
-    """
-
-    predicted_tokens: int = 0
-    reported_tokens: int = 0
-    num_requests: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Grace:
-    """A finished request whose prompt stays pinned until the replica's reports must have arrived."""
-
-    until: float
-    slot: int
-    leaf: Node
 
 
 class GlobalScheduler:
@@ -83,19 +58,20 @@ class GlobalScheduler:
         self.policy = policy
         self._cost_model = cost_model
         self._rng = Random(seed)
-        self._report_grace_s = report_grace_s
-        self._belief_ttl_s = belief_ttl_s
         self._fleet = Fleet()
         self._index = PrefixIndex()
         self._window = LoadWindow(cost_model, window_s)
+        self._belief = Belief(
+            self._index,
+            self._fleet,
+            self._window,
+            report_grace_s=report_grace_s,
+            belief_ttl_s=belief_ttl_s,
+            index_budget_bytes=index_budget_bytes,
+        )
         self._rebalancer = Rebalancer(rebalance or RebalanceSettings(), window_s)
         self._eviction_costs: dict[int, EvictionCost] = {}
         self._flights: dict[RequestId, InFlight] = {}
-        self._graces: deque[_Grace] = deque()
-        self._drift: dict[int, CacheDrift] = {}
-        self._check_beliefs_at: float | None = None
-        self._index_budget_bytes = index_budget_bytes
-        self.num_unindexed = 0
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +135,7 @@ class GlobalScheduler:
         flight.first_token_at = now
         if flight.prefix is not None:
             self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - flight.entry.prefill_s, now)
-        self._believe_prompt_held(flight, now)
+        self._belief.computed(flight, now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
@@ -178,7 +154,7 @@ class GlobalScheduler:
         if work_done:
             self._window.finish(flight.slot, now, output_tokens)
         if cached_tokens is not None:
-            self._compare_cached(flight, cached_tokens, now)
+            self._belief.compare(flight, cached_tokens, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -189,11 +165,7 @@ class GlobalScheduler:
         """
         if event.replica_id not in self._fleet or not event.block_hashes:
             return True
-        slot = self._fleet.slot(event.replica_id)
-        if not self._make_room(lambda: self._index.growth_of_stored(slot, event), now):
-            self.num_unindexed += 1
-            return True
-        return self._index.stored(slot, event, now)
+        return self._belief.stored(self._fleet.slot(event.replica_id), event, now)
 
     def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None:
         """A replica no longer caches these blocks, or anything."""
@@ -201,10 +173,9 @@ class GlobalScheduler:
             return
         slot = self._fleet.slot(event.replica_id)
         if isinstance(event, CacheCleared):
-            self._end_graces(slot)
-            self._index.clear(slot, now)
+            self._belief.cleared(slot, now)
         else:
-            self._index.evicted(slot, event, self._fleet.specs[slot].block_size, now)
+            self._belief.evicted(slot, event, now)
 
     # -- the fleet ----------------------------------------------------------------------------------------------------
 
@@ -213,12 +184,9 @@ class GlobalScheduler:
         if spec.replica_id in self._fleet:
             raise ValueError(f"replica {spec.replica_id!r} is in the fleet already")
         slot = self._fleet.add(spec)
-        self._index.add_replica(slot)
+        self._belief.add_replica(slot, now)
         self._window.add_replica(slot)
         self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), self._cost_model)
-        self._drift[slot] = CacheDrift()
-        if self._believes(slot) and self._check_beliefs_at is None:
-            self._check_beliefs_at = now + self._belief_ttl_s * _BELIEF_CHECK
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
         """A replica left or died. Returns its requests, which are in flight no longer and may be placed again.
@@ -232,12 +200,11 @@ class GlobalScheduler:
         orphans = [flight.request for flight in self._flights.values() if flight.slot == slot]
         for request in orphans:
             del self._flights[request.request_id]
-        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
         self._window.remove_replica(slot)
         self._rebalancer.remove_replica(slot)
-        self._index.remove_replica(slot)
+        self._belief.remove_replica(slot)
         self._fleet.remove(replica_id)
-        del self._eviction_costs[slot], self._drift[slot]
+        del self._eviction_costs[slot]
         return orphans
 
     def replica_ids(self) -> list[ReplicaId]:
@@ -247,11 +214,9 @@ class GlobalScheduler:
 
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
-        times = [self._graces[0].until] if self._graces else []
-        times += [due for due in (self._window.next_expiry(), self._rebalancer.next_search()) if due is not None]
-        if self._check_beliefs_at is not None:
-            times.append(self._check_beliefs_at)
-        return min(times, default=None)
+        dues = (self._window.next_expiry(), self._rebalancer.next_search(), self._belief.next_timer())
+        earliest = min(due for due in dues if due is not None)
+        return None if earliest == inf else earliest
 
     def on_timer(self, now: float) -> list[PrefixHomeChange]:
         """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing.
@@ -260,11 +225,7 @@ class GlobalScheduler:
         """
         self._expire(now)
         changes = self._rebalance(now)
-        if self._check_beliefs_at is not None and self._check_beliefs_at <= now:
-            believed = [slot for slot in self._fleet.specs if self._believes(slot)]
-            for slot in believed:
-                self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
-            self._check_beliefs_at = now + self._belief_ttl_s * _BELIEF_CHECK if believed else None
+        self._belief.expire_old(now)
         return changes
 
     def _rebalance(self, now: float) -> list[PrefixHomeChange]:
@@ -291,7 +252,7 @@ class GlobalScheduler:
             waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[slot],
             load_s=self._window.load_s[slot],
             cached_tokens=self._index.holdings(slot).used_tokens,
-            drift=self._drift[slot],
+            drift=self._belief.drift(slot),
         )
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
@@ -314,6 +275,11 @@ class GlobalScheduler:
         """Prefixes that rebalancing serves from homes of their own now."""
         return self._rebalancer.num_replicated
 
+    @property
+    def num_unindexed(self) -> int:
+        """Prompts and reports that the index's budget left no room for."""
+        return self._belief.num_unindexed
+
     def check(self) -> None:
         """Every invariant. O(everything); for tests."""
         self._index.check()
@@ -321,7 +287,7 @@ class GlobalScheduler:
         flights = list(self._flights.values())
         self._fleet.check(flights)
         pins = [(flight.slot, flight.leaf) for flight in flights]
-        pins += [(grace.slot, grace.leaf) for grace in self._graces]
+        pins += self._belief.promises()
         shares = [(entry.slot, entry.leaf) for entry in self._window.entries() if entry.shares]
         for slot in self._fleet.specs:
             holdings = self._index.holdings(slot)
@@ -333,10 +299,6 @@ class GlobalScheduler:
                 assert record.shares == sharers.count(record.node)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _believes(self, slot: int) -> bool:
-        """True if holdings of this replica are a belief that no event corrects."""
-        return not self._fleet.specs[slot].reports_events
 
     def _eligible(self, request: Request) -> int:
         if not self._fleet.live:
@@ -357,7 +319,7 @@ class GlobalScheduler:
         missed = num_tokens - matched
         prefill_s = self._cost_model.prefill_s(missed, matched)
         confirmed, confirmed_used_s = self._index.confirmed_on(match, slot)
-        leaf = self._index_prompt(slot, request, match, now)
+        leaf = self._belief.place(slot, request, match, now)
         entry = self._window.add(slot, now, prefill_s, num_tokens, leaf)
         flight = InFlight(request, slot, now, leaf, entry, missed)
         flight.confirmed_tokens = min(confirmed, matched)
@@ -365,36 +327,6 @@ class GlobalScheduler:
         self._flights[request.request_id] = flight
         self._fleet.start(flight)
         return flight
-
-    def _make_room(self, growth_bytes: Callable[[], int], now: float) -> bool:
-        """Let the index grow by so much within its budget: forget what is old. False if that is not enough.
-
-        What is forgotten may be what the growth builds on, so it is asked for again each time.
-        """
-        if self._index_budget_bytes is None:
-            return True
-        while self._index.num_bytes + growth_bytes() > self._index_budget_bytes:
-            oldest_share_s = self._window.oldest_share_s
-            if self._index.drop_oldest(now, oldest_share_s):
-                continue
-            if oldest_share_s == inf:
-                return False
-            self._index.unshare(*self._window.drop_oldest_share())
-        return True
-
-    def _index_prompt(self, slot: int, request: Request, match: Match, now: float) -> Node:
-        """Take the prompt into the index, or what the budget allows of it; returns the node at which that ends."""
-        prompt, namespace, budget = request.prompt, request.namespace, self._index_budget_bytes
-        if budget is not None and self._index.num_bytes + self._index.growth_of_prompt(match, prompt) > budget:
-            index = self._index
-            has_room = self._make_room(lambda: index.growth_of_prompt(index.match(prompt, namespace), prompt), now)
-            match = index.match(prompt, namespace)
-            if not has_room:
-                self.num_unindexed += 1
-                known = [node for node in match.path if node.end <= match.num_tokens]
-                fits = self._index.num_bytes + len(known) * RECORD_BYTES <= budget
-                return self._index.place_on(slot, known if fits else [], namespace, now)
-        return self._index.place(slot, match, prompt, namespace, now)
 
     def _flight(self, request_id: RequestId) -> InFlight:
         flight = self._flights.get(request_id)
@@ -409,11 +341,7 @@ class GlobalScheduler:
         self._fleet.end(flight)
         if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
             self._index.unshare(flight.slot, flight.leaf)
-        if work_done and not self._believes(flight.slot):
-            self._graces.append(_Grace(now + self._report_grace_s, flight.slot, flight.leaf))
-        else:
-            self._index.unpin(flight.slot, flight.leaf)
-            self._evict_over_capacity(flight.slot, now)
+        self._belief.end(flight, now, work_done=work_done)
         return flight
 
     def _usable_on(self, slot: int, request: Request, match: Match) -> int:
@@ -421,40 +349,10 @@ class GlobalScheduler:
         matched = min(self._index.matched_on(match, slot), max(request.num_prompt_tokens - 1, 0))
         return matched // block_size * block_size
 
-    def _believe_prompt_held(self, flight: InFlight, now: float) -> None:
-        if self._believes(flight.slot):
-            block_size = self._fleet.specs[flight.slot].block_size
-            self._index.believe_held(flight.slot, flight.leaf, block_size, now)
-            self._evict_over_capacity(flight.slot, now)
-
-    def _evict_over_capacity(self, slot: int, now: float) -> None:
-        capacity = self._fleet.specs[slot].kv_capacity_tokens
-        if capacity is not None and self._believes(slot):
-            self._index.evict_down_to(slot, capacity, now)
-
-    def _compare_cached(self, flight: InFlight, cached_tokens: int, now: float) -> None:
-        """Hold the belief against the replica's word. A replica that has lost a prefix has also lost whatever it had
-        used no later than that (LRU)."""
-        drift = self._drift[flight.slot]
-        drift.num_requests += 1
-        drift.predicted_tokens += flight.confirmed_tokens
-        drift.reported_tokens += cached_tokens
-        if self._believes(flight.slot) and cached_tokens < flight.confirmed_tokens:
-            self._index.forget_unused_since(flight.slot, flight.confirmed_used_s, now)
-
-    def _end_graces(self, slot: int) -> None:
-        """Nothing that ended on the replica will be reported as stored any more."""
-        for grace in self._graces:
-            if grace.slot == slot:
-                self._index.unpin(slot, grace.leaf)
-        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
-
     def _expire(self, now: float) -> None:
         for slot, leaf in self._window.expire(now):
             self._index.unshare(slot, leaf)
-        while self._graces and self._graces[0].until <= now:
-            grace = self._graces.popleft()
-            self._index.unpin(grace.slot, grace.leaf)
+        self._belief.expire_promises(now)
 
 
 class _ClusterForRebalancing:
@@ -475,18 +373,3 @@ class _ClusterForRebalancing:
     def window_requests(self, node: Node) -> int:
         records = (self._index.holdings(slot).get(node) for slot in slots_of(node.holders))
         return sum(record.shares for record in records if record is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """One replica as the scheduler sees it.
-
-    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
-    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens held or about to be held.
-    """
-
-    num_requests: int
-    waiting_prefill_tokens: int
-    load_s: float
-    cached_tokens: int
-    drift: CacheDrift

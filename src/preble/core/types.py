@@ -159,6 +159,33 @@ class PrefixHomeChange:
     num_homes: int
 
 
+@dataclass(slots=True)
+class CacheDrift:
+    """Prompt tokens that a replica was believed to have cached, and those it reported, over requests that it reported.
+
+    Only tokens count that had been computed before the request was placed.
+    """
+
+    predicted_tokens: int = 0
+    reported_tokens: int = 0
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica as the scheduler sees it.
+
+    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
+    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens held or about to be held.
+    """
+
+    num_requests: int
+    waiting_prefill_tokens: int
+    load_s: float
+    cached_tokens: int
+    drift: CacheDrift
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
     """A replica has cached blocks that follow one another.

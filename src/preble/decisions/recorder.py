@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from preble.core.door import Scheduler
-from preble.core.global_scheduler import ReplicaState
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -12,6 +11,7 @@ from preble.core.types import (
     PrefixHomeChange,
     ReplicaId,
     ReplicaSpec,
+    ReplicaState,
     Request,
     RequestId,
 )

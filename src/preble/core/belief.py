@@ -1,0 +1,195 @@
+"""What the replicas are believed to hold, kept in step with what they do and say.
+
+`PrefixIndex` is the structure; this is its keeper. It decides when a prompt in flight counts as held, when a promise
+ends, when a belief that nothing confirms is too old, and what is forgotten to stay within the memory budget.
+Source: Preble, "Global scheduler data structures"; promises, age and budget: docs/decisions/0001.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from preble.core.fleet import Fleet, InFlight
+from preble.core.load_window import LoadWindow
+from preble.core.prefix_index import RECORD_BYTES, PrefixIndex
+from preble.core.radix_tree import Match, Node
+from preble.core.types import BlocksEvicted, BlocksStored, CacheDrift, Request
+
+_AGE_CHECK = 1 / 16
+"""How often beliefs are checked for age, as a part of the age at which they end."""
+
+
+@dataclass(slots=True)
+class _Grace:
+    """A finished request whose prompt stays pinned until the replica's reports must have arrived."""
+
+    until: float
+    slot: int
+    leaf: Node
+
+
+class Belief:
+    """Who holds what, by slot. The settings are those of `GlobalScheduler`; its `check` covers this too.
+
+    `num_unindexed`: prompts and reports that the budget left no room for.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        fleet: Fleet,
+        window: LoadWindow,
+        *,
+        report_grace_s: float,
+        belief_ttl_s: float,
+        index_budget_bytes: int | None,
+    ) -> None:
+        self.num_unindexed = 0
+        self._index = index
+        self._fleet = fleet
+        self._window = window
+        self._report_grace_s = report_grace_s
+        self._belief_ttl_s = belief_ttl_s
+        self._budget_bytes = index_budget_bytes
+        self._graces: deque[_Grace] = deque()
+        self._drift: dict[int, CacheDrift] = {}
+        self._check_age_at: float | None = None
+
+    def add_replica(self, slot: int, now: float) -> None:
+        self._index.add_replica(slot)
+        self._drift[slot] = CacheDrift()
+        if self._is_unreported(slot) and self._check_age_at is None:
+            self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
+
+    def remove_replica(self, slot: int) -> None:
+        """Nothing in flight or in the window may refer to the replica any more."""
+        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
+        self._index.remove_replica(slot)
+        del self._drift[slot]
+
+    def drift(self, slot: int) -> CacheDrift:
+        return self._drift[slot]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def place(self, slot: int, request: Request, match: Match, now: float) -> Node:
+        """The prompt is held by the replica from now on, or about to be; returns the node at which it ends.
+
+        Where the budget has no room for it, only what is known of it already counts.
+        """
+        prompt, namespace = request.prompt, request.namespace
+        if self._has_room(self._index.growth_of_prompt(match, prompt)):
+            return self._index.place(slot, match, prompt, namespace, now)
+        index = self._index
+        made_room = self._make_room(lambda: index.growth_of_prompt(index.match(prompt, namespace), prompt), now)
+        match = index.match(prompt, namespace)
+        if made_room:
+            return index.place(slot, match, prompt, namespace, now)
+        self.num_unindexed += 1
+        known = [node for node in match.path if node.end <= match.num_tokens]
+        fits = self._has_room(len(known) * RECORD_BYTES)
+        return index.place_on(slot, known if fits else [], namespace, now)
+
+    def computed(self, flight: InFlight, now: float) -> None:
+        """The prompt has been computed: a replica that reports nothing is believed to hold its whole blocks."""
+        slot = flight.slot
+        if self._is_unreported(slot):
+            self._index.believe_held(slot, flight.leaf, self._fleet.block_size[slot], now)
+            self._evict_over_capacity(slot, now)
+
+    def end(self, flight: InFlight, now: float, *, work_done: bool) -> None:
+        """The request is over. If its work was done, its promise outlives it until the reports must have come."""
+        if work_done and not self._is_unreported(flight.slot):
+            self._graces.append(_Grace(now + self._report_grace_s, flight.slot, flight.leaf))
+        else:
+            self._index.unpin(flight.slot, flight.leaf)
+            self._evict_over_capacity(flight.slot, now)
+
+    # -- what replicas say --------------------------------------------------------------------------------------------
+
+    def stored(self, slot: int, event: BlocksStored, now: float) -> bool:
+        """False if what is before the blocks is unknown, so that they cannot be located."""
+        if not self._make_room(lambda: self._index.growth_of_stored(slot, event), now):
+            self.num_unindexed += 1
+            return True
+        return self._index.stored(slot, event, now)
+
+    def evicted(self, slot: int, event: BlocksEvicted, now: float) -> None:
+        self._index.evicted(slot, event, self._fleet.block_size[slot], now)
+
+    def cleared(self, slot: int, now: float) -> None:
+        """The whole cache is gone, and nothing that ended there will be reported as stored any more."""
+        for grace in self._graces:
+            if grace.slot == slot:
+                self._index.unpin(slot, grace.leaf)
+        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
+        self._index.clear(slot, now)
+
+    def compare(self, flight: InFlight, cached_tokens: int, now: float) -> None:
+        """Hold the belief against what the replica says that it had cached.
+
+        A replica that has lost a prefix has also lost whatever it had used no later than that (LRU).
+        """
+        drift = self._drift[flight.slot]
+        drift.num_requests += 1
+        drift.predicted_tokens += flight.confirmed_tokens
+        drift.reported_tokens += cached_tokens
+        if self._is_unreported(flight.slot) and cached_tokens < flight.confirmed_tokens:
+            self._index.forget_unused_since(flight.slot, flight.confirmed_used_s, now)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float:
+        """When a promise ends, or beliefs are to be checked for age; infinity if never."""
+        grace_s = self._graces[0].until if self._graces else inf
+        return grace_s if self._check_age_at is None else min(grace_s, self._check_age_at)
+
+    def expire_promises(self, now: float) -> None:
+        """Amortised O(1)."""
+        while self._graces and self._graces[0].until <= now:
+            grace = self._graces.popleft()
+            self._index.unpin(grace.slot, grace.leaf)
+
+    def expire_old(self, now: float) -> None:
+        """Forget what nothing has confirmed for too long, if it is time to look. O(what is forgotten)."""
+        if self._check_age_at is None or self._check_age_at > now:
+            return
+        unreported = [slot for slot in self._fleet.specs if self._is_unreported(slot)]
+        for slot in unreported:
+            self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
+        self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK if unreported else None
+
+    def promises(self) -> list[tuple[int, Node]]:
+        """(slot, leaf) of each promise that has outlived its request; for tests."""
+        return [(grace.slot, grace.leaf) for grace in self._graces]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _is_unreported(self, slot: int) -> bool:
+        """True if no event of this replica corrects what is believed of it."""
+        return not self._fleet.specs[slot].reports_events
+
+    def _evict_over_capacity(self, slot: int, now: float) -> None:
+        capacity = self._fleet.specs[slot].kv_capacity_tokens
+        if capacity is not None and self._is_unreported(slot):
+            self._index.evict_down_to(slot, capacity, now)
+
+    def _has_room(self, growth_bytes: int) -> bool:
+        return self._budget_bytes is None or self._index.num_bytes + growth_bytes <= self._budget_bytes
+
+    def _make_room(self, growth_bytes: Callable[[], int], now: float) -> bool:
+        """Let the index grow by so much within its budget: forget what is old. False if that is not enough.
+
+        What is forgotten may be what the growth builds on, so it is asked for again each time.
+        """
+        while self._budget_bytes is not None and not self._has_room(growth_bytes()):
+            oldest_share_s = self._window.oldest_share_s
+            if self._index.drop_oldest(now, oldest_share_s):
+                continue
+            if oldest_share_s == inf:
+                return False
+            self._index.unshare(*self._window.drop_oldest_share())
+        return True
