@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE, HttpUrl
 from preble.cli.running import run_cancellable
 from preble.errors import ConfigError
@@ -60,6 +61,7 @@ def command(
     """
     from preble.profiling import fit_profile
 
+    configure_logging("error", "console")
     measurements = run_cancellable(_measured(**options))
     fit = fit_profile(measurements, name=name or output.stem, source=_source(measurements), typical_batch=typical_batch)
     _write(fit, measurements, output=output, plot=plot, raw=raw)
@@ -144,6 +146,7 @@ def _table(fit: Fit) -> Table:
         f"{fit.overhead_s * 1000:.2f} ms of every prefill were the request's way, and are left out"
     )
     table = Table("what", "measured ms", "fitted ms", "error", "spread", title=title, title_justify="left")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for time in fit.times:
@@ -159,6 +162,6 @@ def _table(fit: Fit) -> Table:
 
 def _named(time: FittedTime) -> str:
     if time.num_sequences:
-        return f"decode {time.num_sequences} sequences, {time.context_tokens} tokens of context"
+        return f"decode {time.num_sequences} x {time.context_tokens // time.num_sequences} tokens"
     behind = f" behind {time.context_tokens} cached" if time.context_tokens else ""
     return f"prefill {time.new_tokens} tokens{behind}"

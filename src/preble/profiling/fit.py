@@ -16,15 +16,16 @@ import numpy as np
 from preble.core.cost_model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiling.least_deviation import isotonic, non_negative_fit
-from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes, spread
+from preble.profiling.measurements import NOISY_SPREAD, DecodeTimes, Measurements, PrefillTimes, spread
 
 KNOT_TOLERANCE = 0.02
 """A point is left out if the line past it errs by no more than this, relatively, at every measured length."""
 
 TYPICAL_BATCH = 16
-NOISY_SPREAD = 0.15
 BAD_ERROR = 0.25
-_GRID = 64
+_GRID = 24
+_ALIKE = 0.002
+"""Fits whose mean relative deviations differ by no more than this count as equally good."""
 
 Points = list[tuple[int, float]]
 
@@ -172,8 +173,8 @@ def _attention(prefill: tuple[PrefillTimes, ...], points: Points, overhead_s: fl
 def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, float, float]:
     """base, per_sequence and per_context_token of max(prefill of the batch, base) + linear.
 
-    The base is searched on a grid that is refined, since the maximum makes the problem not convex; the other two
-    follow from it.
+    The maximum makes the problem not convex, so the base is searched on a grid that is refined; the other two follow
+    from it. Where several fit alike, the largest: below the prefill of one token a base means nothing.
     """
     features = np.array([[t.num_sequences, t.context_tokens] for t in decode], float)
     measured = np.array([t.median_s for t in decode])
@@ -184,9 +185,10 @@ def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, flo
         return deviation, base, float(linear[0]), float(linear[1])
 
     low, high = 0.0, float(measured.max())
-    for _ in range(3):
-        grid = np.linspace(low, high, _GRID)
-        best = min(with_base(float(base)) for base in grid)
+    for _ in range(4):
+        tried = [with_base(float(base)) for base in np.linspace(low, high, _GRID)]
+        alike = min(tried)[0] + _ALIKE * len(decode)
+        best = max((found for found in tried if found[0] <= alike), key=lambda found: found[1])
         step = (high - low) / (_GRID - 1)
         low, high = max(best[1] - step, 0.0), best[1] + step
     return best[1:]

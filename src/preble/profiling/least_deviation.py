@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_ROUNDS = 25
+_ROUNDS = 12
 _SMALL = 0.005
 """Relative deviations below this count as equal: it keeps the weights finite."""
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from random import Random
 
 from preble.engines import Engine, EngineInfo
 from preble.errors import ConfigError, EngineProtocolError
-from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes
+from preble.profiling.measurements import NOISY_SPREAD, DecodeTimes, Measurements, PrefillTimes, spread
 from preble.profiling.plan import Plan, make_plan, output_tokens
 from preble.profiling.timing import TimedAnswer, Timer
 
 TOKEN_IDS = range(100, 1000)
 """Ids to draw from: special tokens are below or far above them, and any vocabulary has them."""
 
-GAPS = 8
-"""Iterations that are timed as one: a client may get several tokens in one read."""
+STRETCHES = 4
+"""The tokens of a sequence are timed in so many stretches: a client may get several of them in one read."""
+
+CLOCK_S = 1e-6
+"""Shorter times are none: everything came at once."""
 
 OnStep = Callable[[], None]
 
@@ -101,18 +105,27 @@ class Measuring:
         await self._ask_together(4, 16, 16)
 
     async def _prefill(self, on_step: OnStep) -> list[PrefillTimes]:
+        """Every length in turn, as often as planned; once more as often those whose times differ."""
         seconds: dict[int, list[float]] = {length: [] for length in self._plan.lengths}
         for _ in range(self._plan.repetitions):
-            for length in self._plan.lengths:
-                answer = await self._timer.ask(self._prompt(length), 1)
-                if answer.cached_tokens:
-                    raise EngineProtocolError(
-                        f"replica {self._engine.url} says that {answer.cached_tokens} tokens of a random prompt were "
-                        "cached; was this seed used before? Give another --seed"
-                    )
-                seconds[length].append(answer.ttft_s)
+            for length, times in seconds.items():
+                times.append(await self._from_nothing(length))
                 on_step()
+        disturbed = [length for length, times in seconds.items() if spread(tuple(times)) > NOISY_SPREAD]
+        for _ in range(self._plan.repetitions):
+            for length in disturbed:
+                seconds[length].append(await self._from_nothing(length))
         return [PrefillTimes(length, 0, tuple(times)) for length, times in seconds.items()]
+
+    async def _from_nothing(self, length: int) -> float:
+        """TTFT of a prompt of which nothing is cached, in seconds."""
+        answer = await self._timer.ask(self._prompt(length), 1)
+        if answer.cached_tokens:
+            raise EngineProtocolError(
+                f"replica {self._engine.url} says that {answer.cached_tokens} tokens of a random prompt were cached; "
+                "was this seed used before? Give another --seed"
+            )
+        return answer.ttft_s
 
     async def _behind(self, on_step: OnStep) -> list[PrefillTimes]:
         """Times behind a cached prefix, by what the replica says was cached."""
@@ -152,8 +165,11 @@ class Measuring:
                 else:
                     found.append(times)
             on_step()
-        if not found:
-            raise EngineProtocolError(f"replica {self._engine.url}: no decoding could be timed")
+        if all(times.median_s <= CLOCK_S for times in found):
+            raise EngineProtocolError(
+                f"replica {self._engine.url}: no decoding could be timed, since the tokens of an answer come all at "
+                "once: is there a proxy on the way that collects them?"
+            )
         return found
 
     async def _decode_together(self, batch: int, context: int) -> DecodeTimes | None:
@@ -199,11 +215,14 @@ def _together(answers: Sequence[TimedAnswer]) -> tuple[float, float]:
 
 
 def _gaps(answer: TimedAnswer, start_s: float, end_s: float) -> list[float]:
-    """Seconds an iteration, over stretches of `GAPS` events each, within the time."""
+    """Seconds an iteration, in each of a few stretches within the time; empty if there are too few tokens in it."""
     times = [time for time in answer.arrivals_s if start_s <= time <= end_s]
-    tokens_an_event = answer.output_tokens / len(answer.arrivals_s)
-    stretches = zip(times[::GAPS], times[GAPS::GAPS], strict=False)
-    return [(later - earlier) / (GAPS * tokens_an_event) for earlier, later in stretches]
+    length = (len(times) - 1) // STRETCHES
+    if length < 1:
+        return []
+    tokens = length * answer.output_tokens / len(answer.arrivals_s)
+    ends = [times[i * length] for i in range(STRETCHES + 1)]
+    return [max((later - earlier) / tokens, CLOCK_S) for earlier, later in pairwise(ends)]
 
 
 def _tokens_until(answer: TimedAnswer, time_s: float) -> float:

@@ -8,6 +8,9 @@ import msgspec
 
 from preble import __version__
 
+NOISY_SPREAD = 0.15
+"""Repetitions that differ by more than this were disturbed."""
+
 
 class PrefillTimes(msgspec.Struct, frozen=True):
     """Times from sending a prompt to its first token, in seconds. `cached_tokens`: at its head, served from cache."""
@@ -59,7 +62,7 @@ def spread(seconds: tuple[float, ...]) -> float:
     >>> spread((1.0, 1.0, 1.0))
     0.0
     >>> round(spread((0.9, 1.0, 1.0, 1.1, 9.0)), 2)
-    0.2
+    0.1
     """
     if len(seconds) < 2:
         return 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -87,17 +87,23 @@ class Timer:
         return TimedAnswer(sent_s, tuple(arrivals), generated, details.cached_tokens if details else None)
 
     async def _receive(self, response: EngineResponse) -> tuple[list[float], _Usage | None]:
-        clock = asyncio.get_running_loop().time
         arrivals: list[float] = []
-        usage = None
-        async for data in server_sent_data(response.chunks()):
+        arrived_s, usage = 0.0, None
+
+        async def chunks() -> AsyncIterator[bytes]:
+            nonlocal arrived_s
+            async for chunk in response.chunks():
+                arrived_s = asyncio.get_running_loop().time()
+                yield chunk
+
+        async for data in server_sent_data(chunks()):
             if data == b"[DONE]":
                 continue
             event = self._decode(data)
             if event.error is not None:
                 raise self._error(f"broke off its answer: {event.error.message}")
             if event.choices:
-                arrivals.append(clock())
+                arrivals.append(arrived_s)
             usage = event.usage or usage
         return arrivals, usage
 
@@ -108,7 +114,7 @@ class Timer:
         except (msgspec.DecodeError, UnicodeDecodeError):
             answer = _Event()
         said = answer.error.message if answer.error is not None else answer.message
-        return self._error(f"answers {PATH} with status {response.status}: {said or content[:200]!r}")
+        return self._error(f"answers {PATH} with status {response.status}: {said or repr(content[:200])}")
 
     def _decode(self, data: bytes) -> _Event:
         try:
