@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from preble.core.rebalance import RebalanceSettings
 from preble.errors import ConfigError
-from preble.gateway.config import GatewayConfig, ReplicaConfig, knobs, load
+from preble.gateway.config import GatewayConfig, RebalanceConfig, ReplicaConfig, knobs
+from preble.gateway.config_load import load
 from preble.gateway.config_reference import reference_page
 
 URL = "http://127.0.0.1:8101"
@@ -26,6 +30,10 @@ def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit()
     for knob in knobs():
         assert knob.text and knob.why, knob.key
         assert knob.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
+
+
+def test_every_setting_of_rebalancing_can_be_configured_and_has_its_default() -> None:
+    assert msgspec.structs.asdict(RebalanceConfig()) == dataclasses.asdict(RebalanceSettings())
 
 
 def test_defaults_need_only_a_replica() -> None:
@@ -71,6 +79,9 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ('replicas = ["http://a:1", "http://a:1/"]', "http://a:1 is given twice"),
         ("replicas = []", "no replica given"),
         ('replicas = ["http://a:1"]\n[health]\nretry_min_s = 9.0', "retry_min_s is larger"),
+        ('replicas = ["http://a:1"]\n[rebalance]\ncalm = 2.0', "rebalance.calm is larger"),
+        ('replicas = ["http://a:1"]\npolicy = "best"', "policy = 'best' is not known; choose one of e2, "),
+        ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
         ("port =", "not valid TOML"),
     ],
 )

@@ -18,7 +18,7 @@ from preble.gateway.server import build_scheduler, serving
 
 PROGRAM = """
 import sys
-from preble.gateway.config import load
+from preble.gateway.config_load import load
 from preble.gateway.server import run
 run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:]}))
 """

@@ -12,8 +12,6 @@ from preble.cli.logs import FORMATS, LEVELS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-POLICIES = ("e2", "round_robin", "least_load")
-
 
 class HttpUrl(click.ParamType[str]):
     """An http or https URL of a server; given back without `/v1` or a slash at the end."""
@@ -34,6 +32,25 @@ class HttpUrl(click.ParamType[str]):
         return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+class PolicyName(click.ParamType[str]):
+    """One of the policies, which are asked for when they are needed: the module that knows them loads numpy."""
+
+    name = "policy"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self._names())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self._names():
+            self.fail(f"{value!r} is not one of {', '.join(self._names())}", param, ctx)
+        return str(value)
+
+    def _names(self) -> tuple[str, ...]:
+        from preble.core.policies import policy_names
+
+        return policy_names()
+
+
 PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = click.FloatRange(min=0, min_open=True)
@@ -43,7 +60,7 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
     """`--policy`. `default`: None where the configuration file may say it."""
     return click.option(
         "--policy",
-        type=click.Choice(POLICIES),
+        type=PolicyName(),
         default=default,
         help="How a replica is chosen." + ("" if default else "  [default: e2]"),
         show_default=default is not None,

@@ -73,7 +73,7 @@ def command(
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
     """
     from preble.engines.launch import LaunchOptions
-    from preble.gateway.config import load
+    from preble.gateway.config_load import load
 
     if engine == "vllm" and model is None:
         raise ConfigError("vLLM needs a model: give --model, a folder or a name on the Hugging Face hub")
@@ -104,7 +104,7 @@ def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
     from preble.engines.launch import Fleet
-    from preble.gateway.config import load
+    from preble.gateway.config_load import load
     from preble.gateway.server import serving
 
     _say(f"starting {options.replicas} replicas ({options.engine}); logs in {options.log_dir}")

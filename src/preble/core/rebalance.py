@@ -225,8 +225,8 @@ class Rebalancer:
 def _split_by_load(node: Node, homes: list[int], cluster: Cluster) -> dict[Node, int]:
     """Give each shared subtree below `node` to one of the homes, the heaviest first to the home with the least so far.
 
-    On equal terms a subtree stays with a home that holds it already, and the one that was there first comes first: which
-    tokens it has decides nothing, so that logs with renamed tokens replay. Load: requests in the window.
+    On equal terms a subtree stays with a home that holds it already, and the older one comes first: which tokens it has
+    decides nothing, so that logs with renamed tokens replay. Load: requests in the window.
     """
     given = dict.fromkeys(homes, 0)
     shares: dict[Node, int] = {}

@@ -1,26 +1,20 @@
-"""Configuration of the gateway: what can be set, and how a file, the environment and flags become one `GatewayConfig`.
+"""Configuration of the gateway: what can be set.
 
-Layers, later ones win: the defaults here, one TOML file, environment variables (`PREBLE_PORT`,
-`PREBLE_LIMITS__MAX_IN_FLIGHT`), then command-line flags (`port`, `limits.max_in_flight`). A knob is described once, by
-the `Annotated` type of its field: constraints, unit, meaning, and why the default is what it is. The reference page is
-made from the same text (`preble.gateway.config_reference`).
+A knob is described once, by the `Annotated` type of its field: constraints, unit, meaning, and why the default is what
+it is. The reference page is made from the same text (`preble.gateway.config_reference`). How a file, the environment
+and flags become one `GatewayConfig`: `preble.gateway.config_load`.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_type_hints
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
-from preble.errors import ConfigError
-
-ENV_PREFIX = "PREBLE_"
+from preble.core.policies import policy_names
+from preble.core.rebalance import RebalanceSettings
 
 
 def _about(text: str, *, why: str, unit: str = "", **limits: Any) -> Meta:
@@ -63,6 +57,15 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_after_s: Annotated[
         float, _about("`Retry-After` of a 429 or 503.", unit="s", why="about one long prefill", ge=0)
     ] = 1.0
+    max_answer_bytes: Annotated[
+        int,
+        _about(
+            "Largest answer of a replica that is not streamed; it is held in memory until it is whole.",
+            unit="bytes",
+            why="a million tokens of text with log probabilities; a replica gone wild must not fill the memory",
+            ge=1,
+        ),
+    ] = 64 * 1024 * 1024
 
 
 class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +157,135 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
+class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the scheduler remembers and believes."""
+
+    window_s: Annotated[
+        float,
+        _about(
+            "H: the time over which a replica's load and a prefix's popularity are counted.",
+            unit="s",
+            why="the paper's three minutes",
+            gt=0,
+        ),
+    ] = 180.0
+    report_grace_s: Annotated[
+        float,
+        _about(
+            "After a request's end, for the KV events of what it stored to arrive.",
+            unit="s",
+            why="they take milliseconds; a busy event loop may take longer",
+            ge=0,
+        ),
+    ] = 1.0
+    belief_ttl_s: Annotated[
+        float,
+        _about(
+            "How long an unused prefix is believed to stay on a replica without KV events.",
+            unit="s",
+            why="what is asked for less often than that has mostly been evicted",
+            gt=0,
+        ),
+    ] = 600.0
+    index_budget_mib: Annotated[
+        int,
+        _about(
+            "Memory of the prefix index. At the bound it forgets what was used least recently, then takes in no more.",
+            unit="MiB",
+            why="holds some 40 million tokens, the KV caches of dozens of GPUs",
+            ge=1,
+        ),
+    ] = 256
+
+
+_REBALANCE = RebalanceSettings()
+
+
+class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When the policies that rebalance (`e2`, `e2_rebalance`) move load. See docs/decisions/0004."""
+
+    threshold: Annotated[
+        float,
+        _about(
+            "Th_bal: how many times the lightest replica's load a replica must have to shed load.",
+            why="the published code's",
+            ge=1,
+        ),
+    ] = _REBALANCE.threshold
+    calm: Annotated[
+        float,
+        _about("The ratio at which it stops; not above `threshold`.", why="lower, so that it does not flutter", ge=1),
+    ] = _REBALANCE.calm
+    queue_growth: Annotated[
+        float,
+        _about(
+            "By which factor a prefix's queueing must grow from one half of the window to the next to be replicated.",
+            why="the paper's",
+            ge=1,
+        ),
+    ] = _REBALANCE.queue_growth
+    min_requests: Annotated[
+        int,
+        _about(
+            "Requests of a prefix in a half of the window for its mean queueing to count.",
+            unit="requests",
+            why="the mean of a few is chance",
+            ge=1,
+        ),
+    ] = _REBALANCE.min_requests
+    retire_below: Annotated[
+        float,
+        _about(
+            "A further home is given up when the others would each get less than this part of the request rate at "
+            "which the prefix was replicated.",
+            why="half, so that it is not replicated again at once",
+            ge=0,
+        ),
+    ] = _REBALANCE.retire_below
+    interval_s: Annotated[
+        float,
+        _about(
+            "Between two searches for what to replicate or retire.",
+            unit="s",
+            why="short against the window, rare against requests",
+            gt=0,
+        ),
+    ] = _REBALANCE.interval_s
+
+
+class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of placements to be asked for (`/debug`, `preble explain`) or replayed (`preble replay`)."""
+
+    remembered: Annotated[
+        int,
+        _about(
+            "Decisions kept in memory; fewer on a cluster of more than 25 replicas.",
+            unit="decisions",
+            why="minutes of a busy gateway in tens of MB",
+            ge=1,
+        ),
+    ] = 10_000
+    log: Annotated[
+        str | None,
+        _about(
+            "File for the decision log, made anew at each start; the one before is kept as FILE.1. "
+            "**It holds the token ids of every prompt.**",
+            why="prompts are nobody's business unless somebody asks",
+        ),
+    ] = None
+    log_tokens: Annotated[
+        Literal["renamed", "plain"],
+        _about(
+            "`renamed`: token ids are exchanged by a secret permutation that is written nowhere, so that text cannot "
+            "be looked up; the log replays all the same.",
+            why="prompts need not be readable for a replay",
+        ),
+    ] = "renamed"
+    log_max_mib: Annotated[
+        int, _about("Size at which a log ends.", unit="MiB", why="a disk is not for logs alone", ge=1)
+    ] = 1024
+
+
 class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask, and as whom the gateway asks the replicas."""
 
@@ -184,8 +316,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _about("The replicas' program; `auto` asks each.", why="asking is cheap and right"),
     ] = "auto"
     policy: Annotated[
-        str, _about("How replicas are chosen: `e2`, `round_robin` or `least_load`.", why="the paper's")
-    ] = "e2"
+        str,
+        _about(f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.", why="the paper's"),
+    ] = policy_names()[0]
     profile: Annotated[
         str | None,
         _about(
@@ -212,6 +345,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    rebalance: RebalanceConfig = RebalanceConfig()
+    decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
 
 
@@ -237,141 +373,3 @@ def knobs(struct: type[Struct] = GatewayConfig, prefix: str = "") -> Iterator[Kn
         meta = next(m for m in get_args(hint) if isinstance(m, Meta))
         extra = meta.extra or {}
         yield Knob(prefix + field.name, hint, field.default, extra["unit"], meta.description or "", extra["why"])
-
-
-def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> GatewayConfig:
-    """The configuration from a TOML file (None for no file), the environment and flags, each overriding the one before.
-
-    `flags`: dotted knob names to values; a None or an empty tuple or list means "not given".
-
-    Raises: ConfigError: an unreadable file, an unknown key, a wrong value; names the place and what to do.
-    """
-    known = {knob.key: knob for knob in knobs()}
-    given = {key: value for key, value in flags.items() if value is not None and value != () and value != []}
-    merged: dict[str, Any] = {}
-    for where, layer, strict in (
-        (str(path), _file_layer(path, known), True),
-        ("environment", _environment_layer(environ, known), False),
-        ("flags", given, True),
-    ):
-        for key, value in layer.items():
-            merged[key] = _checked(where, key, value, known, strict=strict)
-    config = msgspec.convert(_nested(merged), GatewayConfig, from_attributes=True)
-    _check_whole(config)
-    return config
-
-
-def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error}") from error
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: {error}") from error
-    return dict(_flattened(tree, known))
-
-
-def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a TOML tree; a table that is no section is left whole, as an unknown key to complain of."""
-    sections = {key.rpartition(".")[0] for key in known if "." in key}
-    for name, value in tree.items():
-        key = prefix + name
-        if isinstance(value, Mapping) and key in sections:
-            yield from _flattened(value, known, f"{key}.")
-        else:
-            yield key, value
-
-
-def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) -> dict[str, Any]:
-    """Knobs set by `PREBLE_*`. Other variables with that prefix are not ours, unless they look like a typing error."""
-    variables = {ENV_PREFIX + key.upper().replace(".", "__"): knob for key, knob in known.items()}
-    layer: dict[str, Any] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX):
-            continue
-        knob = variables.get(variable)
-        if knob is not None:
-            layer[knob.key] = _split(value) if knob.key in ("replicas", "auth.api_keys") else value
-        elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
-            raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
-    return layer
-
-
-def _split(value: str) -> list[str]:
-    return [part for part in (piece.strip() for piece in value.split(",")) if part]
-
-
-def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:
-    knob = known.get(key)
-    if knob is None:
-        raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key, known)}")
-    if key == "replicas":
-        return _replicas(where, value)
-    try:
-        return msgspec.convert(value, knob.type, strict=strict)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {key} = {value!r}: {error}") from error
-
-
-def _hint(key: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-
-
-def _replicas(where: str, value: Any) -> tuple[ReplicaConfig, ...]:
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where}: replicas = {value!r}: give a list of URLs or of tables with a `url`")
-    return tuple(_replica(where, item) for item in value)
-
-
-def _replica(where: str, item: Any) -> ReplicaConfig:
-    if isinstance(item, ReplicaConfig):
-        table: dict[str, Any] = msgspec.structs.asdict(item)
-    else:
-        table = {"url": item} if isinstance(item, str) else item
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{where}: replicas: {item!r} is neither a URL nor a table with a `url`")
-    names = [field.name for field in msgspec.structs.fields(ReplicaConfig)]
-    for key in table:
-        if key not in names:
-            raise ConfigError(f"{where}: replicas: unknown key {key!r}; {_hint(key, dict.fromkeys(names))}")
-    try:
-        replica = msgspec.convert(dict(table), ReplicaConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: replicas: {item!r}: {error}") from error
-    return msgspec.structs.replace(replica, url=_base_url(where, replica.url))
-
-
-def _base_url(where: str, url: str) -> str:
-    """The URL without a trailing slash or `/v1`. Raises: ConfigError."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f"{where}: replica URL {url!r} is not usable; give one such as http://127.0.0.1:8101")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = value
-    return tree
-
-
-def _check_whole(config: GatewayConfig) -> None:
-    """What only the whole can tell. Raises: ConfigError."""
-    if not config.replicas:
-        raise ConfigError("no replica given: name at least one, such as --replica http://127.0.0.1:8101")
-    urls = [replica.url for replica in config.replicas]
-    if twice := next((url for url in urls if urls.count(url) > 1), None):
-        raise ConfigError(f"replica {twice} is given twice; name each replica once")
-    if config.health.retry_min_s > config.health.retry_max_s:
-        raise ConfigError("health.retry_min_s is larger than health.retry_max_s; make it the smaller one")

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from preble.gateway.config import ENV_PREFIX, Knob, ReplicaConfig, knobs
+from preble.gateway.config import Knob, ReplicaConfig, knobs
+from preble.gateway.config_load import ENV_PREFIX
 
 _HEAD = """\
 # Configuration of the gateway
