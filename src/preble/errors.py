@@ -3,7 +3,7 @@
 ```
 PrebleError
 ├── ConfigError              the operator's: a flag, a file, an environment variable     exit 2
-├── TraceFormatError         the operator's: a line of a trace or workload file           exit 2
+├── TraceFormatError         the operator's: a line of a trace, workload or decision log  exit 2
 ├── RequestError             the client's                                                 4xx
 │   ├── PromptTooLong        no replica can ever hold this prompt                         400
 │   ├── UnknownModel         no replica serves this model                                 404
@@ -34,7 +34,7 @@ class ConfigError(PrebleError):
 
 
 class TraceFormatError(PrebleError):
-    """A trace or workload file has a line that cannot be read; the message names file and line."""
+    """A trace, workload or decision log has a line that cannot be read; the message names file and line."""
 
 
 class RequestError(PrebleError):
@@ -99,11 +99,16 @@ class UnknownRequest(PrebleError):
 
 
 class EngineError(PrebleError):
-    """A replica failed. `replica_id` says which, where it is known."""
+    """A replica failed. `replica_id` says which, where it is known.
 
-    def __init__(self, message: str, *, replica_id: str | None = None) -> None:
+    `is_silent`: nothing at all was heard of its machine, not even that it refuses; what waits for an answer from there
+    on an open connection may wait in vain.
+    """
+
+    def __init__(self, message: str, *, replica_id: str | None = None, is_silent: bool = False) -> None:
         super().__init__(message)
         self.replica_id = replica_id
+        self.is_silent = is_silent
 
 
 class EngineRefused(EngineError):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from preble.core.types import CacheCleared, ReplicaId
+from preble.core.types import CacheCleared, PrefixHomeChange, ReplicaId
+from preble.decisions.recent import RecentDecisions
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.telemetry import Telemetry
 
@@ -23,8 +24,9 @@ class OverdueScheduler:
     def next_timer(self) -> float | None:
         return None if self.called.is_set() else 0.0
 
-    def on_timer(self, now: float) -> None:
+    def on_timer(self, now: float) -> list[PrefixHomeChange]:
         self.called.set()
+        return []
 
 
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
@@ -33,7 +35,7 @@ def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[],
 
     async def two_events_in_one_instant() -> None:
         scheduler = OverdueScheduler()
-        dispatcher = Dispatcher(scheduler, Telemetry())  # type: ignore[arg-type]
+        dispatcher = Dispatcher(scheduler, Telemetry(), RecentDecisions("none", 1))  # type: ignore[arg-type]
         dispatcher.apply(CacheCleared(ReplicaId("r")))
         dispatcher.apply(CacheCleared(ReplicaId("r")))
         async with asyncio.timeout(20):

@@ -14,7 +14,8 @@ import pytest
 from gateway.fakes import gated_stream, replicas
 from preble.errors import ConfigError
 from preble.gateway.config import GatewayConfig, ReplicaConfig
-from preble.gateway.server import build_scheduler, serving
+from preble.gateway.scheduling import build_scheduler
+from preble.gateway.server import serving
 
 PROGRAM = """
 import sys

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from preble.core.policy import Policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -23,6 +24,9 @@ from preble.core.types import (
 
 class Scheduler(Protocol):
     """Everything that may be asked or told of a scheduler."""
+
+    @property
+    def policy(self) -> Policy: ...
 
     def place(self, request: Request, now: float) -> Placement: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from preble.core.door import Scheduler
+from preble.core.policy import Policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -88,6 +89,10 @@ class RecordingScheduler:
         return changes
 
     # -- reading: nothing to log --------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        return self._scheduler.policy
 
     def next_timer(self) -> float | None:
         return self._scheduler.next_timer()

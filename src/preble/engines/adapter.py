@@ -40,6 +40,11 @@ class EngineResponse(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
+    @property
+    def heard_at(self) -> float | None:
+        """When the last piece of the body came, by the event loop's clock; None before the first."""
+        ...
+
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives.
 
@@ -85,6 +90,10 @@ class Engine(Protocol):
         Starts with `CacheCleared`, then everything that is cached now, then every change. After a gap that cannot be
         replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; ends when closed.
         """
+        ...
+
+    def resync_kv_events(self) -> None:
+        """Have the KV events start over soon, since they do not add up. Changes nothing where there are none."""
         ...
 
     async def close(self) -> None:

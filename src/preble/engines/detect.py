@@ -86,5 +86,8 @@ class AutoEngine:
         """Of the program found by the last probe; None before any."""
         return self._found.kv_events()
 
+    def resync_kv_events(self) -> None:
+        self._found.resync_kv_events()
+
     async def close(self) -> None:
         await self._vllm.close()

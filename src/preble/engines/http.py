@@ -62,13 +62,14 @@ class HttpTimeouts:
 class HttpResponse:
     """An answer that is being received: the `EngineResponse` of every engine that speaks HTTP."""
 
-    __slots__ = ("_client", "_first_byte_by", "_response", "_taken")
+    __slots__ = ("_client", "_first_byte_by", "_response", "_taken", "heard_at")
 
     def __init__(self, client: HttpClient, response: aiohttp.ClientResponse, first_byte_by: float) -> None:
         self._client = client
         self._response = response
         self._first_byte_by = first_byte_by
         self._taken = False
+        self.heard_at: float | None = None
 
     @property
     def status(self) -> int:
@@ -100,6 +101,7 @@ class HttpResponse:
                 raise self._client.error(EngineGone, f"broke off in the middle of its answer ({error})") from error
             if not chunk:
                 return
+            self.heard_at = loop.time()
             yield chunk
             deadline = loop.time() + idle_s
 
@@ -169,9 +171,10 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    def error(self, kind: type[EngineError], what: str) -> EngineError:
+    def error(self, kind: type[EngineError], what: str, *, is_silent: bool = False) -> EngineError:
         """An error of this replica that names it."""
-        return kind(f"replica {self.replica_id} at {self.url} {what}", replica_id=self.replica_id)
+        message = f"replica {self.replica_id} at {self.url} {what}"
+        return kind(message, replica_id=self.replica_id, is_silent=is_silent)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
         return Exchange(self, path, body, headers)
@@ -223,9 +226,9 @@ class HttpClient:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self.error(EngineRefused, f"cannot be reached ({error})") from error
+            raise self.error(EngineRefused, f"cannot be reached ({error})", is_silent=_is_silent(error)) from error
         except TimeoutError as error:
-            raise self.error(EngineTimeout, "did not answer in time") from error
+            raise self.error(EngineTimeout, "did not answer in time", is_silent=True) from error
         except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
             raise self.error(EngineProtocolError, f"does not answer in HTTP ({error})") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -260,6 +263,13 @@ class HttpClient:
         self._closed = True
         if self._session is not None:
             await self._session.close()
+
+
+def _is_silent(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> bool:
+    """Whether no machine answered: none that refuses the connection, and no name server that knows none."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return False
+    return not (isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError))
 
 
 def _payload(body: bytes) -> bytes | BytesIO:

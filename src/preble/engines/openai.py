@@ -98,6 +98,9 @@ class OpenAIEngine:
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         return None
 
+    def resync_kv_events(self) -> None:
+        """There are none."""
+
     async def close(self) -> None:
         await self._http.close()
 

@@ -133,6 +133,10 @@ class VllmEngine(OpenAIEngine):
         self._streams.append(stream)
         return stream.events()
 
+    def resync_kv_events(self) -> None:
+        for stream in self._streams:
+            stream.resync()
+
     async def close(self) -> None:
         for stream in self._streams:
             stream.close()

@@ -14,12 +14,15 @@ from preble.errors import PrebleError
 from preble.gateway.api import CHAT, COMPLETIONS, ErrorForm, error_form
 from preble.gateway.client import JSON_TYPE, Client, ClientGone, HeaderList, Receive, Send, error_headers
 from preble.gateway.config import GatewayConfig
+from preble.gateway.debug import DEBUG, DebugPages
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
 from preble.gateway.telemetry import METRICS_CONTENT_TYPE, Telemetry
 
 Handler = Callable[[Client], Awaitable[None]]
 
+_WITH_KEY = ("/v1/", DEBUG)
+"""What needs an API key where there are any."""
 _GONE = 499
 """The status under which clients that went away are counted; nobody gets to see it."""
 _UNAUTHORIZED = ErrorForm(
@@ -40,6 +43,7 @@ class App:
         self._dispatcher = dispatcher
         self._inference = inference
         self._telemetry = telemetry
+        self._debug = DebugPages(dispatcher)
         self._started_at = int(time.time())
         self._gets: Mapping[str, Handler] = {
             "/v1/models": self._models,
@@ -49,7 +53,7 @@ class App:
         }
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        client = Client(scope["headers"], receive, send)
+        client = Client(scope["headers"], receive, send, query=scope["query_string"])
         path: str = scope["path"]
         try:
             await self._route(scope["method"], path, client)
@@ -62,8 +66,13 @@ class App:
             await client.fail(_STOPPING)
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
             await self._fail(client, error_form(PrebleError()), error)
-        known = path in self._gets or path in (COMPLETIONS, CHAT)
-        self._telemetry.responses.labels(path if known else "other", str(client.status)).inc()
+        self._telemetry.responses.labels(self._counted_as(path), str(client.status)).inc()
+
+    def _counted_as(self, path: str) -> str:
+        """The path in metrics: one of few."""
+        if path.startswith(DEBUG):
+            return DEBUG
+        return path if path in self._gets or path in (COMPLETIONS, CHAT) else "other"
 
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
         if form.status >= 500:
@@ -74,7 +83,7 @@ class App:
         await client.fail(form)
 
     async def _route(self, method: str, path: str, client: Client) -> None:
-        if self._keys and path.startswith("/v1/") and not self._is_authorized(client):
+        if self._keys and path.startswith(_WITH_KEY) and not self._is_authorized(client):
             await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
         elif path in (COMPLETIONS, CHAT):
             if method == "POST":
@@ -82,9 +91,10 @@ class App:
                 await self._inference.answer(path, client, body)
             else:
                 await self._not_allowed(client, method, b"POST")
-        elif (handler := self._gets.get(path)) is not None:
+        elif path.startswith(DEBUG) or path in self._gets:
             if method in ("GET", "HEAD"):
-                await handler(client)
+                handler = self._gets.get(path)
+                await (handler(client) if handler is not None else self._debug.answer(path, client))
             else:
                 await self._not_allowed(client, method, b"GET, HEAD")
         else:

@@ -28,10 +28,11 @@ class ClientGone(Exception):
 
 
 class Client:
-    """One request's client. `status`: what it was answered, None before."""
+    """One request's client. `status`: what it was answered, None before. `query`: what follows the path."""
 
-    def __init__(self, headers: HeaderList, receive: Receive, send: Send) -> None:
+    def __init__(self, headers: HeaderList, receive: Receive, send: Send, *, query: bytes = b"") -> None:
         self.headers = dict(headers)
+        self.query = query
         self.status: int | None = None
         self.extra_headers: HeaderList = []
         """Sent with every answer, errors too."""

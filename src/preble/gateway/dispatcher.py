@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from preble.core.global_scheduler import GlobalScheduler
+from preble.core.door import Scheduler
 from preble.core.types import (
     BlocksStored,
     KvEvent,
@@ -23,9 +23,12 @@ from preble.core.types import (
     RequestId,
     namespace_of,
 )
-from preble.engines.adapter import Engine, EngineInfo
+from preble.decisions.recent import DecisionRecord, RecentDecisions
+from preble.engines.adapter import Engine, EngineInfo, EngineResponse
 from preble.errors import NoReplicaError, UnknownModel
+from preble.gateway.resync import ResyncPace
 from preble.gateway.telemetry import Telemetry
+from preble.gateway.tenure import Tenure
 
 
 @dataclass(slots=True)
@@ -35,31 +38,50 @@ class LiveReplica:
     engine: Engine
     info: EngineInfo
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
+    resync_pace: ResyncPace = field(default_factory=ResyncPace)
 
 
 @dataclass(slots=True)
 class Call:
-    """One placement that is being carried out. `orphaned`: its replica was removed, and the scheduler has ended it."""
+    """One placement that is being carried out.
+
+    `tenure`: to be entered around the work. `response`: to be set by the one who does it. `orphaned`: its replica was
+    removed, and the scheduler has ended it.
+    """
 
     request: Request
     placement: Placement
     engine: Engine
     placed_at: float
+    record: DecisionRecord
+    tenure: Tenure
+    response: EngineResponse | None = None
     orphaned: bool = False
+
+    def was_heard_since(self, time_s: float) -> bool:
+        """Whether a piece of the answer has come since then."""
+        heard_at = self.response.heard_at if self.response is not None else None
+        return heard_at is not None and heard_at >= time_s
 
 
 class Dispatcher:
     """Owns the scheduler and the table of live replicas. Use within one running event loop."""
 
-    def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry) -> None:
+    def __init__(self, scheduler: Scheduler, telemetry: Telemetry, recent: RecentDecisions) -> None:
         self._scheduler = scheduler
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
+        self.recent = recent
         self._live: dict[ReplicaId, LiveReplica] = {}
         self._calls: dict[RequestId, Call] = {}
         self._others: dict[str, frozenset[ReplicaId]] = {}
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """To be read only."""
+        return self._scheduler
 
     @property
     def live(self) -> Mapping[ReplicaId, LiveReplica]:
@@ -83,7 +105,9 @@ class Dispatcher:
         now, started = self._loop.time(), time.perf_counter()
         placement = self._scheduler.place(request, now)
         took_s = time.perf_counter() - started
-        call = Call(request, placement, self._live[placement.replica_id].engine, now)
+        engine = self._live[placement.replica_id].engine
+        record = self.recent.placed(placement, now)
+        call = Call(request, placement, engine, now, record, Tenure(placement.replica_id))
         self._calls[request.request_id] = call
         self._arm()
         self._telemetry.placed(placement, took_s)
@@ -92,6 +116,7 @@ class Dispatcher:
     def first_token(self, call: Call) -> None:
         """The first piece of a streamed answer has arrived."""
         now = self._loop.time()
+        call.record.first_token_at = now
         self._telemetry.first_byte(call.placement.replica_id, now - call.placed_at)
         if not call.orphaned:
             self._scheduler.on_first_token(call.request.request_id, now)
@@ -103,6 +128,7 @@ class Dispatcher:
             del self._calls[call.request.request_id]
             self._scheduler.on_finish(call.request.request_id, output_tokens, now, cached_tokens=cached_tokens)
             self._arm()
+        call.record.finished(now, outcome, output_tokens, cached_tokens)
         self._telemetry.finished(
             call.placement,
             outcome=outcome,
@@ -162,11 +188,18 @@ class Dispatcher:
         )
         return replica
 
-    def remove_replica(self, replica_id: ReplicaId, reason: str | None) -> None:
-        """Take it out. Requests that run there are the scheduler's no more; they may end well or be placed again."""
+    def remove_replica(self, replica_id: ReplicaId, reason: str | None, *, silent_since: float | None = None) -> None:
+        """Take it out. Requests that run there are the scheduler's no more; they may end well or be placed again.
+
+        `silent_since`: when its machine fell silent; requests that have heard nothing since are withdrawn from it. None
+        where it still answers or refuses: then a connection that is of no use any more tells so itself.
+        """
         orphans = self._scheduler.remove_replica(replica_id, self._loop.time())
         for request in orphans:
-            self._calls.pop(request.request_id).orphaned = True
+            call = self._calls.pop(request.request_id)
+            call.orphaned = call.record.replica_lost = True
+            if silent_since is not None and not call.was_heard_since(silent_since):
+                call.tenure.withdraw(f"was taken out of the rotation: {reason}")
         del self._live[replica_id]
         self._others.clear()
         self._arm()
@@ -181,10 +214,19 @@ class Dispatcher:
         """Correct the scheduler's belief of what a live replica caches."""
         self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
         if isinstance(event, BlocksStored):
-            self._scheduler.on_stored(event, self._loop.time())
+            if not self._scheduler.on_stored(event, self._loop.time()):
+                self._note_unlocated(event.replica_id)
         else:
             self._scheduler.on_evicted(event, self._loop.time())
         self._arm()
+
+    def _note_unlocated(self, replica_id: ReplicaId) -> None:
+        """Its events build on a block that we do not know: have them start over, though not all the time."""
+        self._telemetry.unlocated.labels(replica_id).inc()
+        replica = self._live[replica_id]
+        if replica.resync_pace.is_due(self._loop.time()):
+            self._telemetry.resynced(replica_id)
+            replica.engine.resync_kv_events()
 
     # timers
 
@@ -201,7 +243,7 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._scheduler.on_timer(self._loop.time())
+        self._telemetry.homes_changed(self._scheduler.on_timer(self._loop.time()))
         self._arm()
 
     def close(self) -> None:

@@ -148,7 +148,16 @@ class Intake:
             self._dispatcher.namespace(fields.model, fields.cache_salt),
         )
         sent = asked.body if body is None else body
-        return Relay(self._dispatcher, self._telemetry, request, fields.model, asked.path, sent, asked.engine_headers)
+        return Relay(
+            self._dispatcher,
+            self._telemetry,
+            request,
+            fields.model,
+            asked.path,
+            sent,
+            asked.engine_headers,
+            max_answer_bytes=self._limits.max_answer_bytes,
+        )
 
     async def _token_ids(self, asked: Asked, index: int) -> PackedTokens:
         fields = asked.fields

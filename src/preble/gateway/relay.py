@@ -45,7 +45,8 @@ class Relay:
     has ended, once for each time that it was placed.
 
     A replica that cannot be reached, or says 429 or 503, is left for any number of others; one that breaks off before
-    the first byte, for one other; later, or where it took too long, the request fails.
+    the first byte, or is taken out of the rotation since its machine is silent, for one other; later, or where it took
+    too long, the request fails.
     """
 
     def __init__(
@@ -57,12 +58,16 @@ class Relay:
         path: str,
         body: bytes,
         headers: Mapping[str, str],
+        *,
+        max_answer_bytes: int,
     ) -> None:
+        """`max_answer_bytes`: of an answer that is read whole."""
         self._dispatcher = dispatcher
         self._telemetry = telemetry
         self._request = request
         self._model = model
         self._sent = (path, body, headers)
+        self._max_answer_bytes = max_answer_bytes
         self._context: AbstractAsyncContextManager[EngineResponse] | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._refusal: Head | None = None
@@ -98,10 +103,9 @@ class Relay:
     async def _try(self, call: Call) -> Head | None:
         """The answer of one replica, or None if another should be asked; then this call has ended."""
         try:
-            head = await self._open(call)
+            head = await self._begin(call)
             if head.status not in NOT_NOW:
                 return head
-            self._refusal = await self._whole(head)
             await self._leave("refused")
             return None
         except EngineError as error:
@@ -115,9 +119,23 @@ class Relay:
             await self._leave(_outcome(error))
             raise
 
+    async def _begin(self, call: Call) -> Head:
+        """Get the head of the answer. The call's tenure goes on after it, but for a refusal, which is read whole."""
+        await call.tenure.__aenter__()
+        try:
+            head = await self._open(call)
+            if head.status not in NOT_NOW:
+                return head
+            head = self._refusal = await self._whole(head)
+        except BaseException as error:
+            await call.tenure.__aexit__(type(error), error, error.__traceback__)
+            raise
+        await call.tenure.__aexit__(None, None, None)
+        return head
+
     async def _open(self, call: Call) -> Head:
         context = call.engine.send(*self._sent)
-        response = await context.__aenter__()
+        call.response = response = await context.__aenter__()
         self._context = context
         if not 200 <= response.status <= 599 or 300 <= response.status <= 399:
             raise EngineProtocolError(
@@ -148,9 +166,15 @@ class Relay:
         return _nothing() if self._chunks is None else self._chunks
 
     async def read_all(self, head: Head) -> bytes:
-        """The whole body. Raises: EngineGone, EngineTimeout."""
-        pieces = [chunk async for chunk in self.rest()]
-        return b"".join([head.first, *pieces]) if pieces else head.first
+        """The whole body. Raises: EngineGone, EngineTimeout. EngineProtocolError: it is larger than is accepted."""
+        pieces = [head.first]
+        size = len(head.first)
+        async for chunk in self.rest():
+            pieces.append(chunk)
+            size += len(chunk)
+            if size > self._max_answer_bytes:
+                raise EngineProtocolError(f"the replica's answer is larger than {self._max_answer_bytes} bytes")
+        return b"".join(pieces) if len(pieces) > 1 else head.first
 
     def first_token(self) -> None:
         """Tell the scheduler that the engine has begun to generate."""
@@ -160,9 +184,18 @@ class Relay:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, EngineError) and self._call is not None:
-            self._note(self._call, error)
-        await self._leave("ok" if error is None else _outcome(error))
+        """Raises: EngineGone: the replica was taken out of the rotation, and the request withdrawn from it."""
+        call = self._call
+        try:
+            if call is not None:
+                await call.tenure.__aexit__(kind, error, trace)
+        except EngineGone as withdrawn:
+            error = withdrawn
+            raise
+        finally:
+            if isinstance(error, EngineError) and call is not None:
+                self._note(call, error)
+            await self._leave("ok" if error is None else _outcome(error))
 
     async def _leave(self, outcome: str) -> None:
         """End the engine's work and the call, whatever happens meanwhile."""

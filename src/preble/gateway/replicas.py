@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
@@ -10,6 +11,14 @@ from preble.engines.adapter import Engine, EngineInfo
 from preble.errors import EngineError, EngineRefused
 from preble.gateway.config import HealthConfig
 from preble.gateway.dispatcher import Dispatcher, LiveReplica
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Why a replica is down, None if it is not. `silent_since`: since when nothing at all is heard of its machine."""
+
+    reason: str | None
+    silent_since: float | None = None
 
 
 class ReplicaMonitor:
@@ -37,14 +46,14 @@ class ReplicaMonitor:
         """From the first successful probe to the replica's failure."""
         info = await self._until_up()
         replica = self._dispatcher.add_replica(self._engine, info)
-        reason = None
+        down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
                 events = group.create_task(self._take_in_events())
-                reason = await self._until_down(replica)
+                down = await self._until_down(replica)
                 events.cancel()
         finally:
-            self._dispatcher.remove_replica(self._engine.replica_id, reason)
+            self._dispatcher.remove_replica(self._engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_up(self) -> EngineInfo:
         """Probe, ever less often, until the replica answers."""
@@ -67,21 +76,22 @@ class ReplicaMonitor:
             async for event in events:
                 self._dispatcher.apply(event)
 
-    async def _until_down(self, replica: LiveReplica) -> str:
+    async def _until_down(self, replica: LiveReplica) -> Down:
         """Check now and then, and at once when a connection broke. Returns why the replica counts as down."""
         failures = 0
         while True:
             suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
+            checked_at = asyncio.get_running_loop().time()
             error = await self._check()
             if error is None:
                 failures = 0
                 continue
-            # Nothing listens, and a request has just found the same: that is as good as several failed checks.
-            if suspected and isinstance(error, EngineRefused):
-                return _reason(error)
+            if failures == 0:
+                failing_since = checked_at
             failures += 1
-            if failures >= self._health.failures:
-                return _reason(error)
+            # Nothing listens, and a request has just found the same: that is as good as several failed checks.
+            if failures >= self._health.failures or (suspected and isinstance(error, EngineRefused)):
+                return Down(_reason(error), failing_since if _is_silent(error) else None)
             await asyncio.sleep(self._health.retry_min_s)
 
     async def _pause(self, replica: LiveReplica, seconds: float) -> bool:
@@ -103,6 +113,10 @@ class ReplicaMonitor:
         except (EngineError, TimeoutError) as error:
             return error
         return None
+
+
+def _is_silent(error: EngineError | TimeoutError) -> bool:
+    return isinstance(error, TimeoutError) or error.is_silent
 
 
 def _reason(error: BaseException) -> str:

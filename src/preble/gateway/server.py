@@ -14,9 +14,7 @@ from contextlib import asynccontextmanager
 import structlog
 import uvicorn
 
-from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.door import Scheduler
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine
 from preble.engines.detect import connect
@@ -24,16 +22,16 @@ from preble.engines.http import HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
 from preble.errors import ConfigError
 from preble.gateway.app import App
+from preble.gateway.collector import SchedulerCollector
 from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
 from preble.gateway.intake import Intake
 from preble.gateway.replicas import ReplicaMonitor
+from preble.gateway.scheduling import Scheduling, start_scheduling
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
-from preble.profiles import load_profile
 
-DEFAULT_PROFILE = "a100-mistral-7b"
 _KEEP_ALIVE_S = 75
 """How long an idle client connection is kept: above the 60 s for which common load balancers keep theirs."""
 _ABORT_S = 5.0
@@ -95,16 +93,27 @@ class Gateway:
 
 
 @asynccontextmanager
-async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = None) -> AsyncIterator[Gateway]:
+async def serving(config: GatewayConfig, scheduler: Scheduler | None = None) -> AsyncIterator[Gateway]:
     """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.
 
-    `scheduler`: made as configured unless given.
+    `scheduler`: made as configured unless given; one that is given is not logged.
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
-    telemetry = Telemetry()
-    dispatcher = Dispatcher(scheduler or build_scheduler(config), telemetry)
     engines = [_engine(config, replica) for replica in config.replicas]
+    scheduling = start_scheduling(config, scheduler)
+    try:
+        async with _serving(config, scheduling, engines) as gateway:
+            yield gateway
+    finally:
+        await scheduling.close()
+
+
+@asynccontextmanager
+async def _serving(config: GatewayConfig, scheduling: Scheduling, engines: list[Engine]) -> AsyncIterator[Gateway]:
+    telemetry = Telemetry()
+    telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
+    dispatcher = Dispatcher(scheduling.scheduler, telemetry, scheduling.recent)
     tokens = await asyncio.to_thread(make_token_source, config, dispatcher.engines_for, dispatcher.suspect)
     try:
         intake = Intake(
@@ -119,12 +128,6 @@ async def serving(config: GatewayConfig, scheduler: GlobalScheduler | None = Non
     finally:
         tokens.close()
         dispatcher.close()
-
-
-def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
-    """The scheduler as configured. Raises: ConfigError: no such policy or profile."""
-    profile = load_profile(config.profile or DEFAULT_PROFILE)
-    return GlobalScheduler(make_policy(config.policy), CostModel(profile), seed=config.seed)
 
 
 def _engine(config: GatewayConfig, replica: ReplicaConfig) -> Engine:

@@ -6,12 +6,13 @@ replica are looked up once, since finding a labelled metric costs more than coun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from preble.core.types import Placement, Reason, ReplicaId
+from preble.core.types import Placement, PrefixHomeChange, Reason, ReplicaId
 from preble.errors import EngineError
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -69,6 +70,11 @@ class Telemetry:
         self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
         self.moves = counter("moves", "Requests moved off a replica that failed or refused them.", "replica")
         self.kv_events = counter("kv_events", "Changes of prefix caches taken in.", "replica", "kind")
+        self.unlocated = counter("kv_blocks_unlocated", "Stored blocks whose parent is unknown, by event.", "replica")
+        self.resyncs = counter("kv_resyncs", "KV event streams asked to start over.", "replica")
+        self.prefix_homes = counter(
+            "prefix_homes", "Prefixes that got a further home or lost one.", "replica", "change"
+        )
         self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
         self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
         self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
@@ -127,6 +133,22 @@ class Telemetry:
             cached_tokens=cached_tokens,
             e2e_s=round(e2e_s, 6),
         )
+
+    def resynced(self, replica: ReplicaId) -> None:
+        """A replica's KV events were asked to start over, since they build on blocks that are not known."""
+        self.resyncs.labels(replica).inc()
+        self.log.warning("kv_events_resync", replica=replica, reason="blocks were stored behind unknown ones")
+
+    def homes_changed(self, changes: Iterable[PrefixHomeChange]) -> None:
+        """Prefixes were replicated or retired."""
+        for change in changes:
+            self.prefix_homes.labels(change.replica_id, "added" if change.added else "retired").inc()
+            self.log.info(
+                "prefix_replicated" if change.added else "prefix_retired",
+                replica=change.replica_id,
+                prefix_tokens=change.prefix_tokens,
+                homes=change.num_homes,
+            )
 
     def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
         self.engine_errors.labels(replica, type(error).__name__).inc()
