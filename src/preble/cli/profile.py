@@ -152,12 +152,20 @@ def _table(fit: Fit) -> Table:
     for time in fit.times:
         table.add_row(
             _named(time),
-            f"{time.measured_s * 1000:.3g}",
-            f"{time.fitted_s * 1000:.3g}",
+            _milliseconds(time.measured_s),
+            _milliseconds(time.fitted_s),
             f"{time.relative_error:+.1%}",
             f"{time.spread:.0%}",
         )
     return table
+
+
+def _milliseconds(seconds: float) -> str:
+    """
+    >>> _milliseconds(0.0023456), _milliseconds(12.3456)
+    ('2.35', '12346')
+    """
+    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"
 
 
 def _named(time: FittedTime) -> str:

@@ -87,7 +87,7 @@ def fit_profile(measurements: Measurements, *, name: str, source: str, typical_b
     alone = [times for times in measurements.prefill if not times.cached_tokens]
     if len({times.new_tokens for times in alone}) < 2 or not measurements.decode:
         raise ConfigError("a profile needs times of at least two prompt lengths and of decoding; measure more")
-    overhead_s = _overhead_s(alone, measurements.decode) if measurements.over_http else 0.0
+    overhead_s = _overhead_s(measurements) if measurements.over_http else 0.0
     points = prefill_points(alone, overhead_s)
     per_pair, per_context = _attention(measurements.prefill, points, overhead_s)
     base, per_sequence, per_context_token = _decode(measurements.decode, points)
@@ -106,13 +106,13 @@ def fit_profile(measurements: Measurements, *, name: str, source: str, typical_b
     return Fit(profile, overhead_s, tuple(_compared(measurements, profile, overhead_s)))
 
 
-def _overhead_s(alone: list[PrefillTimes], decode: tuple[DecodeTimes, ...]) -> float:
-    """How much longer the shortest prompt takes than the part of a decode iteration that no sequence adds to.
+def _overhead_s(measurements: Measurements) -> float:
+    """How much longer the quickest prefill takes than the part of a decode iteration that no sequence adds to.
 
     To the engine both are one iteration over next to no tokens; what differs is that a prompt has to get there.
     """
-    shortest = min(alone, key=lambda times: times.new_tokens)
-    return max(shortest.median_s - _empty_iteration_s(decode), 0.0)
+    quickest_s = min(times.median_s for times in measurements.prefill)
+    return max(quickest_s - _empty_iteration_s(measurements.decode), 0.0)
 
 
 def _empty_iteration_s(decode: tuple[DecodeTimes, ...]) -> float:
