@@ -3,9 +3,11 @@
 
     python3 engines/setup.py vllm               the engine and the tiny model
     python3 engines/setup.py vllm --no-model    the engine alone
+    python3 engines/setup.py vllm sglang        both engines
 
-An environment is stamped with a digest of everything that it is made from, so that a repeat takes no time and a changed
-lock file rebuilds it. Two runs at once wait for one another.
+An environment also gets Preble itself, editable and without its dependencies: engines import its plug-ins. It is
+stamped with a digest of everything that it is made from, so that a repeat takes no time and a changed lock file
+rebuilds it. Two runs at once wait for one another.
 
 Exit status: 0 ready, 1 the installation failed, 2 wrong usage, 3 this engine cannot be installed on this machine.
 """
@@ -28,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-DEFAULT_ROOT = HERE.parent / ".engines"
-STAMP = "preble-stamp"
+PROJECT = HERE.parent
+DEFAULT_ROOT = PROJECT / ".engines"
+STAMP, PROJECT_STAMP = "preble-stamp", "preble-project-stamp"
 EXIT_FAILED, EXIT_UNSUPPORTED = 1, 3
 
 
@@ -40,6 +43,7 @@ class EngineRecipe:
     `python`: the CPython that its wheels are for. `metadata_only`: (name, version) of a distribution that the program
     looks up by name although its wheel has another one; only its metadata is made. `extra_index`: where pip also looks
     if the ordinary indexes lack a pinned version. `smoke_test`: a command in the environment's `bin` that must succeed.
+    `size`: of what is installed, in words. `project`: a checkout that is installed too, editable.
     """
 
     name: str
@@ -47,7 +51,9 @@ class EngineRecipe:
     python: tuple[int, int]
     extra_index: str
     smoke_test: tuple[str, ...]
+    size: str
     metadata_only: tuple[str, str] | None = None
+    project: Path | None = PROJECT
 
 
 RECIPES = {
@@ -57,7 +63,16 @@ RECIPES = {
         python=(3, 11),
         extra_index="https://download.pytorch.org/whl/cpu",
         smoke_test=("vllm", "--version"),
+        size="2 GB",
         metadata_only=("vllm", "0.32.0+cpu"),
+    ),
+    "sglang": EngineRecipe(
+        name="sglang",
+        lock=HERE / "sglang-cpu.lock",
+        python=(3, 11),
+        extra_index="https://download.pytorch.org/whl/cpu",
+        smoke_test=("python", str(HERE / "sglang_cpu" / "launch.py"), "--version"),
+        size="3 GB",
     ),
 }
 
@@ -112,15 +127,38 @@ def pip_environment() -> dict[str, str]:
 
 def install(recipe: EngineRecipe, target: Path, log: Path) -> None:
     """Fill a fresh virtual environment from the lock. Raises: SetupFailed."""
-    pip = [str(target / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"]
-    pip += ["--disable-pip-version-check", "-r", str(recipe.lock)]
+    pip = [*pip_install(target), "-r", str(recipe.lock)]
     if run_pip(pip, recipe, log):
         return
     # Only now: an index that cannot be reached costs minutes of retries.
     say(f"trying again with {recipe.extra_index}")
     if not run_pip([*pip, "--extra-index-url", recipe.extra_index], recipe, log):
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        raise SetupFailed(f"pip failed; its last lines ({log} has all of them):\n{tail}")
+        raise pip_failed(log)
+
+
+def install_project(recipe: EngineRecipe, project: Path, target: Path) -> None:
+    """Install a checkout into the environment, so that the engine finds its plug-ins. Raises: SetupFailed."""
+    say(f"installing {project} into {target}")
+    (target / PROJECT_STAMP).unlink(missing_ok=True)
+    log = install_log(recipe, target)
+    if not run_pip([*pip_install(target), "-e", str(project)], recipe, log):
+        raise pip_failed(log)
+    (target / PROJECT_STAMP).write_text(project_digest(project))
+
+
+def project_digest(project: Path) -> str:
+    """Of what an editable installation copies: all but the code."""
+    return hashlib.sha256((project / "pyproject.toml").read_bytes() + str(project).encode()).hexdigest()
+
+
+def pip_install(target: Path) -> list[str]:
+    pip = [str(target / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"]
+    return [*pip, "--disable-pip-version-check"]
+
+
+def pip_failed(log: Path) -> SetupFailed:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    return SetupFailed(f"pip failed; its last lines ({log} has all of them):\n{tail}")
 
 
 def run_pip(command: list[str], recipe: EngineRecipe, log: Path) -> bool:
@@ -188,13 +226,13 @@ def write_metadata(target: Path, name: str, version: str) -> None:
 def build(recipe: EngineRecipe, target: Path) -> None:
     """Make the environment from nothing and stamp it last. Raises: SetupFailed."""
     python = find_python(recipe.python)
-    log = target.with_name(f"{recipe.name}-install.log")
+    log = install_log(recipe, target)
     log.unlink(missing_ok=True)
     if target.exists():
         say(f"{target} is unfinished or of another lock file: making it anew")
         shutil.rmtree(target)
     started = time.monotonic()
-    say(f"installing {recipe.name} from {recipe.lock.name} into {target} (about 2 GB, 2 to 5 minutes)")
+    say(f"installing {recipe.name} from {recipe.lock.name} into {target} (about {recipe.size}, 2 to 5 minutes)")
     subprocess.run([python, "-m", "venv", str(target)], check=True, env=pip_environment())
     install(recipe, target, log)
     if recipe.metadata_only:
@@ -227,16 +265,24 @@ def only_one(root: Path, name: str) -> Iterator[None]:
         yield
 
 
+def install_log(recipe: EngineRecipe, target: Path) -> Path:
+    return target.with_name(f"{recipe.name}-install.log")
+
+
 def is_current(recipe: EngineRecipe, target: Path) -> bool:
-    stamp = target / STAMP
-    return stamp.is_file() and stamp.read_text() == digest_of(recipe)
+    return has_stamp(target / STAMP, digest_of(recipe))
+
+
+def has_stamp(stamp: Path, digest: str) -> bool:
+    return stamp.is_file() and stamp.read_text() == digest
 
 
 def make_model(root: Path, recipe: EngineRecipe) -> None:
-    """Make the tiny model with the engine's own libraries. Raises: SetupFailed."""
+    """Make the tiny model with an engine's own libraries. Raises: SetupFailed."""
     python = root / recipe.name / "bin" / "python"
+    model = root / "models" / "tiny-llama"
     script = HERE / "make_tiny_model.py"
-    made = subprocess.run([str(python), str(script), str(root / "models" / "tiny-llama")], check=False)
+    made = subprocess.run([str(python), str(script), str(model)], check=False)
     if made.returncode != 0:
         raise SetupFailed(f"{script.name} failed with status {made.returncode}")
 
@@ -248,18 +294,22 @@ def set_up(recipe: EngineRecipe, root: Path, with_model: bool) -> None:
     with only_one(root, recipe.name):
         if not is_current(recipe, target):
             build(recipe, target)
-        if with_model:
+        if recipe.project and not has_stamp(target / PROJECT_STAMP, project_digest(recipe.project)):
+            install_project(recipe, recipe.project, target)
+    if with_model:
+        with only_one(root, "models"):
             make_model(root, recipe)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=sorted(RECIPES))
+    parser.add_argument("engines", nargs="+", choices=sorted(RECIPES), metavar="ENGINE", help="vllm, sglang")
     parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where environments go (default: .engines)")
     parser.add_argument("--no-model", action="store_true", help="do not make the tiny model")
     args = parser.parse_args(argv)
     try:
-        set_up(RECIPES[args.engine], args.root.resolve(), with_model=not args.no_model)
+        for engine in args.engines:
+            set_up(RECIPES[engine], args.root.resolve(), with_model=not args.no_model)
     except SetupFailed as failure:
         say(str(failure))
         return failure.status

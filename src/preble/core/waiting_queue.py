@@ -261,7 +261,7 @@ def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[
     lanes = [lane.copy() for lane in lanes]
     by_age = iter(waiting)
     served: set[str] = set()
-    while any(lanes):
+    while sum(map(bool, lanes)) > 1:
         picks = [lane.popleft() for lane, count in current.picks_left(lanes) for _ in range(count)]
         served.update(picks)
         yield from picks
@@ -270,3 +270,5 @@ def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[
             yield next(lane for lane in lanes if lane and lane[0] == current.oldest).popleft()
         if any(lanes):
             current = _Round(len(lanes), next(item for item in by_age if item not in served))
+    # The oldest is at the head of the only lane that is left: whatever the rounds, it is served from there.
+    yield from chain.from_iterable(lanes)

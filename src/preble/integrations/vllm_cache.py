@@ -1,0 +1,165 @@
+"""How much of a waiting prompt vLLM has in its cache, cheaply enough to ask for every one before each batch.
+
+vLLM's own answer (`find_longest_cache_hit`) looks at each block of the prompt: 90 to 180 µs for 4,000 tokens. Two
+things make it cheaper. Nothing here counts as a use of a block or enters vLLM's statistics.
+
+- Plain models (one kind of cache, full attention): blocks are chained by their hashes, and parents are evicted after
+  their children, so that all cached blocks of a prompt come before all others. The last answer is checked by looking
+  at two blocks, and a new one found by bisection.
+- Other models (sliding windows, state-space layers, several kinds of layers, EAGLE's dropped blocks): vLLM is asked,
+  before each batch for two requests that are new and for one of the others in turn. In between the last answer holds;
+  a request that it has not been asked for yet counts as a miss.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator  # type: ignore[import-not-found]
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # type: ignore[import-not-found]
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager  # type: ignore[import-not-found]
+
+NEW_PER_BATCH = 2
+"""First lookups before each batch: at 100 µs each, a small part of any batch that is worth ordering."""
+
+
+class CachedTokens(Protocol):
+    """The leading tokens of waiting requests that are cached."""
+
+    def new_batch(self) -> None:
+        """Called before each batch."""
+        ...
+
+    def of(self, request: Any) -> int:
+        """How many tokens of this vLLM request are cached now, of those that can be used."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """It waits no longer."""
+        ...
+
+
+def cached_tokens_in(manager: Any) -> CachedTokens:
+    """What fits to the models of this vLLM `KVCacheManager`."""
+    return ChainedBlocks(manager) if _is_plain(manager) else TakingTurns(manager)
+
+
+def _is_plain(manager: Any) -> bool:
+    """Whether one chain of whole blocks decides what is cached."""
+    coordinator = manager.coordinator
+    if type(coordinator) is not UnitaryKVCacheCoordinator or coordinator.eagle_group_ids:
+        return False
+    [only] = coordinator.single_type_managers
+    in_whole_blocks = only.block_size == manager.block_pool.hash_block_size
+    return type(only) is FullAttentionManager and in_whole_blocks and only.dcp_world_size == only.pcp_world_size == 1
+
+
+class _Chain:
+    """The blocks of one waiting prompt: the first `usable` of `hashes`, of which the first `known` are cached.
+
+    `last` and `next` are the keys in vLLM's table of those on either side of that border, None at an end.
+    """
+
+    __slots__ = ("hashes", "known", "last", "next", "num_tokens", "usable")
+
+    def __init__(self, hashes: Sequence[bytes], usable: int, num_tokens: int) -> None:
+        self.hashes = hashes
+        self.usable = usable
+        self.num_tokens = num_tokens
+        self.set_known(0)
+
+    def set_known(self, known: int) -> None:
+        self.known = known
+        self.last = _key_of(self.hashes[known - 1]) if known else None
+        self.next = _key_of(self.hashes[known]) if known < self.usable else None
+
+
+def _key_of(block_hash: bytes) -> bytes:
+    """The only group's."""
+    key: bytes = make_block_hash_with_group_id(block_hash, 0)
+    return key
+
+
+class ChainedBlocks:
+    """By bisection over a prompt's block hashes. O(1) where nothing has changed, O(log blocks) otherwise."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._pool = manager.block_pool
+        self._block_size: int = self._pool.hash_block_size
+        self._chains: dict[str, _Chain] = {}
+        self._found = 0
+        """Blocks found for the request before: most often the same prefix, newly cached or evicted."""
+
+    def new_batch(self) -> None:
+        # Resetting the cache makes a new table, so it is fetched each time.
+        self._find: Callable[[bytes], object] = self._pool.cached_block_hash_to_block.get_one_block
+
+    def of(self, request: Any) -> int:
+        chain = self._chains.get(request.request_id)
+        if chain is None or chain.num_tokens != request.num_tokens:
+            chain = self._chains[request.request_id] = self._chain_of(request)
+        if not self._holds(chain):
+            self._update(chain)
+        return chain.known * self._block_size
+
+    def _chain_of(self, request: Any) -> _Chain:
+        """Of the blocks that can be used: the last token is always computed."""
+        usable = 0
+        if self._manager.prefix_cache_lookup_enabled(request):
+            usable = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_size)
+        return _Chain(request.block_hashes, usable, request.num_tokens)
+
+    def _holds(self, chain: _Chain) -> bool:
+        return (chain.last is None or self._find(chain.last) is not None) and (
+            chain.next is None or self._find(chain.next) is None
+        )
+
+    def _update(self, chain: _Chain) -> None:
+        chain.set_known(min(self._found, chain.usable))
+        if not self._holds(chain):
+            chain.set_known(bisect_left(chain.hashes, True, hi=chain.usable, key=self._is_missing))
+        self._found = chain.known
+
+    def _is_missing(self, block_hash: bytes) -> bool:
+        return self._find(_key_of(block_hash)) is None
+
+    def forget(self, request_id: str) -> None:
+        self._chains.pop(request_id, None)
+
+
+class TakingTurns:
+    """By asking vLLM for a few requests before each batch."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._tokens: dict[str, int] = {}
+        """What vLLM said last; whom it was asked for longest ago comes first."""
+        self._new_left = 0
+        self._turn: str | None = None
+
+    def new_batch(self) -> None:
+        self._new_left = NEW_PER_BATCH
+        self._turn = next(iter(self._tokens), None)
+
+    def of(self, request: Any) -> int:
+        request_id: str = request.request_id
+        is_new = request_id not in self._tokens
+        if is_new and self._new_left:
+            self._new_left -= 1
+            self._tokens[request_id] = self._ask(request)
+        elif request_id == self._turn:
+            self.forget(request_id)
+            self._tokens[request_id] = self._ask(request)
+        return self._tokens.get(request_id, 0)
+
+    def _ask(self, request: Any) -> int:
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0
+        found = self._manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+        return int(found[1])
+
+    def forget(self, request_id: str) -> None:
+        self._tokens.pop(request_id, None)
