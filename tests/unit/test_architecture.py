@@ -19,6 +19,7 @@ FLOORS = {
     "errors": 0,
     "core": 1,
     "profiles": 2,
+    "web": 2,
     "metrics": 3,
     "workloads": 3,
     "decisions": 3,

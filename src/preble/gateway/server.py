@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
-import uvicorn
 
 from preble.core.door import Scheduler
 from preble.core.types import ReplicaId
@@ -20,7 +18,6 @@ from preble.engines.adapter import Engine
 from preble.engines.detect import connect
 from preble.engines.http import HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
-from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.gateway.collector import SchedulerCollector
 from preble.gateway.config import GatewayConfig, ReplicaConfig
@@ -31,9 +28,9 @@ from preble.gateway.replicas import ReplicaMonitor
 from preble.gateway.scheduling import Scheduling, start_scheduling
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
+from preble.web.listening import listen, url_of
+from preble.web.server import Server
 
-_KEEP_ALIVE_S = 75
-"""How long an idle client connection is kept: above the 60 s for which common load balancers keep theirs."""
 _ABORT_S = 5.0
 """For aborted requests to tell their clients and engines so."""
 
@@ -81,7 +78,7 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
 class Gateway:
     """A running gateway. `url`: where it listens."""
 
-    def __init__(self, url: str, dispatcher: Dispatcher, intake: Intake, server: _Server) -> None:
+    def __init__(self, url: str, dispatcher: Dispatcher, intake: Intake, server: Server) -> None:
         self.url = url
         self.dispatcher = dispatcher
         self.intake = intake
@@ -120,9 +117,9 @@ async def _serving(config: GatewayConfig, scheduling: Scheduling, engines: list[
             dispatcher, tokens, telemetry, config.limits, forward_authorization=config.auth.forward_authorization
         )
         app = App(config, dispatcher, Inference(intake, total_s=config.timeouts.total_s), telemetry)
-        with _listening_socket(config.host, config.port) as sock:
+        with listen(config.host, config.port) as sock:
             async with _watched(engines, dispatcher, config), _accepting(app, sock, config) as server:
-                gateway = Gateway(_url(config.host, sock), dispatcher, intake, server)
+                gateway = Gateway(url_of(config.host, sock.getsockname()[1]), dispatcher, intake, server)
                 telemetry.log.info("listening", url=gateway.url, policy=config.policy, replicas=len(engines))
                 yield gateway
     finally:
@@ -163,55 +160,10 @@ async def _watched(engines: list[Engine], dispatcher: Dispatcher, config: Gatewa
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _listening_socket(host: str, port: int) -> socket.socket:
-    """Bound already, so that a port in use is told before anything else happens. Raises: ConfigError."""
-    try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from error
-
-
-def _url(host: str, sock: socket.socket) -> str:
-    port = sock.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, without its own signal handling, that tells when it has started."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-
 @asynccontextmanager
-async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[_Server]:
+async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[Server]:
     """Connections are accepted within the context; leaving it is the graceful shutdown."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
-        )
-    )
+    server = Server(app, grace_s=math.ceil(config.timeouts.shutdown_s))
     serve = asyncio.create_task(server.serve(sockets=[sock]))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()
@@ -223,7 +175,7 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
         await _abort_rest(server)
 
 
-async def _abort_rest(server: _Server) -> None:
+async def _abort_rest(server: Server) -> None:
     """End what still runs after the graceful part."""
     tasks = set(server.server_state.tasks)
     for task in tasks:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
-
-import uvicorn
 
 from preble.core.cost_model import CostModel
 from preble.engines.emulator.app import EmulatorApp
@@ -21,20 +16,11 @@ from preble.engines.emulator.events import KvEventPublisher
 from preble.engines.emulator.tokenizer import load_tokenizer
 from preble.errors import ConfigError
 from preble.profiles import load_profile
+from preble.web.listening import listen, url_of
+from preble.web.server import Server
 
 GRACE_S = 5
 """Requests that still run this long after the signal to stop are cut off."""
-KEEP_ALIVE_S = 75
-"""Longer than clients keep an idle connection, so that it is they who close it and no request meets a closed one."""
-BACKLOG = 2048
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn, with signals left to the caller."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class EmulatorServer:
@@ -54,8 +40,7 @@ class EmulatorServer:
 
     @property
     def url(self) -> str:
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"http://{host}:{self.port}"
+        return url_of(self.config.host, self.port)
 
     async def __aenter__(self) -> Self:
         listener = listen(self.config.host, self.config.port)
@@ -67,19 +52,7 @@ class EmulatorServer:
         self.port: int = listener.getsockname()[1]
         self.engine = EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, self._publisher)
         app = EmulatorApp(self.config, self._profile.name, self.engine, self._tokenizer, self._publisher)
-        self._http = _HttpServer(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_S,
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
-        )
+        self._http = Server(app, grace_s=GRACE_S)
         self._engine_task = asyncio.create_task(self.engine.run(), name="emulated engine")
         self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
         self._tasks = [self._engine_task, self._http_task]
@@ -113,23 +86,6 @@ class EmulatorServer:
         if config.events_port is None:
             return None
         return KvEventPublisher(config.host, config.events_port, config.replay_port, config.events_topic)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; connections wait in it until they are accepted. Raises: ConfigError: it cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named in full: asyncio turns Nagle's algorithm off only for sockets that say that they are TCP's. With it, some
-    # answers come 40 ms late.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener
 
 
 def run(config: EmulatorConfig) -> None:

@@ -1,0 +1,193 @@
+"""What a client can do to a connection before its request reaches the application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
+from preble.web.listening import listen
+from preble.web.server import Server
+from support.waiting import eventually
+
+DEADLINE_S = 20.0
+HEALTHY = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Application:
+    """Answers each request with its number of body bytes, once the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.started = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.started += 1
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        await self.gate.wait()
+        body = b"%d" % size
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def serving(app: Application) -> AsyncIterator[int]:
+    """The port of a server that runs within the context."""
+    with listen("127.0.0.1", 0) as sock:
+        server = Server(app, grace_s=1)
+        task = asyncio.create_task(server.serve([sock]))
+        await server.listening.wait()
+        try:
+            yield sock.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task
+
+
+class Peer:
+    """The client's end of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Send, though the server may have closed already."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except ConnectionError:
+            pass
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body of the next answer. Raises: IncompleteReadError: the server closed instead."""
+        async with asyncio.timeout(DEADLINE_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            return int(head.split()[1]), await self.reader.readexactly(int(length.split(b":")[1]))
+
+    async def end(self) -> bytes:
+        """What comes until the server closes."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Peer]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head has to be there at once."""
+    monkeypatch.setattr(BoundedConnection, "head_s", 0.05)
+
+
+@pytest.mark.parametrize("piece", [b"h: " + b"v" * 4096 + b"\r\n", b"v" * 4096], ids=["many headers", "one header"])
+async def test_headers_without_end_are_refused(piece: bytes) -> None:
+    app = Application()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"GET / HTTP/1.1\r\nfirst: ")
+        for _ in range(200):
+            await peer.send(piece)
+        said = await peer.end()
+        # A connection that is closed on what it has not read may lose the answer on the way.
+        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")
+    assert app.started == 0
+
+
+async def test_too_large_a_head_is_answered_in_openais_form() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        # Not a byte more than is too much: an answer to a client that is still sending can get lost.
+        await peer.send(b"GET / HTTP/1.1\r\nh: ".ljust(MAX_HEAD_BYTES + 1, b"v"))
+        status, body = await peer.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_a_large_body_is_no_large_head() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        for _ in range(2):
+            await peer.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"b" * 1_000_000)
+            assert await peer.answer() == (200, b"1000000")
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        assert await peer.end() == b""
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_head_that_does_not_arrive_is_given_up() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        await peer.send(b"GET / HTTP/1.1\r\nhost")
+        status, body = await peer.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert await peer.end() == b""
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_blank_lines_after_an_answer_do_not_keep_a_connection() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        await peer.send(HEALTHY)
+        assert (await peer.answer())[0] == 200
+        await peer.send(b"\r\n")
+        assert await peer.end() == b""
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_request_that_runs_long_is_not_cut_off_even_with_half_a_head_behind_it() -> None:
+    app = Application()
+    app.gate.clear()
+    async with serving(app) as port, connected(port) as peer, connected(port) as impatient:
+        await peer.send(HEALTHY + b"GET / HT")
+        await eventually(lambda: app.started == 1, "the application has the first request")
+        # Later, and closed: so the other's time is over too.
+        assert await impatient.end() == b""
+        app.gate.set()
+        assert (await peer.answer())[0] == 200
+        assert (await peer.answer())[0] == 408
+
+
+async def test_several_requests_in_one_piece_are_answered_in_order() -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        posts = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (n, b"b" * n) for n in (1, 2, 3)]
+        await peer.send(b"".join(posts))
+        assert [await peer.answer() for _ in posts] == [(200, b"1"), (200, b"2"), (200, b"3")]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad\x01name: v\r\n\r\n",
+    ],
+    ids=["tls", "negative length", "two lengths", "control character"],
+)
+async def test_what_is_not_http_is_refused_in_openais_form(sent: bytes) -> None:
+    app = Application()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(sent)
+        status, body = await peer.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+        assert await peer.end() == b""
+    assert app.started == 0
