@@ -14,6 +14,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
+NATIVE := .native
+NATIVE_READY := $(NATIVE)/.installed
+NATIVE_TESTS := tests/native $(addprefix tests/unit/test_,e2.py rebalance.py known_defects.py) \
+	$(addprefix tests/property/test_,global_scheduler.py radix_tree.py)
 CONSTRAINTS := requirements/constraints.txt
 # pip compiles what it installs: without .pyc files every start is twice as slow.
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -23,7 +27,7 @@ ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-fast lint format types docs docs-serve bench golden engines constraints reference clean distclean
+.PHONY: help demo test test-fast test-native native lint format types docs docs-serve bench golden engines constraints reference clean distclean
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +48,24 @@ $(DOCS): $(DEV)
 	@echo "make: installing the documentation tools into $(VENV)"
 	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
+
+# The dependencies first, from the working tree's metadata, then the compiled package over the plain one.
+$(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py)
+	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
+	@echo "make: compiling the core into $(NATIVE) (about a minute)"
+	@$(PYTHON) -m venv $(NATIVE)
+	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet \
+		-c $(CONSTRAINTS) '.[dev]'
+	@env -u PYTHONDONTWRITEBYTECODE HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
+		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps .
+	@touch $@
+
+native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
+
+# The same tests of the core, on the compiled one. Where there is no compiler they are left out; with CI=true that fails.
+test-native: ## The tests of the global scheduler on the compiled core
+	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
+	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider $(NATIVE_TESTS); fi
 
 constraints: ## Pin anew what CI installs (requirements/constraints.txt)
 	@rm -rf build/constraints-venv
@@ -66,6 +88,7 @@ demo: $(DEV) ## Round robin against E2 on real engines (ENGINE=emulator: nothing
 test: lint types docs ## Everything that CI checks: lint, types, docs, all tests, real engines
 	@$(PYTHON) engines/setup.py vllm || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
 	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-native
 
 test-fast: $(DEV) ## The tests that need no engine and take seconds
 	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)
@@ -91,9 +114,8 @@ docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you
 reference: $(DEV) ## Write the generated reference pages anew (docs/reference/cli.md)
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
 
-bench: $(DEV) ## The micro-benchmarks (benchmarks/micro), one after another
-	@found=; for f in benchmarks/micro/*.py; do [ -e "$$f" ] || continue; found=1; echo "== $$f"; $(BIN)/python "$$f"; done; \
-	[ -n "$$found" ] || { echo "make: no benchmark in benchmarks/micro" >&2; exit 1; }
+bench: $(DEV) native ## The micro-benchmarks (benchmarks/micro), one after another, on the compiled core
+	@for f in benchmarks/micro/*.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done
 
 golden: $(DEV) ## Rewrite the golden files; review the diff before you commit
 	@PREBLE_REWRITE_GOLDEN=1 $(BIN)/pytest tests/golden $(PYTEST_ARGS)
@@ -104,4 +126,4 @@ clean: ## Remove what builds and tests leave
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments and engines too
-	@rm -rf .venv .engines
+	@rm -rf .venv .native .engines
