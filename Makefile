@@ -49,15 +49,18 @@ $(DOCS): $(DEV)
 	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
-# The dependencies first, from the working tree's metadata, then the compiled package over the plain one.
+# The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
+# beside the sources, where they would be imported instead of them.
 $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py)
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)
 	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet \
 		-c $(CONSTRAINTS) '.[dev]'
+	@rm -rf build/native && mkdir -p build/native && cp -r pyproject.toml README.md LICENSE src build/native/
 	@env -u PYTHONDONTWRITEBYTECODE HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
-		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps .
+		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps ./build/native
+	@rm -rf build/native
 	@touch $@
 
 native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
