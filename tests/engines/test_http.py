@@ -308,7 +308,7 @@ async def test_a_closed_client_may_be_closed_again_but_not_used() -> None:
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://host", "http://", "//host"])
 def test_a_wrong_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="not usable"):
+    with pytest.raises(ConfigError, match="is not a URL of a server"):
         HttpClient(url, ReplicaId("r0"))
 
 

@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from preble import __version__
 from preble.cli import COMMANDS, cli
 from preble.cli.failure import as_click_exception
-from preble.cli.options import HttpUrl
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
 
 NOWHERE = "http://127.0.0.1:1"
@@ -104,19 +103,6 @@ def test_a_group_of_errors_raised_on_purpose_shows_its_first() -> None:
 @pytest.mark.parametrize("bug", [KeyError("x"), ExceptionGroup("g", [ConfigError("x"), KeyError("x")])])
 def test_a_bug_is_not_taken_for_a_failure(bug: Exception) -> None:
     assert as_click_exception(bug) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "taken"),
-    [
-        ("http://a:1/", "http://a:1"),
-        ("http://a:1/v1", "http://a:1"),
-        ("https://a/base/v1/", "https://a/base"),
-        ("http://[::1]:8000", "http://[::1]:8000"),
-    ],
-)
-def test_urls_are_taken_without_what_every_request_adds(given: str, taken: str) -> None:
-    assert HttpUrl().convert(given, None, None) == taken
 
 
 class CompletionHandler(BaseHTTPRequestHandler):

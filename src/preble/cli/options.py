@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
 from preble.cli.logs import FORMATS, LEVELS
+from preble.errors import ConfigError
+from preble.web.urls import server_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,17 +20,10 @@ class HttpUrl(click.ParamType[str]):
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
         try:
-            parts = urlsplit(text)
-            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError as error:
-            self.fail(f"{text!r} is not a URL: {error}", param, ctx)
-        if not is_good:
-            self.fail(f"{text!r} is not a URL of a server; it looks like http://host:8000", param, ctx)
-        if parts.query or parts.fragment:
-            self.fail(f"{text!r} has a query or fragment; give the server's address only", param, ctx)
-        return text.rstrip("/").removesuffix("/v1").rstrip("/")
+            return server_url(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
 
 
 class PolicyName(click.ParamType[str]):

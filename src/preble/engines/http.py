@@ -22,13 +22,13 @@ import msgspec
 
 from preble.core.types import ReplicaId
 from preble.errors import (
-    ConfigError,
     EngineError,
     EngineGone,
     EngineProtocolError,
     EngineRefused,
     EngineTimeout,
 )
+from preble.web.urls import server_url
 
 STALE_WINDOW_S = 1.0
 """A pooled connection that was closed for idleness fails within a round trip; later failures are the replica's."""
@@ -158,13 +158,10 @@ class HttpClient:
     ) -> None:
         """`url`: base URL, without `/v1`. `api_key`: sent with each request that brings no `Authorization` of its own.
 
-        Raises: ConfigError: not an http(s) URL.
+        Raises: ConfigError: not the URL of a server.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"replica URL {url!r} is not usable; give one such as http://127.0.0.1:8101")
-        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")
-        self.host = parts.hostname
+        self.url = server_url(url)
+        self.host = urlsplit(self.url).hostname or ""
         self.replica_id = replica_id
         self.timeouts = timeouts or HttpTimeouts()
         self._authorization = f"Bearer {api_key}" if api_key else None

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from preble.core.policies import policy_names
 from preble.errors import ConfigError
 from preble.gateway.config import GatewayConfig, Knob, ReplicaConfig, knobs
+from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
 
@@ -126,19 +126,10 @@ def _replica(where: str, item: Any) -> ReplicaConfig:
         replica = msgspec.convert(dict(table), ReplicaConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: replicas: {item!r}: {error}") from error
-    return msgspec.structs.replace(replica, url=_base_url(where, replica.url))
-
-
-def _base_url(where: str, url: str) -> str:
-    """The URL without a trailing slash or `/v1`. Raises: ConfigError."""
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f"{where}: replica URL {url!r} is not usable; give one such as http://127.0.0.1:8101")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+        return msgspec.structs.replace(replica, url=server_url(replica.url))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: replicas: {error}") from error
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
