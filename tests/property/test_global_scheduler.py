@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from preble.core.cost_model import CostModel, CostProfile
+from preble.core.cost_refit import RefitSettings
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy, policy_names
 from preble.core.types import (
@@ -32,9 +33,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     """`truth[replica]`: block-aligned prefixes in its cache; a prefix stands for its last block."""
 
     @initialize(
-        policy=st.sampled_from(policy_names()), seed=st.integers(0, 3), budget=st.sampled_from([None, None, 2500, 6000])
+        policy=st.sampled_from(policy_names()),
+        seed=st.integers(0, 3),
+        budget=st.sampled_from([None, None, 2500, 6000]),
+        refit=st.sampled_from([None, RefitSettings(interval_s=1.0, min_samples=1)]),
     )
-    def start(self, policy: str, seed: int, budget: int | None) -> None:
+    def start(self, policy: str, seed: int, budget: int | None, refit: RefitSettings | None) -> None:
         self.scheduler = GlobalScheduler(
             make_policy(policy),
             CostModel(PROFILE),
@@ -43,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             report_grace_s=2.0,
             belief_ttl_s=30.0,
             index_budget_bytes=budget,
+            refit=refit,
         )
         self.scheduler._index._trim_tokens = 2  # prompts here are too short for the default ever to matter
         self.begin(budget)
@@ -113,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.move(request_id, to, self.now)
         self.where[request_id] = to
 
-    @rule(data=st.data(), output=st.integers(0, 4), reported=st.none() | st.integers(0, 14))
+    @rule(data=st.data(), output=st.sampled_from([0, 1, 2, 3, 4, 20]), reported=st.none() | st.integers(0, 14))
     @precondition(lambda self: self.live)
     def finish(self, data: st.DataObject, output: int, reported: int | None) -> None:
         request_id = RequestId(data.draw(st.sampled_from(sorted(self.live))))

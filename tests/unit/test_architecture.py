@@ -46,6 +46,8 @@ GLOBAL_HALF = {
     "eviction_cost",
     "belief",
     "fleet",
+    "cost_refit",
+    "live_times",
     "door",
 }
 LOCAL_HALF = {"block_pool", "sequence", "prefix_cache", "waiting_queue", "local_scheduler"}

@@ -23,13 +23,33 @@ def longest_prompt(spec: ReplicaSpec) -> float:
     return min(limits, default=inf)
 
 
+class Watch:
+    """What `live_times` notes of one request. `number`: how many had been placed on its replica, itself included.
+
+    `undisturbed`: no other prompt was waiting when it was placed. `ttft_s`: None if it is no sample. `num_decoding`:
+    others in decode when it was placed. `batch`: sequences in decode when its first token came, itself included;
+    `prefills_s`: what all prefills on its replica had taken by then. Both None if nobody told of its first token.
+    """
+
+    __slots__ = ("batch", "num_decoding", "number", "prefills_s", "ttft_s", "undisturbed")
+
+    def __init__(self, number: int, num_decoding: int, undisturbed: bool) -> None:
+        self.number = number
+        self.num_decoding = num_decoding
+        self.undisturbed = undisturbed
+        self.ttft_s: float | None = None
+        self.batch: int | None = None
+        self.prefills_s = 0.0
+
+
 class InFlight:
     """One request between `place` and `on_finish`.
 
     `leaf`: the node at which its prompt ends, pinned on the replica. `missed_tokens`: prompt tokens to compute there,
     as believed when it was placed. `confirmed_tokens`: matched tokens that had been computed by then, not merely
     promised; `confirmed_used_s`: when the least recently used of them had last been used. `prefix`: where the prefix
-    ends for whose sake the replica was chosen, None if there is none.
+    ends for whose sake the replica was chosen, None if there is none. `watch`: what the correction of the cost model
+    notes of it, None where there is none.
     """
 
     __slots__ = (
@@ -43,6 +63,7 @@ class InFlight:
         "prefix",
         "request",
         "slot",
+        "watch",
     )
 
     def __init__(self, request: Request, slot: int, now: float, leaf: Node, entry: WindowEntry, missed: int) -> None:
@@ -56,6 +77,7 @@ class InFlight:
         self.confirmed_used_s = now
         self.prefix: Node | None = None
         self.first_token_at: float | None = None
+        self.watch: Watch | None = None
 
 
 class Fleet:

@@ -10,8 +10,10 @@ from random import Random
 
 from preble.core.belief import Belief
 from preble.core.cost_model import CostModel
+from preble.core.cost_refit import CostFactors, CostRefit, RefitSettings
 from preble.core.eviction_cost import EvictionCost
 from preble.core.fleet import Fleet, InFlight
+from preble.core.live_times import LiveTimes
 from preble.core.load_window import LoadWindow
 from preble.core.policy import ClusterView, Policy
 from preble.core.prefix_index import PrefixIndex, slots_of
@@ -40,7 +42,8 @@ class GlobalScheduler:
     `belief_ttl_s`: how long an unused prefix is believed to stay on a replica that reports no evictions. `rebalance`:
     for policies that rebalance; the paper's settings if None. `index_budget_bytes`: bound on the memory of the prefix
     index, None for none. At the bound it forgets what was used least recently, and where that is not enough, it takes
-    in no new prefixes (`num_unindexed` counts): such requests are placed by load.
+    in no new prefixes (`num_unindexed` counts): such requests are placed by load. `refit`: correct the cost model from
+    live requests; not if None.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class GlobalScheduler:
         belief_ttl_s: float = 600.0,
         index_budget_bytes: int | None = None,
         rebalance: RebalanceSettings | None = None,
+        refit: RefitSettings | None = None,
     ) -> None:
         self.policy = policy
         self._cost_model = cost_model
@@ -72,6 +76,8 @@ class GlobalScheduler:
         self._rebalancer = Rebalancer(rebalance or RebalanceSettings(), window_s)
         self._eviction_costs: dict[int, EvictionCost] = {}
         self._flights: dict[RequestId, InFlight] = {}
+        self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
+        self._live_times = LiveTimes(self._refit, self._fleet) if self._refit is not None else None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -128,11 +134,16 @@ class GlobalScheduler:
 
         Raises: UnknownRequest: the request is not in flight.
         """
-        flight = self._flight(request_id)
+        self._on_first_token(self._flight(request_id), now, seen=True)
+
+    def _on_first_token(self, flight: InFlight, now: float, *, seen: bool) -> None:
+        """`seen`: it has just arrived; else it is concluded from the request's end."""
         if flight.first_token_at is not None:
             return
         self._fleet.first_token(flight)
         flight.first_token_at = now
+        if self._live_times is not None and flight.watch is not None:
+            self._live_times.first_token(flight, flight.watch, now, seen=seen)
         if flight.prefix is not None:
             self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - flight.entry.prefill_s, now)
         self._belief.computed(flight, now)
@@ -148,8 +159,10 @@ class GlobalScheduler:
         """
         flight = self._flight(request_id)
         if output_tokens > 0:
-            self.on_first_token(request_id, now)
+            self._on_first_token(flight, now, seen=False)
         work_done = flight.first_token_at is not None
+        if work_done and self._live_times is not None and flight.watch is not None:
+            self._live_times.finished(flight, flight.watch, output_tokens, cached_tokens, now)
         self._end(request_id, now, work_done=work_done)
         if work_done:
             self._window.finish(flight.slot, now, output_tokens)
@@ -205,6 +218,8 @@ class GlobalScheduler:
         self._belief.remove_replica(slot)
         self._fleet.remove(replica_id)
         del self._eviction_costs[slot]
+        if self._live_times is not None:
+            self._live_times.remove_replica(slot)
         return orphans
 
     def replica_ids(self) -> list[ReplicaId]:
@@ -214,19 +229,32 @@ class GlobalScheduler:
 
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
-        dues = (self._window.next_expiry(), self._rebalancer.next_search(), self._belief.next_timer())
+        dues = [self._window.next_expiry(), self._rebalancer.next_search(), self._belief.next_timer()]
+        if self._refit is not None:
+            dues.append(self._refit.due_at)
         earliest = min(due for due in dues if due is not None)
         return None if earliest == inf else earliest
 
     def on_timer(self, now: float) -> list[PrefixHomeChange]:
-        """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing.
+        """Expiry of the window, of promises that were not kept, of beliefs that nothing confirmed; rebalancing; the
+        correction of the cost model.
 
         Returns which prefixes were replicated or retired; nothing has to be done about that but to tell.
         """
         self._expire(now)
         changes = self._rebalance(now)
         self._belief.expire_old(now)
+        corrected = self._refit.refit(now) if self._refit is not None else None
+        if corrected is not None:
+            self._use(corrected)
         return changes
+
+    def _use(self, cost_model: CostModel) -> None:
+        """Reckon with another model from now on; see docs/decisions/0006. O(replicas)."""
+        self._cost_model = cost_model
+        self._window.use(cost_model)
+        for slot in self._fleet.specs:
+            self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), cost_model)
 
     def _rebalance(self, now: float) -> list[PrefixHomeChange]:
         search_at = self._rebalancer.next_search()
@@ -239,6 +267,11 @@ class GlobalScheduler:
         ]
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def cost_factors(self) -> CostFactors:
+        """What live requests have corrected the cost profile by; ones where it is not corrected."""
+        return self._refit.factors if self._refit is not None else CostFactors()
 
     @property
     def num_in_flight(self) -> int:
@@ -324,6 +357,8 @@ class GlobalScheduler:
         flight = InFlight(request, slot, now, leaf, entry, missed)
         flight.confirmed_tokens = min(confirmed, matched)
         flight.confirmed_used_s = confirmed_used_s
+        if self._live_times is not None:
+            flight.watch = self._live_times.placed(slot)
         self._flights[request.request_id] = flight
         self._fleet.start(flight)
         return flight

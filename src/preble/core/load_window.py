@@ -56,6 +56,15 @@ class LoadWindow:
         self._finished: deque[tuple[float, int, int]] = deque()
         self._all_output_tokens = 0
 
+    def use(self, cost_model: CostModel) -> None:
+        """Reckon with another model from now on. O(replicas).
+
+        Decoding is reckoned anew for all that is in the window; prefills keep the seconds they were added with.
+        """
+        self._cost_model = cost_model
+        for slot in range(len(self.load_s)):
+            self._update(slot)
+
     def add_replica(self, slot: int) -> None:
         """Make room for a slot; what is counted of an earlier replica there must have been removed."""
         if slot == len(self.load_s):

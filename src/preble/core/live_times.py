@@ -1,0 +1,85 @@
+"""Which live requests tell how long a prefill or a decode takes, and which were only waiting.
+
+What the scheduler sees of a request is when it was placed, when its first token came and when it ended. In between it
+may have queued, or others' prompts may have been computed. A prefill counts only if no other prompt was waiting on its
+replica at any time until its first token; a decode counts without the prefills that came in between, and only if those
+are the lesser part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from preble.core.cost_refit import CostRefit, DecodeSample, PrefillSample
+from preble.core.fleet import Fleet, InFlight, Watch
+
+MIN_PREFILL_TOKENS = 256
+"""Shorter prompts tell more of the network and the server than of the GPU."""
+
+MIN_OUTPUT_TOKENS = 16
+
+
+@dataclass(slots=True)
+class _Replica:
+    """`prefills_s`: seconds that the prefills of all requests with a first token took, as the model says."""
+
+    num_placed: int = 0
+    prefills_s: float = 0.0
+
+
+class LiveTimes:
+    """Turns what happens to requests into samples for a `CostRefit`. O(1) each."""
+
+    def __init__(self, refit: CostRefit, fleet: Fleet) -> None:
+        self._refit = refit
+        self._fleet = fleet
+        self._replicas: dict[int, _Replica] = {}
+
+    def remove_replica(self, slot: int) -> None:
+        self._replicas.pop(slot, None)
+
+    def placed(self, slot: int) -> Watch:
+        """A request is about to be counted on the replica."""
+        replica = self._replicas.setdefault(slot, _Replica())
+        replica.num_placed += 1
+        is_first = not self._fleet.waiting_prefill_tokens[slot]
+        return Watch(replica.num_placed, self._fleet.num_decoding[slot], is_first)
+
+    def first_token(self, flight: InFlight, watch: Watch, now: float, *, seen: bool) -> None:
+        """The replica has computed the prompt. `seen`: just now; else it is concluded from the request's end."""
+        replica = self._replicas[flight.slot]
+        replica.prefills_s += flight.entry.prefill_s
+        if not seen:
+            return
+        watch.batch = self._fleet.num_decoding[flight.slot]
+        watch.prefills_s = replica.prefills_s
+        if watch.undisturbed and replica.num_placed == watch.number:
+            watch.ttft_s = now - flight.placed_at
+
+    def finished(
+        self, flight: InFlight, watch: Watch, output_tokens: int, cached_tokens: int | None, now: float
+    ) -> None:
+        """The request ended well and is still counted on its replica. `cached_tokens`: as reported, None if not."""
+        self._note_prefill(flight, watch, cached_tokens, now)
+        self._note_decode(flight, watch, output_tokens, now)
+
+    def _note_prefill(self, flight: InFlight, watch: Watch, cached_tokens: int | None, now: float) -> None:
+        num_tokens = flight.request.num_prompt_tokens
+        missed = flight.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
+        if watch.ttft_s is None or missed < MIN_PREFILL_TOKENS:
+            return
+        # The others' contexts are not known here; on average they are like this one.
+        context_tokens = watch.num_decoding * num_tokens
+        sample = PrefillSample(missed, num_tokens - missed, watch.num_decoding, context_tokens, watch.ttft_s)
+        self._refit.note_prefill(sample, now)
+
+    def _note_decode(self, flight: InFlight, watch: Watch, output_tokens: int, now: float) -> None:
+        if watch.batch is None or flight.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
+            return
+        took_s = now - flight.first_token_at
+        others_s = self._replicas[flight.slot].prefills_s - watch.prefills_s
+        if others_s > took_s / 2:
+            return
+        batch = max(round((watch.batch + self._fleet.num_decoding[flight.slot]) / 2), 1)
+        context_tokens = batch * (flight.request.num_prompt_tokens + output_tokens // 2)
+        self._refit.note_decode(DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s), now)
