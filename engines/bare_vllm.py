@@ -99,8 +99,10 @@ class BareVllm:
             block_hasher=self._hasher,
         )
 
-    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> None:
-        self.scheduler.add_request(self.request(request_id, prompt, max_tokens))
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> Any:
+        request = self.request(request_id, prompt, max_tokens)
+        self.scheduler.add_request(request)
+        return request
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)

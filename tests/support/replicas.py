@@ -1,4 +1,7 @@
-"""Two real vLLM replicas for a whole test session, and questions to ask them."""
+"""Two real vLLM replicas for a whole test session, and questions to ask them.
+
+The first is plain vLLM; the second orders its waiting requests as Preble does and runs two requests at once.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import random
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import pytest
 
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = ROOT / ".engines" / "vllm" / "bin" / "vllm"
@@ -26,6 +29,10 @@ KV_TOKENS = 2048
 """Of each replica: so few that a handful of prompts forces evictions."""
 
 MAX_MODEL_LEN = 2048
+PLACES = 2
+"""Requests that the second replica runs at once."""
+
+WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
 READY_TIMEOUT_S = 280.0
 
 T = TypeVar("T")
@@ -45,21 +52,21 @@ def require_vllm() -> None:
 class VllmPair:
     """Two running replicas. `urls` stay the same when one is killed and started again."""
 
-    fleet: Fleet
+    replicas: tuple[ReplicaProcess, ReplicaProcess]
     loop: asyncio.AbstractEventLoop
 
     @property
     def urls(self) -> tuple[str, str]:
-        first, second = self.fleet.urls
-        return first, second
+        first, second = self.replicas
+        return first.url, second.url
 
     async def kill(self, index: int) -> None:
         """Kill one replica as a crash would. Start it again before the test ends."""
-        await self._there(self.fleet.replicas[index].kill())
+        await self._there(self.replicas[index].kill())
 
     async def start(self, index: int) -> None:
         """Start one again that was killed; returns when it is ready."""
-        replica = self.fleet.replicas[index]
+        replica = self.replicas[index]
         await self._there(replica.start())
         await self._there(replica.wait_ready(READY_TIMEOUT_S))
 
@@ -73,7 +80,8 @@ def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
     options = LaunchOptions(
         engine="vllm",
-        replicas=2,
+        replicas=1,
+        threads=1,
         log_dir=log_dir,
         model=str(TINY_MODEL),
         served_model_name=MODEL_NAME,
@@ -87,15 +95,24 @@ def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="vllm-pair")
     thread.start()
-    fleet = Fleet(options)
+    plain = Fleet(options)
+    with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=WITH_PREBLE))
     try:
-        asyncio.run_coroutine_threadsafe(fleet.__aenter__(), loop).result()
-        yield VllmPair(fleet, loop)
+        asyncio.run_coroutine_threadsafe(bring_up(plain, with_preble), loop).result()
+        yield VllmPair((*plain.replicas, *with_preble.replicas), loop)
     finally:
-        asyncio.run_coroutine_threadsafe(fleet.stop(), loop).result()
+        for fleet in (plain, with_preble):
+            asyncio.run_coroutine_threadsafe(fleet.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def bring_up(*fleets: Fleet) -> None:
+    """Start them at the same time. If one fails, its error is raised; stop all of them then."""
+    async with asyncio.TaskGroup() as tasks:
+        for fleet in fleets:
+            tasks.create_task(fleet.__aenter__())
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -131,6 +148,9 @@ class Replica:
         samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert samples, f"{self.url} has no metric {name}"
         return sum(float(line.rpartition(" ")[2]) for line in samples if all(label in line for label in wanted))
+
+    async def num_waiting(self) -> float:
+        return await self.metric("vllm:num_requests_waiting")
 
     async def num_running(self) -> float:
         return await self.metric("vllm:num_requests_running")

@@ -34,7 +34,8 @@ class LaunchOptions:
     `model`: for vLLM a folder or a name on the hub. `served_model_name`: the model's name in requests; None leaves it
     to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the engine's own
     choice. `device`: "auto" takes the CPU for the environment of `engines/setup.py` and GPUs, one for each replica, for
-    any other vLLM where there are some. `executable`: the vllm program. `dev_endpoints`: with /reset_prefix_cache and
+    any other vLLM where there are some. `threads`: of each replica on a CPU; None gives each its part of the processors.
+    `executable`: the vllm program. `dev_endpoints`: with /reset_prefix_cache and
     the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`: time
     between asking a replica to end and killing it.
     """
@@ -48,6 +49,7 @@ class LaunchOptions:
     kv_tokens: int | None = None
     max_model_len: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
     executable: Path | None = None
     dev_endpoints: bool = False
     extra_args: tuple[str, ...] = ()
@@ -133,7 +135,7 @@ def _vllm_environment(options: LaunchOptions, gpu: str | None) -> dict[str, str]
         environ["VLLM_SERVER_DEV_MODE"] = "1"
     if gpu is not None:
         return {**environ, "CUDA_VISIBLE_DEVICES": gpu}
-    threads = max((os.cpu_count() or 1) // options.replicas, 1)
+    threads = options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
     cpu = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {**environ, **cpu, "OMP_NUM_THREADS": str(threads)}
 
