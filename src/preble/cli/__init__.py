@@ -23,6 +23,8 @@ COMMANDS = MappingProxyType(
         "serve": "preble.cli.serve",
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
+        "explain": "preble.cli.explain",
+        "replay": "preble.cli.replay",
         "bench": "preble.cli.bench",
         "profile": "preble.cli.profile",
         "simulate": "preble.cli.simulate",

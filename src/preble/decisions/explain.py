@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from textwrap import fill
 from types import MappingProxyType
 
 from preble.core.types import Reason
 from preble.decisions.recent import CandidateCost, Decision
 
+WIDTH = 100
 SHOWN_CANDIDATES = 12
 """Of a large cluster only the cheapest are shown, and the chosen one."""
 
@@ -28,34 +30,35 @@ def _headline(decision: Decision) -> str:
 
 
 def _why(decision: Decision) -> str:
-    return _SENTENCES[decision.reason](decision)
+    return fill(_SENTENCES[decision.reason](decision), WIDTH)
 
 
 def _prompt(decision: Decision) -> str:
     """The prompt against the longest cached part among the candidates."""
     cached = max((c.matched_tokens for c in decision.candidates), default=0)
     missing = decision.num_prompt_tokens - cached
-    return f"Of {decision.num_prompt_tokens} prompt tokens {cached} are cached at best and {missing} are missing"
+    return f"Of {decision.num_prompt_tokens} prompt tokens {cached} are cached at best, {missing} are missing"
 
 
-def _cheapest(decision: Decision, among: str) -> str:
-    """Who won among the candidates."""
+def _cheapest(decision: Decision, who: str) -> str:
+    """Who won among the candidates, which are `who`."""
     if len(decision.candidates) == 1:
-        return f"{decision.replica} is the only one of {among}."
+        return f"{decision.replica} is the only one {who}."
     lowest_s = min(c.cost_s for c in decision.candidates)
     ties = sum(c.cost_s == lowest_s for c in decision.candidates)
-    how = "drawn by lot among equals: it shares" if ties > 1 else "it has"
-    return f"of {among} {decision.replica} was taken, {how} the lowest L + M + P."
+    how = (
+        f"shares the lowest L + M + P with {ties - 1} and was drawn by lot" if ties > 1 else "has the lowest L + M + P"
+    )
+    return f"of the {len(decision.candidates)} {who}, {decision.replica} {how}."
 
 
 def _exploit(decision: Decision) -> str:
-    among = f"the {len(decision.candidates)} that serve the cached part"
-    return f"{_prompt(decision)}, so the cache is worth exploiting; {_cheapest(decision, among)}"
+    who = "that hold the cached part and serve it"
+    return f"{_prompt(decision)}, so the cache is worth exploiting; {_cheapest(decision, who)}"
 
 
 def _explore(decision: Decision) -> str:
-    among = f"all {len(decision.candidates)} that could take it"
-    return f"{_prompt(decision)}, too little to be bound by it; {_cheapest(decision, among)}"
+    return f"{_prompt(decision)}: too little to be bound by it; {_cheapest(decision, 'that could take it')}"
 
 
 def _balance(decision: Decision) -> str:
@@ -75,10 +78,9 @@ def _redirect(decision: Decision) -> str:
 
 
 def _replicate(decision: Decision) -> str:
-    among = f"the {len(decision.candidates)} homes of its prefix"
     return (
         "Its prefix is so much in demand that it was given further homes; "
-        f"{_cheapest(decision, among)} It caches {decision.matched_tokens} tokens of it so far."
+        f"{_cheapest(decision, 'that serve it')} It caches {decision.matched_tokens} tokens so far."
     )
 
 

@@ -41,53 +41,43 @@ class ReplicaShare(msgspec.Struct):
     work_s: float = 0.0
 
 
-class PolicyOutcome(msgspec.Struct):
+class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One policy over the whole log.
 
-    `failed`: requests that could not be placed, which is the same for every policy. `moved`: placements on another
-    replica than in the log; `moves` names them, as [request, logged replica, replica here].
+    `failed`: requests that could not be placed, which is the same for every policy. `hit_rate`: prompt tokens believed
+    to be cached where they were placed, of all placed; 0 for none. `load_imbalance`: the busiest replica's work over
+    the mean of all replicas; 1 is even, and so is no work at all. `moved`: placements on another replica than in the
+    log; `moves` names them, as [request, logged replica, replica here].
     """
 
     policy: str
     as_logged: bool
-    replicas: dict[str, ReplicaShare] = {}
-    failed: int = 0
-    moved: int = 0
-    moves: list[tuple[str, str, str]] = []
-
-    @property
-    def placements(self) -> int:
-        return sum(share.placements for share in self.replicas.values())
-
-    @property
-    def hit_rate(self) -> float:
-        """Prompt tokens believed to be cached where they were placed, of all placed; 0 for none."""
-        prompt = sum(share.prompt_tokens for share in self.replicas.values())
-        return sum(share.matched_tokens for share in self.replicas.values()) / prompt if prompt else 0.0
-
-    @property
-    def load_imbalance(self) -> float:
-        """The busiest replica's work over the mean of all replicas; 1 is even, and so is no work at all."""
-        work_s = [share.work_s for share in self.replicas.values()]
-        return max(work_s) * len(work_s) / sum(work_s) if sum(work_s) else 1.0
+    placements: int
+    failed: int
+    hit_rate: float
+    load_imbalance: float
+    replicas: dict[str, ReplicaShare]
+    moved: int
+    moves: list[tuple[str, str, str]]
 
 
 class _Tally:
     """Counts placements and, once their output length is known, their work."""
 
-    def __init__(self, policy: str, model: CostModel, *, as_logged: bool) -> None:
-        self.outcome = PolicyOutcome(policy, as_logged)
+    def __init__(self, model: CostModel) -> None:
+        self.failed = 0
         self._model = model
+        self._shares: dict[str, ReplicaShare] = {}
+        self._moves: list[tuple[str, str, str]] = []
         self._where: dict[str, str] = {}
 
     def replica(self, replica: str) -> None:
-        self.outcome.replicas.setdefault(replica, ReplicaShare())
+        self._shares.setdefault(replica, ReplicaShare())
 
     def placed(self, line: PlaceLine, logged: PlacementRow, placement: PlacementRow) -> None:
         if placement.replica != logged.replica:
-            self.outcome.moved += 1
-            self.outcome.moves.append((line.id, logged.replica, placement.replica))
-        share = self.outcome.replicas[placement.replica]
+            self._moves.append((line.id, logged.replica, placement.replica))
+        share = self._shares[placement.replica]
         share.placements += 1
         share.prompt_tokens += line.num_prompt_tokens
         share.matched_tokens += placement.matched_tokens
@@ -98,25 +88,41 @@ class _Tally:
     def finished(self, line: FinishLine) -> None:
         replica = self._where.pop(line.id, None)
         if replica is not None:
-            self.outcome.replicas[replica].work_s += self._model.decode_s(line.output_tokens)
+            self._shares[replica].work_s += self._model.decode_s(line.output_tokens)
+
+    def outcome(self, policy: str, *, as_logged: bool) -> PolicyOutcome:
+        shares = self._shares.values()
+        prompt_tokens = sum(share.prompt_tokens for share in shares)
+        work_s = [share.work_s for share in shares]
+        return PolicyOutcome(
+            policy=policy,
+            as_logged=as_logged,
+            placements=sum(share.placements for share in shares),
+            failed=self.failed,
+            hit_rate=sum(share.matched_tokens for share in shares) / prompt_tokens if prompt_tokens else 0.0,
+            load_imbalance=max(work_s) * len(work_s) / sum(work_s) if sum(work_s) else 1.0,
+            replicas=self._shares,
+            moved=len(self._moves),
+            moves=self._moves,
+        )
 
 
 def logged_outcome(path: Path) -> PolicyOutcome:
     """What was done, from the log alone. Raises: TraceFormatError."""
     log = LogReader(path)
-    tally = _Tally(log.header.settings.policy, CostModel(log.header.profile), as_logged=True)
+    tally = _Tally(CostModel(log.header.profile))
     for _, event in log:
         match event:
             case AddReplicaLine(replica=spec):
                 tally.replica(spec.replica_id)
             case PlaceLine(placement=None):
-                tally.outcome.failed += 1
+                tally.failed += 1
             case PlaceLine(placement=placement):
                 assert placement is not None
                 tally.placed(event, placement, placement)
             case FinishLine():
                 tally.finished(event)
-    return tally.outcome
+    return tally.outcome(log.header.settings.policy, as_logged=True)
 
 
 def what_if(path: Path, policy: str) -> PolicyOutcome:
@@ -128,7 +134,7 @@ def what_if(path: Path, policy: str) -> PolicyOutcome:
     run = _Run(log, policy)
     for numbered in log:
         run.play(numbered)
-    return run.tally.outcome
+    return run.tally.outcome(policy, as_logged=False)
 
 
 class _Run:
@@ -138,7 +144,7 @@ class _Run:
         settings = msgspec.structs.replace(log.header.settings, policy=policy)
         self._log = log
         self._scheduler = make_scheduler(settings, log.header.profile)
-        self.tally = _Tally(policy, CostModel(log.header.profile), as_logged=False)
+        self.tally = _Tally(CostModel(log.header.profile))
         self._logged: dict[str, str] = {}
         self._in_flight: set[str] = set()
 
@@ -175,7 +181,7 @@ class _Run:
     def _place(self, line: PlaceLine) -> None:
         logged = line.placement
         if logged is None:
-            self.tally.outcome.failed += 1
+            self.tally.failed += 1
             return
         placement, error = place(self._scheduler, line)
         if placement is None:

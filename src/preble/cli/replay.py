@@ -1,0 +1,103 @@
+"""`preble replay`: a decision log, played again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from preble.cli.options import PolicyName
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from preble.decisions.replay import ReplayResult
+    from preble.decisions.what_if import PolicyOutcome
+
+ON_EQUAL_TERMS = """\
+What engines cached, evicted and answered in the log belongs to the placements that were made. For every line but the
+first, replicas count as reporting nothing: what they cache is a belief, bounded by their KV capacity; times and output
+lengths are the log's. Compare such lines with each other, not with the first."""
+
+
+@click.command("replay", short_help="A decision log, played again, or put to another policy.")
+@click.argument("log", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--policy", "policies", type=PolicyName(), multiple=True, help="What would this policy have done?")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(log: Path, policies: tuple[str, ...], as_json: bool) -> None:
+    """Play a decision log (decisions.log in the configuration) through a fresh scheduler of the same settings.
+
+    Without --policy every placement is held against the log; the first difference is shown, with exit status 1. With
+    --policy, given once or more often, the log's requests are put to those policies instead.
+
+    \b
+    Examples:
+      preble replay decisions.jsonl
+      preble replay decisions.jsonl --policy least_load --policy round_robin
+    """
+    if policies:
+        _compare(log, policies, as_json=as_json)
+    else:
+        _check(log, as_json=as_json)
+
+
+def _check(log: Path, *, as_json: bool) -> None:
+    import msgspec
+
+    from preble.decisions.reader import LogReader
+    from preble.decisions.replay import Replay
+
+    result = Replay(LogReader(log)).run()
+    click.echo(msgspec.json.format(msgspec.json.encode(result)) if as_json else _verdict(result))
+    if result.difference is not None:
+        raise click.exceptions.Exit(1)
+
+
+def _verdict(result: ReplayResult) -> str:
+    """What a replay found, as text."""
+    lines = [f"{result.compared} placements of {result.policy} are made again as {result.written_by} logged them."]
+    if result.ended_at is not None:
+        lines.append(f"Replayed up to {result.ended_at}.")
+    if (difference := result.difference) is not None:
+        what = f"request {difference.request_id}" if difference.request_id is not None else "KV events"
+        lines += [
+            f"Then line {difference.line} differs, {what}:",
+            f"  logged:   {difference.logged}",
+            f"  replayed: {difference.replayed}",
+        ]
+    return "\n".join(lines)
+
+
+def _compare(log: Path, policies: tuple[str, ...], *, as_json: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from preble.decisions.what_if import outcomes
+
+    found = list(outcomes(log, policies))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"note": ON_EQUAL_TERMS, "outcomes": found})))
+        return
+    Console().print(_table(found))
+    click.echo(ON_EQUAL_TERMS)
+
+
+def _table(outcomes: list[PolicyOutcome]) -> Table:
+    from rich.table import Table
+
+    table = Table("policy", title=f"{outcomes[0].placements} placements, by policy")
+    for name in ("hit rate", "imbalance", "work, s", "elsewhere"):
+        table.add_column(name, justify="right")
+    table.add_column("per replica")
+    for outcome in outcomes:
+        shares = outcome.replicas.values()
+        table.add_row(
+            f"{outcome.policy}, as logged" if outcome.as_logged else outcome.policy,
+            f"{outcome.hit_rate:.1%}",
+            f"{outcome.load_imbalance:.2f}",
+            f"{sum(share.work_s for share in shares):.1f}",
+            str(outcome.moved),
+            " ".join(str(share.placements) for share in shares),
+        )
+    return table
