@@ -5,13 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from preble.core.cost_model import CostModel, CostProfile
+from preble.core.cost_refit import RefitSettings
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
 from preble.core.rebalance import RebalanceSettings
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The arguments of `GlobalScheduler`, under its own names; `policy` by name. Kept in the header of each log."""
+    """The arguments of `GlobalScheduler`, under its own names; `policy` by name, `refit` with its own settings.
+
+    Kept in the header of each log.
+    """
 
     policy: str = "e2"
     seed: int = 0
@@ -20,6 +24,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     belief_ttl_s: float = 600.0
     index_budget_bytes: int | None = None
     rebalance: RebalanceSettings = RebalanceSettings()
+    refit: bool = False
 
 
 def make_scheduler(settings: SchedulerSettings, profile: CostProfile) -> GlobalScheduler:
@@ -36,4 +41,5 @@ def make_scheduler(settings: SchedulerSettings, profile: CostProfile) -> GlobalS
         belief_ttl_s=settings.belief_ttl_s,
         index_budget_bytes=settings.index_budget_bytes,
         rebalance=settings.rebalance,
+        refit=RefitSettings() if settings.refit else None,
     )

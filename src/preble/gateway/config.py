@@ -196,6 +196,13 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
         ),
     ] = 256
+    refit: Annotated[
+        bool,
+        _about(
+            "Correct the cost profile from live requests, by a factor for prefill and one for decode.",
+            why="a profile that is off by a factor of two is right within a minute (docs/decisions/0006)",
+        ),
+    ] = True
 
 
 _REBALANCE = RebalanceSettings()

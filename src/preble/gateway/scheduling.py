@@ -72,6 +72,7 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
         belief_ttl_s=config.scheduler.belief_ttl_s,
         index_budget_bytes=config.scheduler.index_budget_mib * MiB,
         rebalance=RebalanceSettings(**msgspec.structs.asdict(config.rebalance)),
+        refit=config.scheduler.refit,
     )
 
 
