@@ -34,6 +34,8 @@ class FakeReplica:
         self.running = 0
         self.aborts = 0
         self.healthy = True
+        self.silent = False
+        """Takes connections, answers no question about itself."""
         self.tokenizes = True
         self.tokenize_gated = False
         self.tokenizing = 0
@@ -69,6 +71,8 @@ class FakeReplica:
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
         if not self.healthy:
             return web.json_response({"error": "unwell"}, status=500)
         return web.json_response({"object": "list", "data": self.models})
@@ -177,6 +181,16 @@ async def gated_stream(replica: FakeReplica, request: web.Request, body: dict[st
     await replica.gate.wait()
     for piece in rest:
         await send_event(response, piece)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def ticking_stream(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """An event every now and then, until the gate opens."""
+    response = await started_stream(request)
+    while not replica.gate.is_set():
+        await send_event(response, _pieces(body)[0])
+        await asyncio.sleep(0.01)
     await response.write(b"data: [DONE]\n\n")
     return response
 

@@ -20,7 +20,7 @@ from gateway.fakes import (
     status,
     until,
 )
-from preble.gateway.config import HealthConfig, TimeoutsConfig
+from preble.gateway.config import HealthConfig, LimitsConfig, TimeoutsConfig
 
 PATIENT = HealthConfig(check_interval_s=1000.0)
 """Checks so rare that only requests notice a replica's trouble."""
@@ -141,6 +141,17 @@ async def test_rubbish_is_a_502(serve: Serve, stream: bool, sent: bytes, content
         code, body, _ = await gateway.complete(stream=stream)
         assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
         await gateway.idle()
+        assert (await gateway.complete())[0] == 200
+
+
+@pytest.mark.parametrize("code", [200, 400, 429])
+async def test_a_whole_answer_larger_than_is_accepted_is_a_502(serve: Serve, code: int) -> None:
+    limits = LimitsConfig(max_answer_bytes=200_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        one.script.append(status(code, "x" * 200_000))
+        answered, body, _ = await gateway.complete()
+        assert (answered, body["error"]["code"]) == (502, "engine_protocol_error")
+        assert "larger than 200000 bytes" in body["error"]["message"]
         assert (await gateway.complete())[0] == 200
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+
+import pytest
 
 from gateway.conftest import Serve
-from gateway.fakes import gated, replicas, until
+from gateway.fakes import gated, gated_stream, replicas, ticking_stream, until
+from preble.gateway.config import HealthConfig
 
 
 async def test_the_gateway_starts_although_replicas_are_down_and_takes_them_when_they_come(serve: Serve) -> None:
@@ -63,6 +67,60 @@ async def test_a_killed_replica_loses_no_request_that_had_no_answer_yet(serve: S
         assert [answer[0] for answer in answers] == [200] * 8
         assert {answer[2]["x-preble-replica"] for answer in answers} == {two.url}
         await until(lambda: gateway.num_live == 1)
+
+
+HASTY = HealthConfig(check_interval_s=0.05, check_timeout_s=0.2, failures=2, retry_min_s=0.02, retry_max_s=0.05)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_without_a_byte_leave_a_replica_whose_machine_is_silent(serve: Serve, stream: bool) -> None:
+    async with replicas(2) as [one, two], serve([one, two], health=HASTY) as gateway:
+        one.script.extend([gated] * 8)
+        fields = {"model": "tiny", "prompt": "a", "stream": stream}
+        requests = [
+            asyncio.create_task(gateway.http.post("/v1/completions", json=fields).__aenter__()) for _ in range(8)
+        ]
+        await until(lambda: one.running == 4)
+        one.silent = True
+        answers = await asyncio.gather(*requests)
+        for answer in answers:
+            await answer.read()
+        assert {(answer.status, answer.headers["x-preble-replica"]) for answer in answers} == {(200, two.url)}
+        await until(lambda: one.aborts >= 4)
+        assert gateway.num_live == 1
+
+
+async def test_a_stream_that_has_begun_on_a_machine_that_falls_silent_ends_with_an_error(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], health=HASTY) as gateway:
+        one.script.append(gated_stream)
+        async with gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+            await answer.content.readany()
+            one.silent = True
+            rest = await answer.read()
+        error = json.loads(rest.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
+        assert (error["code"], "was taken out of the rotation" in error["message"]) == ("engine_gone", True)
+        await until(lambda: one.aborts >= 1)
+
+
+async def test_with_nowhere_to_go_a_request_on_a_silent_machine_fails_cleanly(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], health=HASTY) as gateway:
+        one.script.append(gated)
+        request = asyncio.create_task(gateway.complete())
+        await until(lambda: one.running == 1)
+        one.silent = True
+        status, body, _ = await request
+        assert (status, body["error"]["code"]) == (502, "engine_gone")
+
+
+async def test_a_stream_that_flows_is_left_alone_though_its_replica_answers_no_check(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one], health=HASTY) as gateway:
+        one.script.append(ticking_stream)
+        async with gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+            await answer.content.readany()
+            one.silent = True
+            await until(lambda: gateway.num_live == 0)
+            one.gate.set()
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_replica_that_comes_back_with_other_models_serves_those(serve: Serve) -> None:

@@ -1,0 +1,149 @@
+"""The gateway in front of emulated replicas, end to end: prefixes followed, a replica killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.fakes import until
+from preble.core.cost_model import CostModel
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import make_policy
+from preble.core.types import CacheCleared, ReplicaId, Request
+from preble.engines.launch import Fleet, LaunchOptions
+from preble.gateway.config import GatewayConfig, HealthConfig, ReplicaConfig
+from preble.gateway.server import Gateway, serving
+from preble.profiles import load_profile
+
+BLOCK = 16
+HEALTH = HealthConfig(check_interval_s=0.2, retry_min_s=0.05, retry_max_s=0.2)
+
+
+@dataclass
+class Cluster:
+    """A gateway before emulated replicas, each a process of its own."""
+
+    fleet: Fleet
+    gateway: Gateway
+    scheduler: GlobalScheduler
+    http: aiohttp.ClientSession
+
+    async def complete(self, prompt: list[int], max_tokens: int = 4) -> dict[str, str]:
+        """The headers of an answer that is well."""
+        body = {"prompt": prompt, "max_tokens": max_tokens}
+        async with self.http.post("/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            await answer.read()
+            return {name.lower(): value for name, value in answer.headers.items()}
+
+    async def metrics(self) -> str:
+        async with self.http.get("/metrics") as answer:
+            return await answer.text()
+
+    def matched(self, replica: str, prompt: list[int]) -> int:
+        return self.scheduler.matched_tokens(ReplicaId(replica), Request.of("probe", prompt))
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight, and have the scheduler check itself."""
+        await until(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
+        assert self.scheduler.num_in_flight == 0
+        self.scheduler.check()
+
+
+@asynccontextmanager
+async def cluster(replicas: int, log_dir: Path, policy: str = "e2", **options: Any) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        launch = LaunchOptions(engine="emulator", replicas=replicas, log_dir=log_dir, **options)
+        fleet = await stack.enter_async_context(Fleet(launch))
+        scheduler = GlobalScheduler(make_policy(policy), CostModel(load_profile("tiny-cpu")))
+        config = GatewayConfig(replicas=tuple(map(ReplicaConfig, fleet.urls)), port=0, health=HEALTH)
+        gateway = await stack.enter_async_context(serving(config, scheduler))
+        http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
+        await until(lambda: len(gateway.dispatcher.live) == replicas)
+        yield Cluster(fleet, gateway, scheduler, http)
+
+
+def prompt_of(number: int, length: int = 20 * BLOCK) -> list[int]:
+    """Token ids that no other number has."""
+    return list(range(1000 * number, 1000 * number + length))
+
+
+async def test_prompts_go_where_their_prefix_is_and_events_agree_with_usage(tmp_path: Path) -> None:
+    async with cluster(2, tmp_path) as running:
+        homes = [(await running.complete(prompt_of(i)))["x-preble-replica"] for i in range(4)]
+        await until(lambda: all(running.matched(home, prompt_of(i)) >= 19 * BLOCK for i, home in enumerate(homes)))
+        for i, home in enumerate(homes):
+            headers = await running.complete([*prompt_of(i), 7, 8, 9])
+            assert (headers["x-preble-replica"], headers["x-preble-reason"]) == (home, "exploit")
+            assert int(headers["x-preble-matched-tokens"]) == 20 * BLOCK
+        await running.idle()
+        drifts = [running.scheduler.replica_state(ReplicaId(url)).drift for url in running.fleet.urls]
+        assert sum(drift.num_requests for drift in drifts) == 8
+        assert sum(drift.predicted_tokens for drift in drifts) == sum(drift.reported_tokens for drift in drifts)
+
+
+async def test_events_that_build_on_what_is_unknown_have_the_stream_start_over(tmp_path: Path) -> None:
+    async with cluster(1, tmp_path) as running:
+        [url] = running.fleet.urls
+        await running.complete(prompt_of(1))
+        await running.complete(prompt_of(2))
+        await until(lambda: min(running.matched(url, prompt_of(i)) for i in (1, 2)) >= 19 * BLOCK)
+        await running.idle()
+        running.scheduler.on_evicted(CacheCleared(ReplicaId(url)), asyncio.get_running_loop().time())
+        assert running.matched(url, prompt_of(2)) == 0
+        await running.complete([*prompt_of(1), *range(4 * BLOCK)])
+        await until(lambda: running.matched(url, prompt_of(2)) >= 19 * BLOCK)
+        metrics = await running.metrics()
+        assert f'preble_kv_resyncs_total{{replica="{url}"}} 1.0' in metrics
+        assert f'preble_kv_blocks_unlocated_total{{replica="{url}"}}' in metrics
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one request ended. `error`: of the answer or the stream, None if it is whole."""
+
+    streamed: bool
+    status: int
+    replica: str | None
+    error: str | None
+
+
+async def ask(running: Cluster, number: int) -> Ended:
+    """Every second one streamed. Prompts share one of five prefixes."""
+    stream = number % 2 == 0
+    body = {"prompt": [*prompt_of(number % 5), number], "max_tokens": 40, "stream": stream}
+    async with running.http.post("/v1/completions", json=body) as answer:
+        raw = await answer.read()
+        replica = answer.headers.get("x-preble-replica")
+        if not stream or answer.status != 200:
+            return Ended(stream, answer.status, replica, json.loads(raw).get("error", {}).get("code"))
+        events = [line.removeprefix(b"data: ") for line in raw.split(b"\n\n") if line]
+        if events[-1] == b"[DONE]":
+            return Ended(stream, 200, replica, None)
+        return Ended(stream, 200, replica, json.loads(events[-1])["error"]["code"])
+
+
+@pytest.mark.parametrize("policy", ["e2", "round_robin"])
+async def test_a_replica_killed_under_load_loses_only_streams_that_had_begun_there(tmp_path: Path, policy: str) -> None:
+    async with cluster(3, tmp_path, policy) as running:
+        asks = [asyncio.create_task(ask(running, i)) for i in range(60)]
+        victim = running.fleet.replicas[1]
+        url = victim.url
+        in_flight = running.scheduler.replica_state
+        await until(lambda: all(in_flight(ReplicaId(u)).num_requests > 2 for u in running.fleet.urls))
+        await victim.kill()
+        ended = await asyncio.gather(*asks)
+        lost = [end for end in ended if end.error is not None]
+        assert all(end.streamed and end.replica == url and end.error == "engine_gone" for end in lost)
+        assert all(end.status == 200 for end in ended)
+        await until(lambda: len(running.gateway.dispatcher.live) == 2)
+        await running.idle()
+        assert (await running.complete(prompt_of(9)))["x-preble-replica"] != url
