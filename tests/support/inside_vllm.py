@@ -22,7 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from preble.errors import ConfigError
 from preble.integrations import settings
-from preble.integrations.vllm_cache import ChainedBlocks, TakingTurns
+from preble.integrations.vllm_cache import AskedInTurn, ChainedBlocks
 from preble.integrations.vllm_scheduler import PrebleAsyncScheduler, PrebleScheduler
 
 Record = dict[str, Any]
@@ -143,7 +143,7 @@ def pressure() -> Record:
         "finished": sum(request.num_output_tokens == 100 for request in requests),
         "used_blocks": vllm.num_used_blocks,
         "left": len(vllm.scheduler.requests) + len(vllm.scheduler.waiting) + len(vllm.scheduler.running),
-        "remembered": len(vllm.scheduler._preble_line) + len(vllm.scheduler._preble_cache._chains),
+        "remembered": len(vllm.scheduler._preble_line) + len(vllm.scheduler._preble_cache),
     }
 
 
@@ -201,14 +201,14 @@ def two_kinds_of_layers() -> Record:
         vllm.add(f"hot{i}", warm + prompts.fresh(40))
     cache = vllm.scheduler._preble_cache
     vllm.scheduler.arrange_waiting()
-    first = sum(request.request_id in cache._tokens for request in vllm.scheduler.waiting)
+    first = len(cache)
     for _ in range(40):
         vllm.scheduler.arrange_waiting()
     waiting = list(vllm.scheduler.waiting)
     return {
-        "kind": type(cache) is TakingTurns,
+        "kind": type(cache) is AskedInTurn,
         "asked_at_first": first,
-        "told": [cache._tokens[request.request_id] for request in waiting],
+        "told": [cache.of(request) for request in waiting],
         "true": [vllm.cached_tokens(request) for request in waiting],
         "admitted": run_dry(vllm),
     }

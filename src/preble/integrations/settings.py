@@ -55,13 +55,13 @@ def _num_groups(number: object) -> int:
 
 
 def require_version(engine: str, version: str, known: str, environ: Mapping[str, str]) -> None:
-    """`known`: the minor version, such as "0.32", whose insides the plug-in was written for and tested with.
+    """`known`: the version, such as "0.32" for all of 0.32.x, whose insides the plug-in was written for and tested with.
 
     Raises: ConfigError: another one runs, and nobody said that it shall do.
     """
     if re.match(rf"{re.escape(known)}(?![0-9])", version) or environ.get(ANY_VERSION_VARIABLE) == "1":
         return
     raise ConfigError(
-        f"this version of Preble knows the scheduler of {engine} {known}.x, and this is {engine} {version}: install "
-        f"{engine} {known}.x or a Preble that knows yours, or set {ANY_VERSION_VARIABLE}=1 to try it all the same"
+        f"this version of Preble knows the scheduler of {engine} {known}, and this is {engine} {version}: install "
+        f"{engine} {known} or a Preble that knows yours, or set {ANY_VERSION_VARIABLE}=1 to try it all the same"
     )

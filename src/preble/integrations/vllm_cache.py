@@ -21,12 +21,16 @@ from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator  # type:
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # type: ignore[import-not-found]
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager  # type: ignore[import-not-found]
 
-NEW_PER_BATCH = 2
-"""First lookups before each batch: at 100 µs each, a small part of any batch that is worth ordering."""
+from preble.integrations.taking_turns import TakingTurns
+
+NEW_PER_BATCH, TURNS_PER_BATCH = 2, 1
+"""Lookups before each batch: at 100 µs each, a small part of any batch that is worth ordering."""
 
 
 class CachedTokens(Protocol):
-    """The leading tokens of waiting requests that are cached."""
+    """The leading tokens of waiting requests that are cached. Its length: requests that something is kept for."""
+
+    def __len__(self) -> int: ...
 
     def new_batch(self) -> None:
         """Called before each batch."""
@@ -43,7 +47,7 @@ class CachedTokens(Protocol):
 
 def cached_tokens_in(manager: Any) -> CachedTokens:
     """What fits to the models of this vLLM `KVCacheManager`."""
-    return ChainedBlocks(manager) if _is_plain(manager) else TakingTurns(manager)
+    return ChainedBlocks(manager) if _is_plain(manager) else AskedInTurn(manager)
 
 
 def _is_plain(manager: Any) -> bool:
@@ -93,6 +97,9 @@ class ChainedBlocks:
         self._found = 0
         """Blocks found for the request before: most often the same prefix, newly cached or evicted."""
 
+    def __len__(self) -> int:
+        return len(self._chains)
+
     def new_batch(self) -> None:
         # Resetting the cache makes a new table, so it is fetched each time.
         self._find: Callable[[bytes], object] = self._pool.cached_block_hash_to_block.get_one_block
@@ -130,30 +137,21 @@ class ChainedBlocks:
         self._chains.pop(request_id, None)
 
 
-class TakingTurns:
+class AskedInTurn:
     """By asking vLLM for a few requests before each batch."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._tokens: dict[str, int] = {}
-        """What vLLM said last; whom it was asked for longest ago comes first."""
-        self._new_left = 0
-        self._turn: str | None = None
+        self._turns = TakingTurns[Any](self._ask, new_per_batch=NEW_PER_BATCH, turns_per_batch=TURNS_PER_BATCH)
+
+    def __len__(self) -> int:
+        return len(self._turns)
 
     def new_batch(self) -> None:
-        self._new_left = NEW_PER_BATCH
-        self._turn = next(iter(self._tokens), None)
+        self._turns.new_batch()
 
     def of(self, request: Any) -> int:
-        request_id: str = request.request_id
-        is_new = request_id not in self._tokens
-        if is_new and self._new_left:
-            self._new_left -= 1
-            self._tokens[request_id] = self._ask(request)
-        elif request_id == self._turn:
-            self.forget(request_id)
-            self._tokens[request_id] = self._ask(request)
-        return self._tokens.get(request_id, 0)
+        return self._turns.of(request.request_id, request)
 
     def _ask(self, request: Any) -> int:
         if not self._manager.prefix_cache_lookup_enabled(request):
@@ -162,4 +160,4 @@ class TakingTurns:
         return int(found[1])
 
     def forget(self, request_id: str) -> None:
-        self._tokens.pop(request_id, None)
+        self._turns.forget(request_id)

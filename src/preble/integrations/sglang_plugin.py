@@ -1,0 +1,132 @@
+"""Preble's order of the waiting requests in SGLang, through its plug-in point `sglang.srt.plugins`.
+
+SGLang finds the plug-in by itself where Preble is installed in its environment. It does nothing until switched on:
+
+    PREBLE_QUEUE_ORDER=groups python -m sglang.launch_server --model-path MODEL
+
+with "groups" or "lpm"; PREBLE_QUEUE_GROUPS is the number of groups. See docs/howto/sglang.md.
+
+The list of waiting requests is put in order before each attempt at a prefill, in place; what the batch then takes from
+it is SGLang's own business. How much of a prompt is cached is asked of the radix tree without counting as a use of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from preble.core.waiting_queue import QueueOrder
+from preble.errors import ConfigError
+from preble.integrations.settings import ORDER_VARIABLE, OrderSettings, require_version
+from preble.integrations.taking_turns import TakingTurns
+from preble.integrations.waiting_line import WaitingLine
+
+KNOWN_VERSION = "0.5.23"
+
+NEW_PER_BATCH, TURNS_PER_BATCH = 8, 8
+"""Lookups before each attempt at a prefill; 5 to 10 µs each for 4,000 tokens."""
+
+_POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
+_ATTRIBUTE = "_preble_order"
+
+logger = logging.getLogger("sglang.preble")
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes. Ends the process, with the reason, where the order cannot be had."""
+    if ORDER_VARIABLE not in os.environ:
+        return
+    try:
+        install(OrderSettings.read(os.environ))
+    except ConfigError as error:
+        # SGLang would note any exception in its log and serve without the order that was asked for.
+        raise SystemExit(f"preble: {error}") from error
+
+
+def install(settings: OrderSettings) -> None:
+    """Hook into the waiting list. Raises: ConfigError: an unknown version of SGLang."""
+    if settings.order is QueueOrder.FCFS:
+        return
+    import sglang  # type: ignore[import-not-found]
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # type: ignore[import-not-found]
+
+    require_version("SGLang", sglang.__version__, KNOWN_VERSION, os.environ)
+
+    def attach(result: None, policy: Any, *_: Any, **__: Any) -> None:
+        setattr(policy, _ATTRIBUTE, WaitingOrder(policy, settings))
+
+    HookRegistry.register(f"{_POLICY}.__init__", attach, HookType.AFTER)
+    HookRegistry.register(f"{_POLICY}.calc_priority", calc_priority, HookType.AROUND)
+
+
+def calc_priority(original: Callable[..., None], policy: Any, waiting: list[Any], *args: Any, **kwargs: Any) -> None:
+    """In place of SGLang's own: its bookkeeping, then our order."""
+    original(policy, waiting, *args, **kwargs)
+    order: WaitingOrder = getattr(policy, _ATTRIBUTE)
+    order.arrange(waiting)
+
+
+class WaitingOrder:
+    """The order of one scheduler's waiting list."""
+
+    def __init__(self, policy: Any, settings: OrderSettings) -> None:
+        """`policy`: SGLang's SchedulePolicy. Raises: ConfigError: it orders requests itself."""
+        if policy.policy.value != "fcfs" or policy.enable_priority_scheduling:
+            raise ConfigError(
+                f"Preble orders the waiting requests; start SGLang with --schedule-policy fcfs and without "
+                f"--enable-priority-scheduling, or unset {ORDER_VARIABLE}"
+            )
+        self.cache = TakingTurns[Any](
+            _lookup(policy.tree_cache), new_per_batch=NEW_PER_BATCH, turns_per_batch=TURNS_PER_BATCH
+        )
+        self.line = WaitingLine[Any](
+            settings, num_tokens=_num_tokens, cached_tokens=self._cached_tokens, on_gone=self.cache.forget
+        )
+        logger.info("Preble orders waiting requests: %s, %d groups", settings.order, settings.num_groups)
+
+    def arrange(self, waiting: list[Any]) -> None:
+        """Put the list in order. Requests that SGLang has retracted come first, in its order. O(waiting)."""
+        retracted = [request for request in waiting if request.is_retracted]
+        others = {request.rid: request for request in waiting if not request.is_retracted}
+        self.cache.new_batch()
+        waiting[:] = retracted + self.line.arrange(others)
+
+    def _cached_tokens(self, request: Any) -> int:
+        return self.cache.of(request.rid, request)
+
+
+def _num_tokens(request: Any) -> int:
+    return max(len(request.origin_input_ids), 1)
+
+
+def _lookup(tree: Any) -> Callable[[Any], int]:
+    """How to ask this radix tree for the cached tokens of a request."""
+    core = getattr(tree, "tree_core", None)
+    if core is None:
+        return _match_as_sglang_does(tree)
+    from sglang.srt.mem_cache.radix_cache import RadixKey  # type: ignore[import-not-found]
+
+    def look(request: Any) -> int:
+        # The last token is always computed.
+        limit = len(request.origin_input_ids) - 1
+        if limit <= 0 or tree.disable:
+            return 0
+        key = RadixKey(
+            request.origin_input_ids, extra_key=request.extra_key, limit=limit, cache_salt=request.cache_salt
+        )
+        return int(core.match_full_device_prefix(key)[0])
+
+    return look
+
+
+def _match_as_sglang_does(tree: Any) -> Callable[[Any], int]:
+    """For trees that can only be matched as for a batch, which counts as a use of what is matched."""
+    from sglang.srt.mem_cache.common import match_kv_cache  # type: ignore[import-not-found]
+
+    def match(request: Any) -> int:
+        match_kv_cache(request, tree)
+        return int(request.num_matched_prefix_tokens)
+
+    return match
