@@ -58,6 +58,8 @@ def test_the_version_is_shown() -> None:
         (["serve", "--policy", "best"], "'best' is not one of"),
         (["serve", "--port", "70000"], "70000 is not in the range"),
         (["serve"], "no replica given"),
+        (["up", "--engine", "emulator", "--profile", "nope"], "no profile is called 'nope'"),
+        (["up", "--engine", "emulator", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["serve", "--config", "missing.toml"], "missing.toml"),
         (["emulate", "--port", "0"], "Missing option '--profile'"),
         (["bench"], "Missing option '--url'"),

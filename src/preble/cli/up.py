@@ -73,7 +73,6 @@ def command(
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
     """
     from preble.engines.launch import LaunchOptions
-    from preble.gateway.config_load import load
 
     if engine == "vllm" and model is None:
         raise ConfigError("vLLM needs a model: give --model, a folder or a name on the Hugging Face hub")
@@ -82,8 +81,7 @@ def command(
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
     if engine == "vllm":
         flags["tokenizer"] = model
-    # Checked before anything is started; the replicas' URLs are known only once they run.
-    load(None, os.environ, flags | {"replicas": ["http://127.0.0.1:1"]})
+    _check(flags)
     options = LaunchOptions(
         engine="vllm" if engine == "vllm" else "emulator",
         replicas=num_replicas,
@@ -95,6 +93,19 @@ def command(
     )
     configure_logging(log_level, log_format)
     run_cancellable(_start_and_serve(options, flags))
+
+
+def _check(flags: Mapping[str, object]) -> None:
+    """What can be told before anything is started: replicas may take minutes. Raises: ConfigError."""
+    from preble.gateway.config_load import load
+    from preble.profiles import load_profile
+    from preble.web.listening import listen
+
+    # The replicas' URLs are known only once they run.
+    config = load(None, os.environ, {**flags, "replicas": ["http://127.0.0.1:1"]})
+    if config.profile is not None:
+        load_profile(config.profile)
+    listen(config.host, config.port).close()
 
 
 def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
