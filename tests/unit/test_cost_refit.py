@@ -77,11 +77,15 @@ def test_it_stays_within_four_times_the_profile(truth: float) -> None:
     assert live.refit.factors == CostFactors(bound, bound)
 
 
-def test_it_moves_by_a_quarter_at_once_and_not_before_it_is_due() -> None:
+def test_it_moves_by_a_quarter_at_once_when_there_are_enough_samples_and_not_too_often() -> None:
     live = Live(CostFactors(4.0, 4.0))
-    live.serve(17)  # with the sixteenth sample, eight requests in, it is due ten seconds later
+    live.serve(7)
     assert live.refit.factors == CostFactors()
-    live.serve(1)
+    live.serve(9)  # the sixteenth sample came with the eighth request; with the sixteenth, there are enough of each
+    assert live.refit.factors == CostFactors()
+    live.serve(2)  # and ten seconds after the first time it was due, it is again
+    assert live.refit.factors == CostFactors(1.25, 1.25)
+    live.serve(9)
     assert live.refit.factors == CostFactors(1.25, 1.25)
 
 

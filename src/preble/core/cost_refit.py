@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 
 from preble.core.cost_model import CostModel, CostProfile
@@ -106,6 +107,7 @@ class CostRefit:
         self._decodes: deque[DecodeSample] = deque(maxlen=self.settings.num_samples)
         self._num_new = 0
         self._due_at: float | None = None
+        self._last_at = -inf
 
     def note_prefill(self, sample: PrefillSample, now: float) -> None:
         """Take in a prefill, unless it is so short that it is mostly the fixed part of an iteration."""
@@ -122,7 +124,7 @@ class CostRefit:
     def _note_new(self, now: float) -> None:
         self._num_new += 1
         if self._num_new >= self.settings.min_samples and self._due_at is None:
-            self._due_at = now + self.settings.interval_s
+            self._due_at = max(self._last_at + self.settings.interval_s, now)
 
     @property
     def due_at(self) -> float | None:
@@ -133,7 +135,7 @@ class CostRefit:
         """The corrected model if it is due and differs, else None. O(samples), a fraction of a millisecond."""
         if self._due_at is None or self._due_at > now:
             return None
-        self._due_at, self._num_new = None, 0
+        self._due_at, self._num_new, self._last_at = None, 0, now
         old = self.factors
         new = CostFactors(self._moved(old.prefill, self._prefills), self._moved(old.decode, self._decodes))
         if self._alike(new.prefill, old.prefill) and self._alike(new.decode, old.decode):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from preble.core.cost_refit import CostFactors
 from preble.core.policy import Policy
 from preble.core.types import (
     BlocksEvicted,
@@ -70,5 +71,8 @@ class Scheduler(Protocol):
 
     @property
     def num_replicated_prefixes(self) -> int: ...
+
+    @property
+    def cost_factors(self) -> CostFactors: ...
 
     def check(self) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from preble.core.cost_refit import CostFactors
 from preble.core.door import Scheduler
 from preble.core.policy import Policy
 from preble.core.types import (
@@ -125,6 +126,10 @@ class RecordingScheduler:
     @property
     def num_replicated_prefixes(self) -> int:
         return self._scheduler.num_replicated_prefixes
+
+    @property
+    def cost_factors(self) -> CostFactors:
+        return self._scheduler.cost_factors
 
     def check(self) -> None:
         self._scheduler.check()

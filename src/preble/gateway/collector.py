@@ -36,6 +36,7 @@ class SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_index()
+        yield self._of_costs()
         yield from self._of_replicas()
         if self._log is not None:
             yield _counter("decision_log_lines", "Lines in the decision log.", self._log.num_written)
@@ -51,6 +52,15 @@ class SchedulerCollector(Collector):
             "Prefixes that rebalancing serves from homes of their own.",
             scheduler.num_replicated_prefixes,
         )
+
+    def _of_costs(self) -> Metric:
+        factors = self._scheduler.cost_factors
+        family = GaugeMetricFamily(
+            "preble_cost_factor", "What live requests have corrected the cost profile's times by.", labels=("work",)
+        )
+        family.add_metric(["prefill"], factors.prefill)
+        family.add_metric(["decode"], factors.decode)
+        return family
 
     def _of_replicas(self) -> Iterator[Metric]:
         load = GaugeMetricFamily(

@@ -200,7 +200,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         _about(
             "Correct the cost profile from live requests, by a factor for prefill and one for decode.",
-            why="a profile that is off by a factor of two is right within a minute (docs/decisions/0006)",
+            why="a profile that is off by a factor of two is right after a minute or two (docs/decisions/0006)",
         ),
     ] = True
 
