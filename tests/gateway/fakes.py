@@ -195,6 +195,17 @@ async def ticking_stream(replica: FakeReplica, request: web.Request, body: dict[
     return response
 
 
+def with_headers(headers: dict[str, str]) -> Behaviour:
+    """Answers normally, with these headers."""
+
+    async def behave(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await answer(replica, request, body)
+        response.headers.update(headers)
+        return response
+
+    return behave
+
+
 def _break(request: web.Request) -> None:
     assert request.transport is not None
     request.transport.abort()
@@ -247,10 +258,10 @@ def status(code: int, error: Any = "no") -> Behaviour:
     return behave
 
 
-def rubbish(body_sent: bytes, content_type: str) -> Behaviour:
-    """Answers 200 with something else than a completion."""
+def rubbish(body_sent: bytes, content_type: str, code: int = 200) -> Behaviour:
+    """Answers with something else than a completion or an error in OpenAI's form."""
 
     async def behave(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(body=body_sent, headers={"Content-Type": content_type})
+        return web.Response(body=body_sent, headers={"Content-Type": content_type}, status=code)
 
     return behave

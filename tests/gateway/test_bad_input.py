@@ -7,6 +7,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.conftest import Serve
 from gateway.fakes import replicas
@@ -79,6 +80,13 @@ async def test_a_prompt_that_is_to_be_truncated_is_placed_by_its_tail(serve: Ser
 async def test_an_empty_text_is_the_engines_business(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one], policy="e2") as gateway:
         assert (await gateway.complete(prompt=""))[0] == 200
+
+
+async def test_many_prompts_with_large_fields_are_refused_before_they_are_copied(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        status, body, _ = await gateway.complete(prompt=["a"] * 4000, suffix="s" * 100_000)
+        assert (status, body["error"]["param"]) == (400, "prompt")
+        assert one.requests == []
 
 
 async def test_a_body_over_the_limit_is_a_413_and_is_not_kept(serve: Serve) -> None:
@@ -168,9 +176,11 @@ async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
         def broken(*args: Any) -> None:
             raise ZeroDivisionError("secret detail")
 
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, capture_logs() as log:
             patch.setattr(gateway.scheduler, "place", broken)
-            status, body, _ = await gateway.complete()
+            status, body, headers = await gateway.complete()
         assert (status, body["error"]["code"]) == (500, "internal_error")
         assert "secret" not in str(body)
+        [logged] = [line for line in log if line["event"] == "request_failed"]
+        assert logged["request_id"] == headers["x-request-id"]
         assert (await gateway.complete())[0] == 200

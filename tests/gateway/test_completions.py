@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.conftest import Serve
-from gateway.fakes import replicas
+from gateway.fakes import replicas, with_headers
 
 
 def events_of(raw: bytes) -> list[dict[str, Any]]:
@@ -115,6 +115,24 @@ async def test_a_sane_request_id_is_kept_and_passed_on(serve: Serve) -> None:
         assert "authorization" not in sent
         async with gateway.http.post("/v1/completions", json={}, headers={"X-Request-Id": "b a d"}) as answer:
             assert answer.headers["x-request-id"] not in ("", "b a d")
+
+
+async def test_headers_of_a_replica_come_back_byte_for_byte(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.append(with_headers({"x-note": "你好"}))
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}) as answer:
+            assert answer.status == 200
+            assert dict(answer.raw_headers)[b"x-note"] == "你好".encode()
+
+
+async def test_a_replica_that_is_a_gateway_itself_does_not_say_where_ours_has_placed(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        theirs = ("x-preble-replica", "x-preble-reason", "x-preble-matched-tokens", "x-request-id")
+        one.script.append(with_headers(dict.fromkeys(theirs, "theirs") | {"x-preble-emulated": "yes"}))
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}) as answer:
+            assert answer.headers["x-preble-emulated"] == "yes"
+            assert [len(answer.headers.getall(name)) for name in theirs] == [1, 1, 1, 1]
+            assert answer.headers["x-preble-replica"] == one.url
 
 
 async def test_models_are_the_union_of_the_live_replicas(serve: Serve) -> None:

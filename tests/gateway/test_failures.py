@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,20 @@ async def test_other_errors_of_a_replica_pass_through_unchanged(serve: Serve, co
         answered, body, headers = await gateway.complete(stream=stream)
         assert (answered, body, headers["x-engine"]) == (code, {"error": {"message": "as it is"}}, "fake")
         assert sum(len(fake.requests) for fake in fakes) == 1
+
+
+@pytest.mark.parametrize("code", [413, 500, 503])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+@pytest.mark.parametrize("sent", [b"Traceback (most recent call last):\n  File", b"<html>", b"", b"\xff"])
+async def test_an_error_that_is_not_json_is_told_in_openais_form(
+    serve: Serve, code: int, stream: bool, prompt: Any, sent: bytes
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.extend([rubbish(sent, "text/html", code)] * 2)
+        answered, body, headers = await gateway.complete(prompt=prompt, stream=stream)
+        assert (answered, body["error"]["code"], headers["content-type"]) == (code, "engine_error", "application/json")
+        assert str(code) in body["error"]["message"] and "Traceback" not in str(body)
 
 
 @pytest.mark.parametrize(

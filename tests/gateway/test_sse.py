@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event
+from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event, looks_like_events
 
 USAGE = (
     b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 42,'
@@ -16,6 +16,16 @@ def metered(raw: bytes, size: int) -> StreamMeter:
     for i in range(0, len(raw), size):
         meter.feed(raw[i : i + size])
     return meter
+
+
+@pytest.mark.parametrize("first", [b"d", b"data", b"\n", b": ping\n\n", b"  data: {}", b"event: x\n", b"id"])
+def test_a_stream_may_begin_with_any_piece_of_an_event(first: bytes) -> None:
+    assert looks_like_events(first)
+
+
+@pytest.mark.parametrize("first", [b"", b"<html>", b"dat\n", b"{}", b"\xff"])
+def test_what_no_event_begins_with_is_no_stream(first: bytes) -> None:
+    assert not looks_like_events(first)
 
 
 @pytest.mark.parametrize("size", [1000, 61, 34, 20])

@@ -170,8 +170,8 @@ class HttpClient:
 
     def error(self, kind: type[EngineError], what: str, *, is_silent: bool = False) -> EngineError:
         """An error of this replica that names it."""
-        message = f"replica {self.replica_id} at {self.url} {what}"
-        return kind(message, replica_id=self.replica_id, is_silent=is_silent)
+        name = self.replica_id if self.replica_id == self.url else f"{self.replica_id} at {self.url}"
+        return kind(f"replica {name} {what}", replica_id=self.replica_id, is_silent=is_silent)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
         return Exchange(self, path, body, headers)

@@ -105,6 +105,7 @@ _TEXTS = msgspec.json.Decoder(list[str])
 _IDS = msgspec.json.Decoder(list[TokenId])
 _ID_LISTS = msgspec.json.Decoder(list[list[TokenId]])
 _ANSWER = msgspec.json.Decoder(Answer)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST_START = re.compile(rb"\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -177,6 +178,19 @@ def decode_answer(body: bytes) -> Answer:
         return _ANSWER.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise EngineProtocolError(f"the replica's answer is not a completion: {error}") from error
+
+
+def is_json_object(body: bytes) -> bool:
+    """Whether this is JSON, and an object.
+
+    >>> is_json_object(b'{"error": {}}'), is_json_object(b"<html>"), is_json_object(b'"text"')
+    (True, False, False)
+    """
+    try:
+        _OBJECT.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    return True
 
 
 class ErrorForm(Struct, frozen=True):

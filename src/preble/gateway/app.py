@@ -78,7 +78,11 @@ class App:
         if form.status >= 500:
             is_bug = form.code == "internal_error"
             self._telemetry.log.error(
-                "request_failed", error=str(error), code=form.code, exc_info=error if is_bug else None
+                "request_failed",
+                request_id=client.request_id,
+                error=str(error),
+                code=form.code,
+                exc_info=error if is_bug else None,
             )
         await client.fail(form)
 

@@ -34,8 +34,8 @@ class Client:
         self.headers = dict(headers)
         self.query = query
         self.status: int | None = None
-        self.extra_headers: HeaderList = []
-        """Sent with every answer, errors too."""
+        self.request_id: str | None = None
+        """Said in every answer from when it is known, errors too."""
         self._receive = receive
         self._send = send
         self._streams_events = False
@@ -102,8 +102,9 @@ class Client:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.status = status
-        message = {"type": "http.response.start", "status": status, "headers": headers + self.extra_headers}
-        await self._send(message)
+        if self.request_id is not None:
+            headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
         """The next bytes of a streamed answer. Waits while the client reads slowly."""

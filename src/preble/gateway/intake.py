@@ -106,7 +106,7 @@ class Intake:
         request_id = own.decode() if _SANE_ID.fullmatch(own) else f"{self._id_prefix}-{next(self._numbers):x}"
         if request_id in self._ids:
             request_id = f"{request_id}-{self._id_prefix}-{next(self._numbers):x}"
-        client.extra_headers.append((b"x-request-id", request_id.encode()))
+        client.request_id = request_id
         self._ids.add(request_id)
         try:
             yield request_id

@@ -14,15 +14,18 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import unpack_tokens
-from preble.errors import EngineProtocolError, EngineRefused
+from preble.errors import EngineProtocolError, EngineRefused, RequestError
 from preble.gateway.api import Prompt, PromptTokensDetails, Usage
 from preble.gateway.client import EVENT_STREAM, JSON_TYPE, Client, HeaderList
 from preble.gateway.dispatcher import Call
 from preble.gateway.intake import Asked, Intake
 from preble.gateway.relay import Head, Relay
-from preble.gateway.single import answer_headers, check_event_stream, note_usage, read_answer
+from preble.gateway.single import check_event_stream, note_usage, read_answer, reply_refusal
 from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event
 
+_MAX_COPIED_BYTES = 128 * 1024 * 1024
+"""What the other fields of a body may take in all the bodies that are made of it: one body of 16 MiB could be
+thousands of that size."""
 _WAITING_EVENTS = 64
 """Events that wait for a slow client before the replicas are read no further."""
 
@@ -49,12 +52,22 @@ async def answer_many(intake: Intake, client: Client, asked: Asked) -> None:
             raise first from None
         if client.status is not None:
             raise EngineRefused(f"a replica answered one of the prompts with status {first.head.status}") from None
-        await client.reply(first.head.status, answer_headers(first.head, first.call), first.body)
+        await reply_refusal(client, first.head, first.call, first.body)
 
 
 def _bodies(asked: Asked) -> list[bytes]:
-    """The body for each prompt: the client's own, but for the prompt."""
+    """The body for each prompt: the client's own, but for the prompt.
+
+    Raises: RequestError: the fields that stand in each of them are too large for so many.
+    """
     fields = msgspec.json.decode(asked.body, type=dict[str, Raw])
+    shared = sum(len(name) + len(value) for name, value in fields.items() if name != "prompt")
+    if shared * len(asked.prompts) > _MAX_COPIED_BYTES:
+        raise RequestError(
+            f"`prompt` has {len(asked.prompts)} prompts, and {shared} bytes of other fields go with each; send fewer"
+            " prompts at once",
+            param="prompt",
+        )
     return [msgspec.json.encode(fields | {"prompt": Raw(_encoded(prompt))}) for prompt in asked.prompts]
 
 

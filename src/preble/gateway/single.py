@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preble.errors import EngineProtocolError
-from preble.gateway.api import decode_answer
-from preble.gateway.client import EVENT_STREAM, Client, HeaderList
+from preble.gateway.api import ErrorForm, decode_answer, is_json_object
+from preble.gateway.client import EVENT_STREAM, JSON_TYPE, Client, HeaderList
 from preble.gateway.dispatcher import Call
 from preble.gateway.intake import Asked, Intake
 from preble.gateway.relay import Head, Relay
@@ -23,9 +23,14 @@ _NOT_PASSED_BACK = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "x-preble-matched-tokens",
+        "x-preble-reason",
+        "x-preble-replica",
         "x-request-id",
     }
 )
+"""Headers of one connection only, and those that are ours: a replica may be such a gateway itself."""
+_OF_THE_BODY = (b"content-type", b"content-encoding")
 
 
 async def answer_one(intake: Intake, client: Client, asked: Asked) -> None:
@@ -36,7 +41,10 @@ async def answer_one(intake: Intake, client: Client, asked: Asked) -> None:
         return
     async with relay as head:
         body = await read_answer(relay, head)
-    await client.reply(head.status, answer_headers(head, relay.placed), body)
+    if head.status >= 400:
+        await reply_refusal(client, head, relay.placed, body)
+    else:
+        await client.reply(head.status, answer_headers(head, relay.placed), body)
 
 
 async def _stream(client: Client, relay: Relay) -> None:
@@ -52,7 +60,7 @@ async def _stream(client: Client, relay: Relay) -> None:
     if refusal is None:
         await client.end()
     else:
-        await client.reply(head.status, answer_headers(head, relay.placed), refusal)
+        await reply_refusal(client, head, relay.placed, refusal)
 
 
 async def _pass_through(client: Client, relay: Relay, head: Head) -> None:
@@ -88,6 +96,16 @@ async def read_answer(relay: Relay, head: Head) -> bytes:
     return body
 
 
+async def reply_refusal(client: Client, head: Head, call: Call | None, body: bytes) -> None:
+    """Answer with a replica's error: as it is where it is JSON, else, as from a proxy on the way, in OpenAI's form."""
+    headers = answer_headers(head, call)
+    if not is_json_object(body):
+        headers = [JSON_TYPE, *(header for header in headers if header[0] not in _OF_THE_BODY)]
+        text = f"the replica answered with status {head.status} and no error that can be passed on"
+        body = ErrorForm(head.status, "engine_error", "engine_error", text).body()
+    await client.reply(head.status, headers, body)
+
+
 def check_event_stream(head: Head) -> None:
     """Raises: EngineProtocolError: the answer is not a stream of events."""
     content_type = head.headers.get("content-type", "")
@@ -99,8 +117,9 @@ def check_event_stream(head: Head) -> None:
 
 def answer_headers(head: Head, call: Call | None) -> HeaderList:
     """The replica's headers that are for the client, and ours."""
+    # Encoded as the HTTP client decoded them, so that the bytes stay the same, whatever they are.
     headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        (name.lower().encode(), value.encode("utf-8", "surrogateescape"))
         for name, value in head.headers.items()
         if name.lower() not in _NOT_PASSED_BACK
     ]

@@ -20,10 +20,11 @@ _PIECE = msgspec.json.Decoder(_Piece)
 def looks_like_events(first: bytes) -> bool:
     """Whether a stream's first bytes may be server-sent events.
 
-    >>> looks_like_events(b'data: {"id": 1}'), looks_like_events(b"<html>")
-    (True, False)
+    >>> looks_like_events(b'data: {"id": 1}'), looks_like_events(b"da"), looks_like_events(b"<html>")
+    (True, True, False)
     """
-    return first.lstrip().startswith(_STARTS)
+    text = first.lstrip()
+    return bool(first) and any(start.startswith(text[: len(start)]) for start in _STARTS)
 
 
 def event(data: bytes) -> bytes:
