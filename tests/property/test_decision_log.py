@@ -35,8 +35,9 @@ class RecordedMachine(SchedulerMachine):
         seed=st.integers(0, 3),
         budget=st.sampled_from([None, None, 2500, 6000]),
         names=st.sampled_from([LogNames(), SECRET]),
+        refit=st.booleans(),
     )
-    def start(self, policy: str, seed: int, budget: int | None, names: LogNames) -> None:
+    def start(self, policy: str, seed: int, budget: int | None, names: LogNames, refit: bool) -> None:
         self.settings = SchedulerSettings(
             policy=policy,
             seed=seed,
@@ -44,6 +45,7 @@ class RecordedMachine(SchedulerMachine):
             report_grace_s=2.0,
             belief_ttl_s=30.0,
             index_budget_bytes=budget,
+            refit=refit,
         )
         self.recording = Recording(self.settings, names)
         self.scheduler = self.recording.scheduler

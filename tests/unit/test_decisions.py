@@ -1,0 +1,425 @@
+"""The decision log's parts by literal examples: names, writer, reader, what is remembered, what is told."""
+
+from __future__ import annotations
+
+import resource
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from preble.core.policies import policy_names
+from preble.core.types import (
+    BlocksStored,
+    Candidate,
+    Placement,
+    Reason,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+    unpack_tokens,
+)
+from preble.decisions.explain import explain
+from preble.decisions.lines import (
+    FinishLine,
+    Line,
+    PlaceLine,
+    header_line,
+    stored_line,
+    timer_line,
+)
+from preble.decisions.names import LogNames, unpack_text
+from preble.decisions.reader import LogReader
+from preble.decisions.recent import CANDIDATES_PER_DECISION, RecentDecisions
+from preble.decisions.replay import Replay
+from preble.decisions.settings import SchedulerSettings
+from preble.decisions.what_if import logged_outcome, what_if
+from preble.decisions.writer import MAX_PENDING_BYTES, LogFile, LogWriter
+from preble.errors import ConfigError, NoReplicaError, TraceFormatError
+from support.logs import PROFILE, MemorySink, Recording
+
+SECRET = LogNames(bytes(range(32)))
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+# names
+
+
+def test_renaming_tokens_is_a_bijection() -> None:
+    ids = np.concatenate([np.arange(200_000, dtype=np.uint32), np.uint32(2**32 - 1) - np.arange(1000, dtype=np.uint32)])
+    renamed = unpack_text(SECRET.tokens(ids.tobytes()))
+    assert len(set(unpack_tokens(renamed))) == len(ids)
+
+
+def test_equal_tokens_have_equal_names_wherever_they_are_and_other_keys_give_others() -> None:
+    one, other = (unpack_tokens(unpack_text(SECRET.tokens(pack_tokens(ids)))) for ids in ([5, 6, 5], [6, 7]))
+    assert one[0] == one[2] != one[1] == other[0]
+    assert unpack_text(LogNames(b"x" * 32).tokens(pack_tokens([5]))) != unpack_text(SECRET.tokens(pack_tokens([5])))
+
+
+def test_blocks_and_namespaces_are_never_written_as_they_are() -> None:
+    event = BlocksStored(A, (7, b"seven"), 6, pack_tokens([1, 2]), 1, "adapter\x1fsalt")
+    line = stored_line(LogNames(), 0.0, event, located=True)
+    assert 7 not in line.blocks and line.parent != 6 and "salt" not in line.namespace
+    assert len({*line.blocks, line.parent}) == 3
+    assert line.namespace != stored_line(SECRET, 0.0, event, located=True).namespace != ""
+    assert stored_line(LogNames(), 0.0, BlocksStored(A, (), None, pack_tokens([]), 1), True).namespace == ""
+
+
+@pytest.mark.parametrize("text", ["!", "AAAA", "", LogNames().tokens(b"12345678")[:-8], "eJxLTEoGAAJNASc="])
+def test_an_unreadable_prompt_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="token ids"):
+        unpack_text(text)
+
+
+# writer
+
+
+class GatedSink(MemorySink):
+    """A disk that is slow until the gate opens. `asked`: somebody has tried to write past the header."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.asked = threading.Event()
+
+    def append(self, data: bytes) -> None:
+        if self.data.tell():
+            self.asked.set()
+            assert self.gate.wait(60)
+        super().append(data)
+
+
+def writer(sink: MemorySink, **options: int) -> LogWriter:
+    return LogWriter(sink, header_line(LogNames(), 0.0, 0.0, SchedulerSettings(), PROFILE), LogNames(), **options)
+
+
+def lines_of(tmp_path: Path, sink: MemorySink) -> list[str]:
+    """The kinds of lines after the header; all of them are whole."""
+    data = sink.data.getvalue()
+    assert data.endswith(b"\n")
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(data)
+    return [type(line).__name__ for _, line in LogReader(path)._read()][1:]
+
+
+def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Path) -> None:
+    sink = GatedSink()
+    log = writer(sink)
+    log.write(timer_line, 1.0)
+    assert sink.asked.wait(60)
+    log.write(timer_line, 2.0, size=MAX_PENDING_BYTES)
+    for _ in range(3):
+        log.write(timer_line, 3.0)
+    assert log.num_dropped == 3
+    sink.gate.set()
+    wait(lambda: log.num_written == 2)
+    log.write(timer_line, 4.0)
+    log.close(60.0)
+    assert lines_of(tmp_path, sink) == ["TimerLine", "TimerLine", "DroppedLine", "TimerLine"]
+    assert (log.num_written, log.num_dropped, sink.is_closed) == (3, 3, True)
+    reader = LogReader(tmp_path / "log.jsonl")
+    assert [numbered.event.t for numbered in reader] == [1.0, 2.0]
+    assert reader.ended_at == "line 4: 3 lines are missing from the log here"
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Wait for another thread's work."""
+    ticks = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        ticks.wait(0.01)
+    raise AssertionError("it did not happen within a minute")
+
+
+def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_told(tmp_path: Path) -> None:
+    sink = MemorySink()
+    log = writer(sink)
+    log.write(timer_line, 1.0)
+    wait(lambda: log.num_written == 1)
+    sink.broken = True
+    log.write(timer_line, 2.0)
+    wait(lambda: log.num_dropped == 1)
+    sink.broken = False
+    log.write(timer_line, 3.0)
+    log.close(60.0)
+    assert lines_of(tmp_path, sink) == ["TimerLine", "DroppedLine", "TimerLine"]
+    assert (log.num_written, log.num_dropped) == (2, 1)
+
+
+def test_a_log_ends_at_its_bound(tmp_path: Path) -> None:
+    sink = MemorySink()
+    log = writer(sink, max_bytes=1400)
+    for i in range(1000):
+        log.write(timer_line, float(i))
+    log.close(60.0)
+    kinds = lines_of(tmp_path, sink)
+    assert kinds[-1] == "FullLine" and set(kinds[:-1]) <= {"TimerLine"}
+    assert log.num_written == len(kinds) - 1 and log.num_written + log.num_dropped == 1000
+    assert sink.data.tell() < 1500
+    reader = LogReader(tmp_path / "log.jsonl")
+    assert len(list(reader)) == log.num_written and "size limit" in str(reader.ended_at)
+
+
+def test_a_line_that_cannot_be_made_is_a_gap_and_no_end(tmp_path: Path) -> None:
+    def broken(names: LogNames) -> Line:
+        raise KeyError("bug")
+
+    sink = MemorySink()
+    log = writer(sink)
+    log.write(broken)
+    log.write(timer_line, 1.0)
+    log.close(60.0)
+    assert lines_of(tmp_path, sink) == ["DroppedLine", "TimerLine"]
+
+
+def test_nothing_is_written_after_the_end() -> None:
+    sink = MemorySink()
+    log = writer(sink)
+    log.close(60.0)
+    log.close(60.0)
+    log.write(timer_line, 1.0)
+    assert (log.num_written, log.num_dropped) == (0, 1)
+
+
+def test_a_log_file_is_its_owners_alone_and_an_older_one_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for text in (b"first", b"second"):
+        file = LogFile(path)
+        file.append(text)
+        file.close()
+    assert (path.read_bytes(), path.with_name("log.jsonl.1").read_bytes()) == (b"second", b"first")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_log_file_that_cannot_be_made_is_the_operators_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"decision log .*nowhere.* cannot be written"):
+        LogFile(tmp_path / "nowhere" / "log.jsonl")
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_of_itself(tmp_path: Path) -> None:
+    """In a process of its own, whose files may have 100 bytes."""
+    path = tmp_path / "log.jsonl"
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from preble.decisions.writer import LogFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "file = LogFile(Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))\n"
+        "file.append(b'x' * 60)\n"
+        "try:\n    file.append(b'y' * 60)\n"
+        "except OSError:\n    print('refused')\n"
+        "file.append(b'z' * 40)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+    assert path.read_bytes() == b"x" * 60 + b"z" * 40
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 100
+
+
+# reader
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    """A short log: one replica, one request placed and finished, one that found none."""
+    recording = Recording(SchedulerSettings())
+    scheduler = recording.scheduler
+    with pytest.raises(NoReplicaError):
+        scheduler.place(Request.of("early", [1]), 0.0)
+    scheduler.add_replica(ReplicaSpec(A, 64), 1.0)
+    scheduler.place(Request.of("q", range(40)), 2.0)
+    scheduler.on_finish(RequestId("q"), 5, 3.0, cached_tokens=0)
+    return recording.written_to(tmp_path / "log.jsonl")
+
+
+def with_line(path: Path, number: int, text: str) -> Path:
+    lines = path.read_text().splitlines()
+    lines[number - 1] = text
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "said"),
+    [
+        (1, '{"kind":"timer","t":0}', 'log.jsonl:1: the first line must be of kind "log"'),
+        (3, "{", "log.jsonl:3: "),
+        (3, '{"kind":"what","t":1}', "log.jsonl:3: Invalid value 'what'"),
+        (3, '{"kind":"timer","t":1,"x":2}', "unknown field `x`"),
+        (3, '{"kind":"timer","t":"1"}', "Expected `float`"),
+        (4, '{"kind":"timer","t":0.5}', "log.jsonl:4: time goes back, from 1.0 to 0.5"),
+        (5, '{"kind":"finish","t":3,"id":"other","output_tokens":1}', "request 'other' is not in flight"),
+        (5, '{"kind":"place","t":3,"id":"r","prompt":"!","num_prompt_tokens":1}', "log.jsonl:5: the token ids"),
+        (3, '{"kind":"move","t":1,"id":"q","to":"b"}', "log.jsonl:3: cannot move"),
+    ],
+)
+def test_what_is_no_log_is_refused_with_file_and_line(log_path: Path, number: int, text: str, said: str) -> None:
+    with pytest.raises(TraceFormatError) as caught:
+        Replay(LogReader(with_line(log_path, number, text))).run()
+    assert said in str(caught.value)
+
+
+def test_a_version_that_is_not_known_and_an_empty_file_are_refused(log_path: Path) -> None:
+    header = log_path.read_text().splitlines()[0]
+    with pytest.raises(TraceFormatError, match="version 2 is not known"):
+        LogReader(with_line(log_path, 1, header.replace('"version":1', '"version":2')))
+    log_path.write_text("")
+    with pytest.raises(TraceFormatError, match="the log is empty"):
+        LogReader(log_path)
+
+
+def test_two_logs_in_one_file_are_refused(log_path: Path) -> None:
+    log_path.write_text(2 * log_path.read_text())
+    with pytest.raises(TraceFormatError, match="a second log begins here"):
+        Replay(LogReader(log_path)).run()
+
+
+def test_a_line_that_is_not_finished_is_left_out(log_path: Path) -> None:
+    log_path.write_bytes(log_path.read_bytes()[:-5])
+    assert not [numbered for numbered in LogReader(log_path) if isinstance(numbered.event, FinishLine)]
+    assert Replay(LogReader(log_path)).run().compared == 2
+
+
+def test_a_request_that_found_no_replica_is_in_the_log(log_path: Path) -> None:
+    places = [numbered.event for numbered in LogReader(log_path) if isinstance(numbered.event, PlaceLine)]
+    assert [(line.id, line.error) for line in places] == [("early", "NoReplicaError"), ("q", None)]
+    outcome = logged_outcome(log_path)
+    assert (outcome.placements, outcome.failed, outcome.moved) == (1, 1, 0)
+
+
+# what if
+
+
+def two_prefixes(path: Path) -> Path:
+    """Round robin over two replicas that report nothing: two prompts, each asked for four times in pairs."""
+    recording = Recording(SchedulerSettings(policy="round_robin"))
+    scheduler = recording.scheduler
+    for replica_id in (A, B):
+        scheduler.add_replica(ReplicaSpec(replica_id), 0.0)
+    for i in range(8):
+        prompt = range(100 * (i // 2 % 2), 100 * (i // 2 % 2) + 33)
+        scheduler.place(Request.of(f"q{i}", prompt), float(i))
+        scheduler.on_finish(RequestId(f"q{i}"), 1, i + 0.5)
+    return recording.written_to(path)
+
+
+def test_another_policy_is_told_with_what_it_would_have_matched_and_moved(tmp_path: Path) -> None:
+    path = two_prefixes(tmp_path / "log.jsonl")
+    logged = logged_outcome(path)
+    assert [share.placements for share in logged.replicas.values()] == [4, 4]
+    assert (logged.hit_rate, logged.as_logged) == (4 * 32 / (8 * 33), True)
+    again, e2 = what_if(path, "round_robin"), what_if(path, "e2")
+    assert (again.moved, again.hit_rate, again.load_imbalance) == (0, logged.hit_rate, logged.load_imbalance)
+    assert e2.hit_rate == 6 * 32 / (8 * 33)
+    assert e2.moved == len(e2.moves) == sum(logged_at != here for _, logged_at, here in e2.moves) > 0
+
+
+def test_what_was_lost_with_a_replica_is_lost_under_every_policy(tmp_path: Path) -> None:
+    """Requests that only under the other policy ran there have nowhere to go; those of the log are placed again."""
+    recording = Recording(SchedulerSettings(policy="round_robin"))
+    scheduler = recording.scheduler
+    for replica_id in (A, B):
+        scheduler.add_replica(ReplicaSpec(replica_id), 0.0)
+    for i in range(6):
+        scheduler.place(Request.of(f"q{i}", range(33)), 1.0)
+    orphans = scheduler.remove_replica(A, 2.0)
+    for request in orphans:
+        scheduler.place(request, 3.0)
+    for i in range(6):
+        scheduler.on_finish(RequestId(f"q{i}"), 1, 4.0)
+    path = recording.written_to(tmp_path / "log.jsonl")
+    for policy in policy_names():
+        outcome = what_if(path, policy)
+        assert (outcome.placements, outcome.failed) == (6 + len(orphans), 0)
+
+
+# what is remembered
+
+
+def placement(request_id: str, candidates: int = 1) -> Placement:
+    weighed = tuple(Candidate(ReplicaId(f"r{i}"), 0, 0.1 * i) for i in range(candidates))
+    return Placement(RequestId(request_id), ReplicaId("r0"), Reason.EXPLORE, 0, 10, weighed)
+
+
+def test_only_the_last_decisions_are_remembered() -> None:
+    recent = RecentDecisions("e2", 3, unix_offset_s=100.0)
+    for i in range(5):
+        recent.placed(placement(f"q{i}"), float(i))
+    assert [decision.request_id for decision in recent.latest(10)] == ["q4", "q3", "q2"]
+    assert (recent.of_request("q1"), len(recent.of_request("q2")), len(recent)) == ([], 1, 3)
+    assert recent.of_request("q4")[0].placed_at == 104.0
+
+
+def test_a_request_id_that_comes_again_and_again_is_forgotten_in_order() -> None:
+    recent = RecentDecisions("e2", 3)
+    for i in range(5):
+        recent.placed(placement("same"), float(i))
+    assert [decision.placed_at for decision in recent.of_request("same")] == [2.0, 3.0, 4.0]
+    for _ in range(3):
+        recent.placed(placement("other"), 9.0)
+    assert recent.of_request("same") == [] and not recent._by_request.keys() - {"other"}
+
+
+def test_a_large_cluster_has_fewer_decisions_remembered() -> None:
+    recent = RecentDecisions("e2", 10)
+    for i in range(10):
+        recent.placed(placement(f"q{i}", candidates=4 * CANDIDATES_PER_DECISION), float(i))
+    assert len(recent) == 2
+    recent.placed(placement("huge", candidates=1000), 11.0)
+    assert len(recent) == 1 and recent.of_request("huge")
+
+
+# what is told
+
+
+def explained(
+    reason: Reason, replica: str, *candidates: tuple[str, int, float, float, float], tokens: int = 100
+) -> str:
+    weighed = tuple(Candidate(ReplicaId(r), m, *costs) for r, m, *costs in candidates)
+    matched = next((c.matched_tokens for c in weighed if c.replica_id == replica), 0)
+    recent = RecentDecisions("e2", 1)
+    record = recent.placed(Placement(RequestId("q"), ReplicaId(replica), reason, matched, 100, weighed), 0.0)
+    record.first_token_at = 0.25
+    record.finished(1.5, "ok", 7, 64)
+    return " ".join(explain(recent.of_request("q")[0]).split())
+
+
+def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
+    text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
+    assert "placed 1970-01-01 00:00:00.000 UTC on a (exploit, policy e2)" in text
+    assert "Of 100 prompt tokens 80 are cached at best, 20 are missing, so the cache is worth exploiting" in text
+    assert "of the 2 that hold the cached part and serve it, a shares the lowest L + M + P with 1" in text
+    assert "* a 80 100.0 2.0 50.0 152.0 b 80" in text
+    assert "First token after 0.250 s. Finished after 1.500 s with 7 output tokens." in text
+    assert text.endswith("The replica reported 64 tokens cached, 16 fewer than predicted.")
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (Reason.EXPLORE, "too little to be bound by it; of the 2 that could take it, b has the lowest L + M + P"),
+        (Reason.BALANCE, "b mostly decodes, which leaves its compute room for a prefill"),
+        (Reason.REDIRECT, "it belongs on a, which caches 48 tokens of it, but that is much more loaded than b"),
+        (Reason.REPLICATE, "given further homes; of the 2 that serve it, b has the lowest L + M + P"),
+        (Reason.POLICY, "The rule of e2 chose it"),
+    ],
+)
+def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
+    assert says in explained(reason, "b", ("a", 48, 0.9, 0.0, 0.05), ("b", 0, 0.1, 0.0, 0.1))
+
+
+def test_of_a_large_cluster_the_cheapest_and_the_chosen_are_shown() -> None:
+    candidates = [(f"r{i:02}", 0, float(i), 0.0, 0.0) for i in range(40)]
+    text = explained(Reason.EXPLORE, "r39", *candidates)
+    assert "r11 0" in text and "r12 0" not in text and "* r39 0" in text
+    assert "and 27 more that cost more" in text
