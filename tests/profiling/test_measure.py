@@ -23,7 +23,8 @@ from preble.engines.http import Exchange, HttpClient
 from preble.engines.vllm import VllmEngine
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, PrebleError
 from preble.profiles import load_profile, profile_json
-from preble.profiling import Measurements, Measuring, fit_profile
+from preble.profiling import Measurements, fit_profile
+from preble.profiling.measure import Measuring
 
 
 async def measure(url: str, **options: Any) -> tuple[Measurements, int, int]:

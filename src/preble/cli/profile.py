@@ -72,7 +72,7 @@ async def _measured(
     *, url: str, api_key: str | None, machine: str | None, seed: int | None, **options: Any
 ) -> Measurements:
     from preble.engines import connect
-    from preble.profiling import Measuring
+    from preble.profiling.measure import Measuring
 
     engine = connect(url, api_key=api_key)
     try:

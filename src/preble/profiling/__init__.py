@@ -1,13 +1,12 @@
 """A cost profile from measurements: a live replica is timed over its API, and a `CostProfile` is fitted to the times.
 
-`measure` talks to the replica, `fit` is pure. `preble profile` does both; `benchmarks/repro/gpu_profile.py` measures a
-GPU without a server and uses the fit alone.
+`measure` talks to the replica; the rest is pure and needs numpy and msgspec only, so that
+`benchmarks/repro/gpu_profile.py`, which measures a GPU without a server, can use it wherever PyTorch is.
 """
 
 from __future__ import annotations
 
 from preble.profiling.fit import Fit, FittedTime, fit_profile
-from preble.profiling.measure import Measuring
 from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes
 from preble.profiling.plan import Plan, make_plan
 
@@ -16,7 +15,6 @@ __all__ = [
     "Fit",
     "FittedTime",
     "Measurements",
-    "Measuring",
     "Plan",
     "PrefillTimes",
     "fit_profile",
