@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +87,11 @@ def test_the_dip_of_the_published_fit_is_gone(script: ModuleType) -> None:
 def test_a_cached_context_costs_what_the_fit_says(script: ModuleType) -> None:
     published = script.a100_llama_3_70b_ms(64, 64 + 20_000) / 1000
     assert model("a100x2-llama-3-70b").prefill_s(64, 20_000) == pytest.approx(published, rel=0.001)
+
+
+def test_the_page_about_profiles_lists_those_that_ship() -> None:
+    page = (SCRIPT.parents[2] / "docs" / "reference" / "profiles.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)) == profile_names()
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
