@@ -19,12 +19,12 @@ from preble.engines.detect import connect
 from preble.engines.http import HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
 from preble.gateway.app import App
-from preble.gateway.collector import SchedulerCollector
 from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
 from preble.gateway.intake import Intake
 from preble.gateway.replicas import ReplicaMonitor
+from preble.gateway.scheduler_metrics import SchedulerCollector
 from preble.gateway.scheduling import Scheduling, start_scheduling
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
