@@ -6,6 +6,7 @@ Rooms are the packages directly below `preble`; see docs/concepts/architecture.m
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,12 @@ def library(found: Import) -> str:
 def test_every_room_has_a_floor() -> None:
     rooms = {path.relative_to(SRC / "preble").parts[0].removesuffix(".py") for path in source_files()} - {"__init__"}
     assert rooms <= FLOORS.keys(), f"give these a floor in FLOORS: {sorted(rooms - FLOORS.keys())}"
+
+
+def test_the_page_of_rooms_has_every_room_with_its_floor() -> None:
+    page = (SRC.parent / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, flags=re.MULTILINE)
+    assert {name: int(floor) for floor, name in rows} == FLOORS
 
 
 def test_imports_go_down_only() -> None:
