@@ -3,7 +3,7 @@
 Everything is on (E2 with rebalancing, replication and prefill/decode balance), and everything a request causes is in
 the time: its placement, first token, end, the evictions that make room for it, and timers. The tokens are given. The
 traces have the sizes and sharing of Table 1 of the paper and go on without end: some prefixes are in use at a time,
-each for as many requests as the table says, then another takes its place.
+each for as many requests as the table says, then another takes its place. The garbage collector is set as in a gateway.
 
     python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
     python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json
@@ -37,6 +37,7 @@ from preble.core.types import (
     Request,
     RequestId,
 )
+from preble.gateway.collector import calm_collector
 from preble.profiles import load_profile
 
 BLOCK = 16
@@ -277,6 +278,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    calm_collector()
     traces = arguments.trace or list(SHAPES)
     if arguments.memory:
         for trace in traces:

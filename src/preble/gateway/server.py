@@ -19,6 +19,7 @@ from preble.engines.detect import connect
 from preble.engines.http import HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
 from preble.gateway.app import App
+from preble.gateway.collector import calm_collector
 from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
@@ -42,6 +43,7 @@ def run(config: GatewayConfig, on_listening: Callable[[str], None] | None = None
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
     tell = on_listening or _print_url
+    calm_collector()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve_until_signal(config, tell))
 
