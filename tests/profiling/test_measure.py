@@ -226,3 +226,9 @@ def test_the_command_without_a_server_says_so_in_one_line(tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert "cannot be reached" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "p.json").exists()
+
+
+def test_the_command_wants_to_know_where_the_profile_goes() -> None:
+    result = CliRunner().invoke(cli, ["profile", "--url", "http://127.0.0.1:1"])
+    assert result.exit_code == 2
+    assert "Missing option '-o' / '--output'" in result.stderr

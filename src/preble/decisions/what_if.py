@@ -141,7 +141,8 @@ class _Run:
     """A log's requests before another scheduler. `logged`: where each request in flight is in the log."""
 
     def __init__(self, log: LogReader, policy: str) -> None:
-        settings = msgspec.structs.replace(log.header.settings, policy=policy)
+        # What requests took is known for where they were, not for where they would have been: nothing to learn from.
+        settings = msgspec.structs.replace(log.header.settings, policy=policy, refit=False)
         self._log = log
         self._scheduler = make_scheduler(settings, log.header.profile)
         self.tally = _Tally(CostModel(log.header.profile))

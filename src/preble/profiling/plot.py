@@ -52,18 +52,20 @@ def _draw_behind(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> N
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
         return
     longest = max(t.context_tokens for t in times)
-    for new in sorted({_rounded_up(t.new_tokens) for t in times}):
-        mine = [t for t in times if _rounded_up(t.new_tokens) == new]
+    contexts = [longest * i / 50 for i in range(51)]
+    for size in sorted({_size(t.new_tokens) for t in times}):
+        mine = [t for t in times if _size(t.new_tokens) == size]
+        shortest, longer = min(t.new_tokens for t in mine), max(t.new_tokens for t in mine)
         dots = axes.scatter([t.context_tokens for t in mine], [t.measured_s * 1000 for t in mine], zorder=3)
-        line = [model.prefill_s(mine[0].new_tokens, cached) * 1000 for cached in (0, longest)]
-        axes.plot((0, longest), line, color=dots.get_facecolor()[0], label=f"~{new} new tokens")
+        line = [model.prefill_s((shortest + longer) // 2, round(context)) * 1000 for context in contexts]
+        axes.plot(contexts, line, color=dots.get_facecolor()[0], label=f"{shortest} to {longer} new tokens")
     axes.set_yscale("log")
     axes.legend(fontsize="small")
 
 
-def _rounded_up(tokens: int) -> int:
-    """The next power of two: what was cached ends with a block, so that new tokens differ a little."""
-    return 1 << (tokens - 1).bit_length()
+def _size(tokens: int) -> int:
+    """New tokens that were meant to be equal: what is cached ends with a block, so that they differ a little."""
+    return (tokens.bit_length() - 1) // 2
 
 
 def _draw_decode(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> None:
@@ -72,7 +74,7 @@ def _draw_decode(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> N
         contexts = [t.context_tokens / batch for t in mine]
         dots = axes.scatter(contexts, [t.measured_s * 1000 for t in mine], zorder=3)
         fitted = [model.iteration_s((), batch, t.context_tokens) * 1000 for t in mine]
-        axes.plot(contexts, fitted, color=dots.get_facecolor()[0], label=f"{batch} sequences")
+        axes.plot(contexts, fitted, color=dots.get_facecolor()[0], label=f"{batch} at once")
     axes.set(title="One decode iteration", xlabel="context of each sequence, tokens", ylabel="milliseconds")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
