@@ -68,6 +68,14 @@ def test_explores_when_as_much_is_missed_as_cached() -> None:
     assert second.replica_id != first.replica_id
 
 
+def test_less_than_a_block_is_not_worth_following() -> None:
+    made = scheduler(A, B, block_size=16)
+    first = place(made, "first", [1, 2, 3, 4])
+    again = place(made, "again", [1, 2, 3, 4])
+    assert (again.reason, again.matched_tokens) == (Reason.EXPLORE, 0)
+    assert again.replica_id != first.replica_id
+
+
 def test_identical_prompts_go_to_one_replica() -> None:
     """Defect 1 of the published code: exact duplicates were scattered over all replicas."""
     made = scheduler(A, B, C, D)

@@ -21,6 +21,9 @@ from preble.core.types import BlocksEvicted, BlocksStored, CacheDrift, Request
 _AGE_CHECK = 1 / 16
 """How often beliefs are checked for age, as a part of the age at which they end."""
 
+_AGE_BATCH = 32
+"""Records of one replica that are forgotten at a time for their age, so that no request has to wait long for it."""
+
 
 @dataclass(slots=True)
 class _Grace:
@@ -154,13 +157,14 @@ class Belief:
             self._index.unpin(grace.slot, grace.leaf)
 
     def expire_old(self, now: float) -> None:
-        """Forget what nothing has confirmed for too long, if it is time to look. O(what is forgotten)."""
+        """Forget what nothing has confirmed for too long, if it is time to look. A part at a time: O(1)."""
         if self._check_age_at is None or self._check_age_at > now:
             return
         unreported = [slot for slot in self._fleet.specs if self._is_unreported(slot)]
-        for slot in unreported:
-            self._index.forget_unused_since(slot, now - self._belief_ttl_s, now)
-        self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK if unreported else None
+        limit_s = now - self._belief_ttl_s
+        done = all(self._index.forget_unused_since(slot, limit_s, now, _AGE_BATCH) for slot in unreported)
+        next_s = now + self._belief_ttl_s * _AGE_CHECK if done else now
+        self._check_age_at = next_s if unreported else None
 
     def promises(self) -> list[tuple[int, Node]]:
         """(slot, leaf) of each promise that has outlived its request; for tests."""

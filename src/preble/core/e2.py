@@ -32,14 +32,14 @@ class E2:
 
         O(depth + holders of the key portion + victims) to exploit, O(replicas) to explore.
         """
-        cached_tokens = view.coverage.cached_tokens
+        cached_tokens = view.cached_tokens
         if view.request.num_prompt_tokens - cached_tokens < cached_tokens:
             return self._exploit(view, rng)
         return self._explore(view, rng)
 
     def _exploit(self, view: ClusterView, rng: Random) -> Choice:
         holders = view.key_holders
-        prefix, slots = view.coverage.key_node, holders
+        prefix, slots = view.coverage.key_node if self._rebalance else None, holders
         if self._rebalance and (homes := view.homes()) is not None:
             prefix, slots = homes
         costs = view.costs(slots)

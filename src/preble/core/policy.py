@@ -139,6 +139,11 @@ class ClusterView:
         return self._coverage
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the holders of the key portion would serve from their caches at most: whole blocks."""
+        return max(map(self.matched_on, self.key_holders), default=0)
+
+    @property
     def key_holders(self) -> list[int]:
         """The replicas that hold the key portion: most of the node with the most tokens on the cached prefix."""
         return list(slots_of(self.coverage.key_holders))

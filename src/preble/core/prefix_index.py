@@ -258,19 +258,21 @@ class PrefixIndex:
     def clear(self, slot: int, now: float) -> None:
         """The replica's whole cache is gone; what is in flight there will be computed again."""
         self._holdings[slot].forget_blocks()
-        self._forget(slot, (record.node for record in self._holdings[slot].oldest_first()), now)
+        self._forget(slot, [record.node for record in self._holdings[slot].oldest_first() if record.node], now)
 
-    def forget_unused_since(self, slot: int, limit_s: float, now: float) -> None:
-        """Drop what was last used at or before `limit_s` and is not in use. O(records dropped)."""
+    def forget_unused_since(self, slot: int, limit_s: float, now: float, at_most: int | None = None) -> bool:
+        """Drop what was last used at or before `limit_s` and is not in use; False if `at_most` records left some.
 
-        def old_nodes() -> Iterator[Node | None]:
-            for record in self._holdings[slot].oldest_first():
-                if record.last_used_s > limit_s:
-                    return
-                if not record.pins:
-                    yield record.node
-
-        self._forget(slot, old_nodes(), now)
+        O(records dropped).
+        """
+        old: list[Node] = []
+        for record in self._holdings[slot].oldest_first():
+            if record.last_used_s > limit_s or len(old) == at_most:
+                break
+            if not record.pins and record.node is not None:
+                old.append(record.node)
+        self._forget(slot, old, now)
+        return at_most is None or len(old) < at_most
 
     def evict_down_to(self, slot: int, capacity_tokens: int, now: float) -> None:
         """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
@@ -342,11 +344,9 @@ class PrefixIndex:
             above = above.parent
         return dropped
 
-    def _forget(self, slot: int, nodes: Iterator[Node | None], now: float) -> None:
+    def _forget(self, slot: int, nodes: list[Node], now: float) -> None:
         holdings = self._holdings[slot]
-        self._prune_all(
-            [gone for node in list(nodes) if node is not None for gone in _lower_held(holdings, node, 0, now)]
-        )
+        self._prune_all([gone for node in nodes for gone in _lower_held(holdings, node, 0, now)])
 
     def _prune_all(self, nodes: list[Node]) -> None:
         for node in nodes:

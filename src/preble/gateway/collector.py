@@ -8,9 +8,9 @@ import gc
 def calm_collector() -> None:
     """Let the collector look at young objects less often, at old ones hardly ever, and at what is there now never.
 
-    The scheduler's trees are hundreds of thousands of objects that reference counting frees by itself; a full collection
-    walks all of them, which stopped every request for a quarter of a second (`benchmarks/micro/place.py`, 64 replicas).
-    What is garbage in cycles, mostly exceptions and their tracebacks, is young and is still found.
+    The scheduler's trees are hundreds of thousands of objects that reference counting frees by itself. A full
+    collection walks all of them, and with 64 replicas that stopped every request for a tenth of a second. What is
+    garbage in cycles, mostly exceptions and their tracebacks, is young and is still found.
     """
     gc.collect()
     gc.freeze()
