@@ -119,6 +119,36 @@ def test_a_cooled_prefix_loses_its_latest_home_but_not_its_first() -> None:
     assert made.homes([node]) == (node, [0])
 
 
+def test_of_all_that_queues_on_a_replica_only_what_queued_longest_is_replicated_at_once() -> None:
+    """An overloaded replica makes all its prefixes queue; to spread them all would help no more than to spread one."""
+    made, (node, children) = rebalancer(), prefix_with_children()
+    hot, cool = children[:2]
+    queue(made, cool, [0.5] * 4, start=0.0)
+    queue(made, hot, [0.5] * 8, start=0.0)
+    cluster = FakeCluster([9.0, 1.0, 2.0], {hot: [0], cool: [0]})
+    assert [(change.node, change.slot) for change in made.search(cluster, 10.0)] == [(hot, 1)]
+
+
+def test_after_a_change_only_requests_placed_since_count_as_queueing() -> None:
+    made, (node, children) = rebalancer(), prefix_with_children()
+    hot, cool = children[:2]
+    queue(made, cool, [0.5] * 4, start=0.0)
+    queue(made, hot, [0.5] * 8, start=0.0)
+    cluster = FakeCluster([9.0, 1.0, 2.0], {hot: [0], cool: [0]})
+    made.search(cluster, 10.0)
+    queue(made, cool, [3.0] * 2, start=11.0)  # placed before the change, at 8 and 9 s
+    queue(made, cool, [0.5] * 3, start=13.0)
+    assert made.search(cluster, 16.0) == []
+    queue(made, cool, [0.5], start=17.0)
+    assert [change.node for change in made.search(cluster, 18.0)] == [cool]
+
+
+def test_without_replication_no_prefix_is_watched() -> None:
+    made, (node, _) = Rebalancer(RebalanceSettings(min_requests=4, replicate=False), WINDOW_S), prefix_with_children()
+    queue(made, node, [0.5] * 8, start=0.0)
+    assert made.next_search() is None
+
+
 def test_a_prefix_that_nobody_asks_for_is_forgotten() -> None:
     made, (node, _) = rebalancer(), prefix_with_children()
     queue(made, node, [0.5] * 10, start=0.0)
@@ -169,6 +199,23 @@ def test_a_burst_on_one_cold_prefix_is_redirected_before_anything_answers() -> N
 def test_without_rebalancing_the_burst_stays_together() -> None:
     placed = burst(scheduler("e2_per_request"), 256, shared=1000, unique=100)
     assert len({replica for replica, _ in placed}) == 1
+
+
+def test_without_rebalancing_no_prefix_gets_a_home() -> None:
+    made = scheduler("e2_per_request")
+    burst(made, 10, shared=1000, unique=10)
+    for i in range(10):
+        made.on_first_token(RequestId(f"q{i}"), 60.0)
+    assert made.on_timer(70.0) == []
+
+
+def test_a_replicated_prefix_is_announced_with_its_length() -> None:
+    made = scheduler("e2")
+    burst(made, 10, shared=1000, unique=10)
+    for i in range(10):
+        made.on_first_token(RequestId(f"q{i}"), 60.0)
+    (change,) = made.on_timer(70.0)
+    assert (change.prefix_tokens, change.added, change.num_homes) == (1000, True, 2)
 
 
 def test_nobody_waiting_means_no_redirect() -> None:

@@ -27,6 +27,7 @@ class RebalanceSettings:
     of the window to the next for a prefix to be replicated (the paper's "doubles"). `min_requests`: in each half, for
     its mean to count. `retire_below`: a home is given up when the others would each get less than this part of the
     request rate at which the prefix was replicated. `interval_s`: between searches for what to replicate or retire.
+    `replicate`: whether prefixes are replicated at all.
     """
 
     threshold: float = 1.5
@@ -35,6 +36,7 @@ class RebalanceSettings:
     min_requests: int = 8
     retire_below: float = 0.5
     interval_s: float = 5.0
+    replicate: bool = True
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.calm <= self.threshold:
@@ -43,27 +45,44 @@ class RebalanceSettings:
 
 @dataclass(slots=True)
 class _Half:
-    """Requests of one prefix that got their first token in one half of the window."""
+    """Requests of one prefix that got their first token in one half of the window.
+
+    `num_timed`: those of them whose queueing counts; `queueing_s`: what they queued, together.
+    """
 
     started_at: float
     num_requests: int = 0
+    num_timed: int = 0
     queueing_s: float = 0.0
 
     @property
     def mean_queueing_s(self) -> float:
-        return self.queueing_s / self.num_requests if self.num_requests else 0.0
+        return self.queueing_s / self.num_timed if self.num_timed else 0.0
 
 
 @dataclass(slots=True)
 class _Prefix:
     """What is known of a prefix. `homes`: slots that serve it, first the oldest; empty while nothing was decided.
-    `rate_per_home`: requests a second and home when it was last replicated. `shares`: which home has which child."""
+    `rate_per_home`: requests a second and home when it was last replicated. `shares`: which home has which child.
+    `changed_at`: when load was last taken off one of its homes; how long earlier requests queue says nothing any more.
+    """
 
     now: _Half
     before: _Half
     homes: list[int] = field(default_factory=list)
     rate_per_home: float = 0.0
     shares: dict[Node, int] = field(default_factory=dict)
+    changed_at: float = float("-inf")
+
+    def retire(self) -> int:
+        """Give up the latest home; returns it."""
+        slot = self.homes[-1]
+        self.leave(slot)
+        return slot
+
+    def leave(self, slot: int) -> None:
+        self.homes.remove(slot)
+        self.shares = {child: home for child, home in self.shares.items() if home != slot}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +158,16 @@ class Rebalancer:
 
     def note_first_token(self, node: Node, queueing_s: float, now: float) -> None:
         """A request of the prefix that ends in `node` waited so long before its prompt was computed."""
+        if not self.settings.replicate:
+            return
         prefix = self._prefixes.get(node)
         if prefix is None:
             prefix = self._prefixes[node] = _Prefix(_Half(now), _Half(now - self._half_s))
         self._turn(prefix, now)
         prefix.now.num_requests += 1
-        prefix.now.queueing_s += max(queueing_s, 0.0)
+        if now - queueing_s >= prefix.changed_at:
+            prefix.now.num_timed += 1
+            prefix.now.queueing_s += max(queueing_s, 0.0)
         if self._next_search is None:
             self._next_search = now + self.settings.interval_s
 
@@ -155,18 +178,24 @@ class Rebalancer:
         return self._next_search
 
     def search(self, cluster: Cluster, now: float) -> list[HomeChange]:
-        """Replicate what queues too long, retire what has cooled, forget what nobody asks for. O(prefixes watched)."""
-        changes = []
-        for node, prefix in list(self._prefixes.items()):
-            self._turn(prefix, now)
-            if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
-                del self._prefixes[node]
-            elif self._queues_too_long(prefix) and prefix.now.mean_queueing_s > cluster.recompute_s(node):
-                changes += self._replicate(node, prefix, cluster, now)
+        """Replicate what queues too long, retire what has cooled, forget what nobody asks for.
+
+        What has queued longest in all comes first, and a replica is changed once a search: all that it serves queues
+        while it is overloaded, and one prefix less may be enough. O(prefixes watched x log).
+        """
+        self._forget_unasked(now)
+        changes: list[HomeChange] = []
+        changed: set[int] = set()
+        for node, prefix in sorted(self._prefixes.items(), key=lambda item: -item[1].now.queueing_s):
+            homes = prefix.homes or cluster.holders(node)
+            if self._queues_too_long(prefix) and prefix.now.mean_queueing_s > cluster.recompute_s(node):
+                lightest = None if changed.intersection(homes) else _lighter_home(homes, cluster)
+                if lightest is not None and lightest not in changed:
+                    changes.append(self._replicate(node, prefix, [*homes, lightest], cluster, now))
+                    changed.update(prefix.homes)
             elif len(prefix.homes) > 1 and self._has_cooled(prefix, now):
-                retired = prefix.homes.pop()
-                prefix.shares = {child: home for child, home in prefix.shares.items() if home != retired}
-                changes.append(HomeChange(node, retired, added=False, num_homes=len(prefix.homes)))
+                changes.append(HomeChange(node, prefix.retire(), added=False, num_homes=len(prefix.homes)))
+        self._start_timing_anew(changed, cluster, now)
         self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
         self._next_search = now + self.settings.interval_s if self._prefixes else None
         return changes
@@ -176,8 +205,7 @@ class Rebalancer:
         self._shedding &= ~(1 << slot)
         for prefix in self._prefixes.values():
             if slot in prefix.homes:
-                prefix.homes.remove(slot)
-                prefix.shares = {child: home for child, home in prefix.shares.items() if home != slot}
+                prefix.leave(slot)
         self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -193,24 +221,34 @@ class Rebalancer:
     def _queues_too_long(self, prefix: _Prefix) -> bool:
         """Queueing has doubled, over enough requests to tell."""
         enough = self.settings.min_requests
-        if prefix.now.num_requests < enough:
+        if prefix.now.num_timed < enough:
             return False
-        before_s = prefix.before.mean_queueing_s if prefix.before.num_requests >= enough else 0.0
+        before_s = prefix.before.mean_queueing_s if prefix.before.num_timed >= enough else 0.0
         return prefix.now.mean_queueing_s >= self.settings.queue_growth * before_s
 
-    def _replicate(self, node: Node, prefix: _Prefix, cluster: Cluster, now: float) -> list[HomeChange]:
-        homes = prefix.homes or cluster.holders(node)
-        others = [slot for slot in cluster.live_slots if slot not in homes]
-        if not homes or not others:
-            return []
-        lightest = min(others, key=lambda slot: (cluster.load_s[slot], slot))
-        if cluster.load_s[lightest] >= min(cluster.load_s[slot] for slot in homes):
-            return []
-        prefix.rate_per_home = self._rate(prefix, now) / len(homes)
-        prefix.homes = [*homes, lightest]
-        prefix.shares = _split_by_load(node, prefix.homes, cluster)
+    def _replicate(self, node: Node, prefix: _Prefix, homes: list[int], cluster: Cluster, now: float) -> HomeChange:
+        """Let the prefix have these homes, the last of which is new."""
+        prefix.rate_per_home = self._rate(prefix, now) / (len(homes) - 1)
+        prefix.homes = homes
+        prefix.shares = _split_by_load(node, homes, cluster)
         prefix.before, prefix.now = prefix.now, _Half(now)
-        return [HomeChange(node, lightest, added=True, num_homes=len(prefix.homes))]
+        return HomeChange(node, homes[-1], added=True, num_homes=len(homes))
+
+    def _forget_unasked(self, now: float) -> None:
+        """Let halves turn, and drop the prefixes that nobody asked for in both, or that are in the tree no more."""
+        for node, prefix in list(self._prefixes.items()):
+            self._turn(prefix, now)
+            if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
+                del self._prefixes[node]
+
+    def _start_timing_anew(self, slots: set[int], cluster: Cluster, now: float) -> None:
+        """Load was moved between these replicas: what has queued there until now says nothing of what will."""
+        if not slots:
+            return
+        for node, prefix in self._prefixes.items():
+            if slots.intersection(prefix.homes or cluster.holders(node)):
+                prefix.changed_at = now
+                prefix.now.num_timed, prefix.now.queueing_s = 0, 0.0
 
     def _has_cooled(self, prefix: _Prefix, now: float) -> bool:
         rate_per_home = self._rate(prefix, now) / (len(prefix.homes) - 1)
@@ -220,6 +258,15 @@ class Rebalancer:
         """Requests a second over the current half and the one before."""
         seconds = now - prefix.before.started_at
         return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
+
+
+def _lighter_home(homes: Sequence[int], cluster: Cluster) -> int | None:
+    """The lightest replica, if it is no home and lighter than every one of the homes."""
+    others = [slot for slot in cluster.live_slots if slot not in homes]
+    if not homes or not others:
+        return None
+    lightest = min(others, key=lambda slot: (cluster.load_s[slot], slot))
+    return lightest if cluster.load_s[lightest] < min(cluster.load_s[slot] for slot in homes) else None
 
 
 def _split_by_load(node: Node, homes: list[int], cluster: Cluster) -> dict[Node, int]:
