@@ -32,8 +32,8 @@ def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit()
         assert knob.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
 
 
-def test_every_setting_of_rebalancing_can_be_configured_and_has_its_default() -> None:
-    assert msgspec.structs.asdict(RebalanceConfig()) == dataclasses.asdict(RebalanceSettings())
+def test_what_can_be_configured_of_rebalancing_has_the_schedulers_own_default() -> None:
+    assert msgspec.structs.asdict(RebalanceConfig()).items() <= dataclasses.asdict(RebalanceSettings()).items()
 
 
 def test_defaults_need_only_a_replica() -> None:
