@@ -121,7 +121,7 @@ def test_a_cooled_prefix_loses_its_latest_home_but_not_its_first() -> None:
 
 def test_of_all_that_queues_on_a_replica_only_what_queued_longest_is_replicated_at_once() -> None:
     """An overloaded replica makes all its prefixes queue; to spread them all would help no more than to spread one."""
-    made, (node, children) = rebalancer(), prefix_with_children()
+    made, (_, children) = rebalancer(), prefix_with_children()
     hot, cool = children[:2]
     queue(made, cool, [0.5] * 4, start=0.0)
     queue(made, hot, [0.5] * 8, start=0.0)
@@ -130,7 +130,7 @@ def test_of_all_that_queues_on_a_replica_only_what_queued_longest_is_replicated_
 
 
 def test_after_a_change_only_requests_placed_since_count_as_queueing() -> None:
-    made, (node, children) = rebalancer(), prefix_with_children()
+    made, (_, children) = rebalancer(), prefix_with_children()
     hot, cool = children[:2]
     queue(made, cool, [0.5] * 4, start=0.0)
     queue(made, hot, [0.5] * 8, start=0.0)
