@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.replicas import VllmPair, require_vllm, running_vllm_pair
+from support.replicas import VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
 
 collect_ignore = ["support/fake_vllm.py"]
 """A program that tests start; importing it, as the search for doctests would, runs it."""
@@ -19,3 +19,12 @@ def vllm_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPair]:
     require_vllm()
     with running_vllm_pair(tmp_path_factory.mktemp("vllm-logs")) as pair:
         yield pair
+
+
+@pytest.fixture(scope="session")
+def sglang_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real SGLang replica of the tiny model, started once a session (20 to 110 s) and shared; it orders its waiting
+    requests as Preble does. Mark tests that use it `sglang` and give them a timeout of 600 s."""
+    require_sglang()
+    with running_sglang(tmp_path_factory.mktemp("sglang-logs")) as url:
+        yield url

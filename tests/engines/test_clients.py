@@ -195,7 +195,7 @@ async def test_a_server_that_cannot_tokenize_now_is_not_the_clients_fault(status
 
 def test_an_unknown_engine_is_refused() -> None:
     name: Any = "sglong"
-    with pytest.raises(ConfigError, match="unknown engine 'sglong'; known: auto, vllm, openai"):
+    with pytest.raises(ConfigError, match="unknown engine 'sglong'; known: auto, vllm, sglang, openai"):
         connect("http://127.0.0.1:1", name)
 
 

@@ -361,3 +361,12 @@ async def test_cancelling_the_consumer_closes_the_stream() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert follower.stream.closed
+
+
+async def test_a_cache_salt_told_beside_the_blocks_is_their_namespace() -> None:
+    """As SGLang tells it; vLLM has it among the keys of the first block."""
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, cache_salt="pepper"), stored(2))
+        await follower.sees(1, 2)
+        namespaces = {event.namespace for event in follower.events if isinstance(event, BlocksStored)}
+        assert namespaces == {namespace_of(cache_salt="pepper"), ""}

@@ -190,6 +190,40 @@ def test_a_cpu_replica_holds_the_tokens_that_were_asked_for(options: Any) -> Non
     assert (blocks - 1) * block_size == 2048
 
 
+def test_sglang_of_our_own_environment_starts_through_the_launcher_for_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / ".engines" / "sglang" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    [command] = commands_for(LaunchOptions(engine="sglang", replicas=1, log_dir=tmp_path, model="org/model"))
+    assert command.argv[:2] == (str(python), str(tmp_path / "engines" / "sglang_cpu" / "launch.py"))
+    assert "cpu" in command.argv and "--enable-cache-report" in command.argv
+    assert command.environ["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert command.ready_path != "/health", "which computes a token each time"
+
+
+def test_any_other_sglang_is_asked_to_serve_on_the_gpus_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sglang"
+    program.touch(0o755)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    options = LaunchOptions(engine="sglang", replicas=1, log_dir=tmp_path, model="org/model", executable=program)
+    [command] = commands_for(options)
+    assert command.argv[:4] == (str(program), "serve", "--model-path", "org/model")
+    assert "cpu" not in command.argv
+    assert command.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_missing_sglang_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="make engines"):
+        commands_for(LaunchOptions(engine="sglang", replicas=1, log_dir=tmp_path, model="org/model"))
+
+
 def test_free_ports_follow_one_another() -> None:
     first, second, third = free_ports(3)
     assert (second, third) == (first + 1, first + 2)

@@ -196,8 +196,8 @@ async def test_a_server_with_a_tiny_cache_survives_preemptions_and_disconnects(r
     prefixes = [prompt_of(400 + i, 256) for i in range(3)]
 
     async def run(number: int) -> int:
-        # Two of the long ones do not fit at the same time once they have their output.
-        tail, output = (650, 150) if number % 4 == 0 else (40, 4)
+        # Two of the long ones do not fit at the same time, even if one has only half of its output.
+        tail, output = (650, 250) if number % 5 == 0 else (40, 4)
         return await replica.complete([*prefixes[number % 3], *prompt_of(500 + number, tail)], output)
 
     async with asyncio.TaskGroup() as tasks:

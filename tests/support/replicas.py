@@ -1,6 +1,6 @@
-"""Two real vLLM replicas for a whole test session, and questions to ask them.
+"""Two real vLLM replicas and a real SGLang one for a whole test session, and questions to ask them.
 
-The first is plain vLLM; the second orders its waiting requests as Preble does and runs two requests at once.
+The first is plain vLLM; the second and SGLang order their waiting requests as Preble does and run two requests at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -22,6 +23,7 @@ from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = ROOT / ".engines" / "vllm" / "bin" / "vllm"
+SGLANG = ROOT / ".engines" / "sglang" / "bin" / "python"
 TINY_MODEL = ROOT / ".engines" / "models" / "tiny-llama"
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 32
@@ -40,12 +42,47 @@ T = TypeVar("T")
 
 def require_vllm() -> None:
     """Skip the test where vLLM is not set up; with CI=true that is a failure."""
-    if VLLM.is_file() and TINY_MODEL.is_dir():
+    require(VLLM, "vllm")
+
+
+def require_sglang() -> None:
+    """Skip the test where SGLang is not set up; with CI=true that is a failure."""
+    require(SGLANG, "sglang")
+
+
+def require(program: Path, engine: str) -> None:
+    if program.is_file() and TINY_MODEL.is_dir():
         return
-    reason = "real vLLM is not set up here: run `make engines` (python3 engines/setup.py vllm)"
+    reason = f"real {engine} is not set up here: run `make engines` (python3 engines/setup.py {engine})"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@contextmanager
+def running_sglang(log_dir: Path) -> Iterator[str]:
+    """Start one replica, give its URL, stop it."""
+    options = LaunchOptions(
+        engine="sglang",
+        replicas=1,
+        threads=1,
+        log_dir=log_dir,
+        model=str(TINY_MODEL),
+        served_model_name=MODEL_NAME,
+        kv_tokens=KV_TOKENS,
+        max_model_len=MAX_MODEL_LEN,
+        executable=SGLANG,
+        ready_timeout_s=READY_TIMEOUT_S,
+        extra_args=("--max-running-requests", str(PLACES)),
+    )
+    with mock.patch.dict(os.environ, PREBLE_QUEUE_ORDER="groups"):
+        fleet = Fleet(options)
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(fleet.__aenter__())
+            yield fleet.urls[0]
+        finally:
+            runner.run(fleet.stop())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from preble.cli.options import PORT, HttpUrl, log_options, policy_option
 @click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica; once for each.")
 @click.option(
     "--engine",
-    type=click.Choice(("auto", "vllm", "openai")),
+    type=click.Choice(("auto", "vllm", "sglang", "openai")),
     help="What the replicas run; auto asks each of them.  [default: auto]",
 )
 @policy_option(default=None)

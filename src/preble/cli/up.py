@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -26,7 +26,9 @@ EMULATED_PROFILE = "a6000-mistral-7b"
 
 
 @click.command("up", short_help="Replicas and gateway on this machine, all at once.")
-@click.option("--engine", type=click.Choice(("vllm", "emulator")), required=True, help="What the replicas run.")
+@click.option(
+    "--engine", type=click.Choice(("vllm", "sglang", "emulator")), required=True, help="What the replicas run."
+)
 @click.option("--model", metavar="PATH|NAME", help="A folder or a name on the hub; emulated: any name.")
 @click.option("--replicas", "num_replicas", type=POSITIVE, default=2, show_default=True, help="How many to start.")
 @click.option("--host", help="Address of the gateway.  [default: 127.0.0.1]")
@@ -48,7 +50,7 @@ EMULATED_PROFILE = "a6000-mistral-7b"
 @log_options
 @click.argument("engine_arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    engine: str,
+    engine: Literal["vllm", "sglang", "emulator"],
     model: str | None,
     num_replicas: int,
     host: str | None,
@@ -63,27 +65,28 @@ def command(
 ) -> None:
     """Start replicas on this machine and the gateway in front of them. Ctrl-C stops all of it.
 
-    vLLM is taken from `.engines/` (made by `make engines` in a checkout) or from the PATH. Where there are GPUs, each
-    replica gets one of them. What follows `--` is passed on to every engine.
+    vLLM and SGLang are taken from `.engines/` (made by `make engines` in a checkout) or from the PATH. Where there are
+    GPUs, each replica gets one of them. What follows `--` is passed on to every engine.
 
     \b
     Examples:
       preble up --engine emulator --replicas 4
       preble up --engine vllm --model mistralai/Mistral-7B-v0.1 --replicas 2
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
+      preble up --engine sglang --model .engines/models/tiny-llama
     """
     from preble.engines.launch import LaunchOptions
 
-    if engine == "vllm" and model is None:
-        raise ConfigError("vLLM needs a model: give --model, a folder or a name on the Hugging Face hub")
     if engine == "emulator":
         profile = profile or EMULATED_PROFILE
+    elif model is None:
+        raise ConfigError(f"{engine} needs a model: give --model, a folder or a name on the Hugging Face hub")
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
-    if engine == "vllm":
+    if engine != "emulator":
         flags["tokenizer"] = model
     _check(flags)
     options = LaunchOptions(
-        engine="vllm" if engine == "vllm" else "emulator",
+        engine=engine,
         replicas=num_replicas,
         log_dir=log_dir,
         model=model,

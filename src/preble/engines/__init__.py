@@ -1,4 +1,4 @@
-"""Adapters for the programs that Preble calls (vLLM, any OpenAI-compatible server) and the emulator, which is one.
+"""Adapters for the programs that Preble calls (vLLM, SGLang, any OpenAI-compatible server), and the emulator.
 
 `connect(url)` gives the client of a replica; `adapter.Engine` is what every client can do.
 """

@@ -18,8 +18,8 @@ from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
 class EngineInfo:
     """What a replica says of itself.
 
-    `engine`: "vllm", "emulator" or "openai". `models`: the names it serves, the first is the base model; `adapters`:
-    those among them that are adapters (LoRA) on the base model, whose prompts share no KV with it.
+    `engine`: "vllm", "sglang", "emulator" or "openai". `models`: the names it serves, the first is the base model;
+    `adapters`: those among them that are adapters (LoRA) on the base model, whose prompts share no KV with it.
     `spec`: as the scheduler takes it.
     """
 

@@ -20,8 +20,14 @@ CPU_BLOCK_SIZE = 32
 """vLLM's CPU attention wants a multiple of 32."""
 
 CPU_KV_BYTES = 256 * 1024 * 1024
+CPU_KV_TOKENS = 65_536
 DEFAULT_PROFILE = "tiny-cpu"
 OWN_VLLM = Path(".engines") / "vllm" / "bin" / "vllm"
+OWN_SGLANG = Path(".engines") / "sglang" / "bin" / "python"
+SGLANG_CPU_LAUNCHER = Path("engines") / "sglang_cpu" / "launch.py"
+
+SGLANG_PAGE_SIZE = 16
+"""Tokens that it caches and announces together. Its own default is 1: an event for every token."""
 
 _PORTS = range(20_000, 32_000)
 """Below the range that systems take client ports from: an engine binds its port many seconds after we chose it."""
@@ -31,16 +37,16 @@ _PORTS = range(20_000, 32_000)
 class LaunchOptions:
     """What to start.
 
-    `model`: for vLLM a folder or a name on the hub. `served_model_name`: the model's name in requests; None leaves it
-    to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the engine's own
-    choice. `device`: "auto" takes the CPU for the environment of `engines/setup.py` and GPUs, one for each replica, for
-    any other vLLM where there are some. `threads`: of each replica on a CPU; None gives each its part of the processors.
-    `executable`: the vllm program. `dev_endpoints`: with /reset_prefix_cache and
-    the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`: time
-    between asking a replica to end and killing it.
+    `model`: for vLLM and SGLang a folder or a name on the hub. `served_model_name`: the model's name in requests; None
+    leaves it to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the
+    engine's own choice. `device`: "auto" takes the CPU for the environments of `engines/setup.py` and GPUs, one for
+    each replica, for any other engine where there are some. `threads`: of each replica on a CPU; None gives each its
+    part of the processors. `executable`: the vllm or sglang program. `dev_endpoints`: with vLLM's /reset_prefix_cache
+    and the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
+    time between asking a replica to end and killing it.
     """
 
-    engine: Literal["vllm", "emulator"]
+    engine: Literal["vllm", "sglang", "emulator"]
     replicas: int
     log_dir: Path
     model: str | None = None
@@ -59,11 +65,15 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start one replica. `port`: of its HTTP server; None where it says so itself in its log."""
+    """How to start one replica.
+
+    `port`: of its HTTP server; None where it says so itself in its log. `ready_path`: answers 200 when it is ready.
+    """
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
     port: int | None
+    ready_path: str = "/health"
 
 
 def commands_for(options: LaunchOptions) -> list[Command]:
@@ -72,7 +82,18 @@ def commands_for(options: LaunchOptions) -> list[Command]:
         raise ConfigError(f"{options.replicas} replicas cannot be started; give at least 1")
     if options.engine == "emulator":
         return [_emulator_command(options) for _ in range(options.replicas)]
+    _check_model(options)
+    if options.engine == "sglang":
+        return _sglang_commands(options)
     return _vllm_commands(options)
+
+
+def _check_model(options: LaunchOptions) -> None:
+    name = "SGLang" if options.engine == "sglang" else "vLLM"
+    if options.model is None:
+        raise ConfigError(f"{name} needs a model: give a folder or a name on the hub")
+    if options.model.startswith((".", "/", "~")) and not Path(options.model).expanduser().is_dir():
+        raise ConfigError(f"there is no model folder {options.model!r}")
 
 
 def _emulator_command(options: LaunchOptions) -> Command:
@@ -84,24 +105,14 @@ def _emulator_command(options: LaunchOptions) -> Command:
 
 
 def _vllm_commands(options: LaunchOptions) -> list[Command]:
-    if options.model is None:
-        raise ConfigError("vLLM needs a model: give a folder or a name on the hub")
-    if options.model.startswith((".", "/", "~")) and not Path(options.model).expanduser().is_dir():
-        raise ConfigError(f"there is no model folder {options.model!r}")
     executable = find_vllm(options.executable)
-    gpus = _gpus_for(options, executable)
+    gpus = _gpus_for(options, is_own=executable == _own(OWN_VLLM))
     return [_vllm_command(options, executable, None if gpus is None else gpus[i]) for i in range(options.replicas)]
 
 
 def _vllm_command(options: LaunchOptions, executable: Path, gpu: str | None) -> Command:
     http, events, replay = free_ports(3)
-    kv_events = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://*:{replay}",
-        "topic": "kv",
-    }
+    kv_events = {"enable_kv_cache_events": True, **_kv_events(events, replay)}
     argv = [str(executable), "serve", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(kv_events)]
     if options.served_model_name is not None:
@@ -116,6 +127,12 @@ def _vllm_command(options: LaunchOptions, executable: Path, gpu: str | None) -> 
     return Command((*argv, *options.extra_args), environ, http)
 
 
+def _kv_events(port: int, replay_port: int) -> dict[str, object]:
+    """As both engines' --kv-events-config takes it."""
+    endpoints = {"endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{replay_port}"}
+    return {"publisher": "zmq", **endpoints, "topic": "kv"}
+
+
 def _cpu_args(kv_tokens: int | None) -> list[str]:
     args = ["--dtype", "bfloat16", "--block-size", str(CPU_BLOCK_SIZE), "--enforce-eager"]
     args += ["--distributed-executor-backend", "uni", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"]
@@ -127,17 +144,55 @@ def _cpu_args(kv_tokens: int | None) -> list[str]:
 
 
 def _vllm_environment(options: LaunchOptions, gpu: str | None) -> dict[str, str]:
-    environ = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    environ.pop("PYTHONPATH", None)  # ours; the engine has an environment of its own
-    if Path(options.model or "").expanduser().is_dir():
-        environ["HF_HUB_OFFLINE"] = "1"
+    environ = {**_environment(options), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if options.dev_endpoints:
         environ["VLLM_SERVER_DEV_MODE"] = "1"
     if gpu is not None:
         return {**environ, "CUDA_VISIBLE_DEVICES": gpu}
-    threads = options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
     cpu = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {**environ, **cpu, "OMP_NUM_THREADS": str(threads)}
+    return {**environ, **cpu, "OMP_NUM_THREADS": str(_threads(options))}
+
+
+def _environment(options: LaunchOptions) -> dict[str, str]:
+    environ = dict(os.environ)
+    environ.pop("PYTHONPATH", None)  # ours; the engine has an environment of its own
+    if Path(options.model or "").expanduser().is_dir():
+        environ["HF_HUB_OFFLINE"] = "1"
+    return environ
+
+
+def _threads(options: LaunchOptions) -> int:
+    return options.threads or max((os.cpu_count() or 1) // options.replicas, 1)
+
+
+def _sglang_commands(options: LaunchOptions) -> list[Command]:
+    program, is_own = find_sglang(options.executable)
+    gpus = _gpus_for(options, is_own=is_own)
+    return [_sglang_command(options, program, None if gpus is None else gpus[i]) for i in range(options.replicas)]
+
+
+def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpu: str | None) -> Command:
+    http, events, replay = free_ports(3)
+    argv = [*program, "--model-path", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
+    argv += ["--page-size", str(SGLANG_PAGE_SIZE), "--enable-cache-report", "--enable-metrics"]
+    argv += ["--kv-events-config", json.dumps(_kv_events(events, replay))]
+    if options.served_model_name is not None:
+        argv += ["--served-model-name", options.served_model_name]
+    if options.max_model_len is not None:
+        argv += ["--context-length", str(options.max_model_len)]
+    environ = _environment(options)
+    kv_tokens = options.kv_tokens
+    if gpu is None:
+        argv += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"]
+        argv += ["--chunked-prefill-size", "1024", "--max-running-requests", "16", "--skip-server-warmup"]
+        environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(_threads(options))}
+        kv_tokens = kv_tokens or CPU_KV_TOKENS
+    else:
+        environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if kv_tokens is not None:
+        argv += ["--max-total-tokens", str(kv_tokens)]
+    # Its /health computes a token each time.
+    return Command((*argv, *options.extra_args), environ, http, ready_path="/v1/models")
 
 
 def find_vllm(executable: Path | None) -> Path:
@@ -149,7 +204,7 @@ def find_vllm(executable: Path | None) -> Path:
         if not os.access(executable, os.X_OK):
             raise ConfigError(f"there is no vllm program {str(executable)!r}")
         return executable
-    if (own := _own_vllm()) is not None:
+    if (own := _own(OWN_VLLM)) is not None:
         return own
     if found := shutil.which("vllm"):
         return Path(found)
@@ -159,14 +214,34 @@ def find_vllm(executable: Path | None) -> Path:
     )
 
 
-def _own_vllm() -> Path | None:
+def find_sglang(executable: Path | None) -> tuple[tuple[str, ...], bool]:
+    """How to call SGLang's server, and whether it is that of `.engines/` here or in a folder above, for the CPU.
+
+    The program given goes first, then our own environment, then the PATH. Raises: ConfigError: there is none.
+    """
+    own = _own(OWN_SGLANG)
+    if executable is not None and not os.access(executable, os.X_OK):
+        raise ConfigError(f"there is no sglang program {str(executable)!r}")
+    if own is not None and executable in (None, own):
+        checkout = own.parents[len(OWN_SGLANG.parts) - 1]
+        return (str(own), str(checkout / SGLANG_CPU_LAUNCHER)), True
+    if found := executable or shutil.which("sglang"):
+        return (str(found), "serve"), False
+    raise ConfigError(
+        "SGLang is not installed: run `make engines` (or `python3 engines/setup.py sglang`) in a checkout of Preble, "
+        "or put your own sglang on the PATH"
+    )
+
+
+def _own(program: Path) -> Path | None:
+    """A program of `.engines/` here or in a folder above."""
     here = Path.cwd()
-    return next((folder / OWN_VLLM for folder in (here, *here.parents) if (folder / OWN_VLLM).is_file()), None)
+    return next((folder / program for folder in (here, *here.parents) if (folder / program).is_file()), None)
 
 
-def _gpus_for(options: LaunchOptions, executable: Path) -> list[str] | None:
+def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str] | None:
     """The GPU of each replica; None for the CPU. Raises: ConfigError: there are too few."""
-    if options.device == "cpu" or (options.device == "auto" and executable == _own_vllm()):
+    if options.device == "cpu" or (options.device == "auto" and is_own):
         return None
     gpus = visible_gpus()
     if not gpus and options.device == "auto":

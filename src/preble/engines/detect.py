@@ -11,10 +11,12 @@ from preble.engines.adapter import Engine, EngineInfo, EngineResponse
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import OpenAIEngine
+from preble.engines.sglang import OWNER as SGLANG
+from preble.engines.sglang import SglangEngine
 from preble.engines.vllm import EMULATED_HEADER, VllmEngine
 from preble.errors import ConfigError
 
-EngineKind = Literal["auto", "vllm", "openai"]
+EngineKind = Literal["auto", "vllm", "sglang", "openai"]
 
 
 def connect(
@@ -39,6 +41,8 @@ def connect(
             return AutoEngine(http, kv_events)
         case "vllm":
             return VllmEngine(http, kv_events)
+        case "sglang":
+            return SglangEngine(http, kv_events)
         case "openai":
             return OpenAIEngine(http)
     raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(get_args(EngineKind))}")
@@ -51,6 +55,7 @@ class AutoEngine:
         self._http = http
         self._openai = OpenAIEngine(http)
         self._vllm = VllmEngine(http, kv_events)
+        self._sglang = SglangEngine(http, kv_events)
         self._found: Engine = self._openai
 
     @property
@@ -63,8 +68,13 @@ class AutoEngine:
 
     async def probe(self) -> EngineInfo:
         """Find out the program and ask it. Raises: EngineError."""
-        self._found = self._vllm if await self._speaks_vllm() else self._openai
+        self._found = await self._find_out()
         return await self._found.probe()
+
+    async def _find_out(self) -> Engine:
+        if await self._openai.owner() == SGLANG:
+            return self._sglang
+        return self._vllm if await self._speaks_vllm() else self._openai
 
     async def _speaks_vllm(self) -> bool:
         """Only vLLM and the emulator have metrics of vLLM's names."""
@@ -77,7 +87,7 @@ class AutoEngine:
         await self._found.check_ready()
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
-        return self._http.send(path, body, headers)
+        return self._found.send(path, body, headers)
 
     async def tokenize(self, body: bytes) -> list[int]:
         return await self._found.tokenize(body)
@@ -90,4 +100,5 @@ class AutoEngine:
         self._found.resync_kv_events()
 
     async def close(self) -> None:
+        await self._sglang.close()
         await self._vllm.close()

@@ -105,9 +105,14 @@ class HttpResponse:
             yield chunk
             deadline = loop.time() + idle_s
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the body has been received and read to its end."""
+        return self._response.content.at_eof()
+
     def end(self) -> None:
         """Give the connection back to the pool, or close it if the answer is not read to its end."""
-        if self._response.content.at_eof():
+        if self.is_complete:
             self._response.release()
         else:
             self._response.close()

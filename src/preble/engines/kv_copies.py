@@ -133,9 +133,10 @@ class BlockCopies:
         if parent is not None:
             namespace = self._namespaces.get(parent, "")
         else:
-            salt = next((key for key in foreign[0] if isinstance(key, str)), None) if foreign else None
+            keyed = next((key for key in foreign[0] if isinstance(key, str)), None) if foreign else None
+            salt = event.cache_salt if isinstance(event.cache_salt, str) else keyed
             namespace = namespace_of(event.lora_name, salt)
-            if foreign and foreign[0] == [salt]:
+            if foreign and foreign[0] == [keyed]:
                 foreign[0] = []
         if namespace is _UNMATCHABLE:
             return _UNMATCHABLE, 0

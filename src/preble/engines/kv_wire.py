@@ -19,7 +19,10 @@ _MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
 
 
 class WireStored(Struct, tag="BlockStored", tag_field="type"):
-    """Blocks that follow one another are cached now. `extra_keys`: per block, what its hash covers beside tokens."""
+    """Blocks that follow one another are cached now.
+
+    What their hashes cover beside tokens: `extra_keys`, per block (vLLM), or `cache_salt` (SGLang).
+    """
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -31,6 +34,7 @@ class WireStored(Struct, tag="BlockStored", tag_field="type"):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    cache_salt: Any = None
 
 
 class WireRemoved(Struct, tag="BlockRemoved", tag_field="type"):
@@ -129,6 +133,8 @@ def _decode_event(raw: Raw) -> WireEvent:
         if name is not None and name not in KNOWN_TYPES:
             raise UnknownEvent(name) from error
         raise Malformed(f"{name or 'an event'}: {error}") from error
+    if isinstance(event, _ArrayStored):
+        event.cache_salt = None  # only maps have it; an array has something of another version's in its place
     _check(event)
     return event
 

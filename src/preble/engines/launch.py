@@ -116,7 +116,7 @@ class ReplicaProcess:
         """Whether the process at the URL is healthy and ours is still there: a port may be answered by another's."""
         self._require_alive()
         try:
-            (await http.ask("/health")).require_ok()
+            (await http.ask(self._command.ready_path)).require_ok()
         except EngineError:
             return False
         self._require_alive()

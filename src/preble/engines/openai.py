@@ -68,6 +68,10 @@ class OpenAIEngine:
             adapters=adapters_among(models),
         )
 
+    async def owner(self) -> str | None:
+        """Whom its first model is owned by: most programs give their own name. Raises: EngineError."""
+        return (await self._models())[0].owned_by
+
     async def _models(self) -> list[ModelCard]:
         """The models served, base models first. Never empty. Raises: EngineError."""
         answer = await self._http.ask("/v1/models")

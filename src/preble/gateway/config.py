@@ -26,7 +26,7 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     url: Annotated[str, _about("Base URL, without `/v1`.", why="there is no sensible default")]
     engine: Annotated[
-        Literal["auto", "vllm", "openai"] | None,
+        Literal["auto", "vllm", "sglang", "openai"] | None,
         _about("Its program, where it differs from the common `engine`.", why="most fleets are of one kind"),
     ] = None
     kv_events: Annotated[
@@ -319,7 +319,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _about("The replicas: URLs, or tables with the keys below.", why="there is no sensible default"),
     ] = ()
     engine: Annotated[
-        Literal["auto", "vllm", "openai"],
+        Literal["auto", "vllm", "sglang", "openai"],
         _about("The replicas' program; `auto` asks each.", why="asking is cheap and right"),
     ] = "auto"
     policy: Annotated[

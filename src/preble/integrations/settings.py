@@ -55,7 +55,7 @@ def _num_groups(number: object) -> int:
 
 
 def require_version(engine: str, version: str, known: str, environ: Mapping[str, str]) -> None:
-    """`known`: the version, such as "0.32" for all of 0.32.x, whose insides the plug-in was written for and tested with.
+    """`known`: the version, such as "0.32" for all of 0.32.x, whose insides the plug-in was written for and tested on.
 
     Raises: ConfigError: another one runs, and nobody said that it shall do.
     """

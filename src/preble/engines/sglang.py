@@ -1,0 +1,208 @@
+"""The client of one SGLang replica: configures itself by asking, follows its KV events, and aborts by request id.
+
+SGLang notices that a client is gone after up to four seconds where the answer is not streamed. So each request that may
+carry one gets an id of ours, by which it is aborted at once when we leave before its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from uuid import uuid4
+
+import msgspec
+import structlog
+from msgspec import Raw
+
+from preble.core.types import KvEvent, ReplicaSpec
+from preble.engines.adapter import EngineInfo, EngineResponse
+from preble.engines.http import Exchange, HttpClient, HttpResponse
+from preble.engines.kv_events import KvEventEndpoints, KvEventStream
+from preble.engines.openai import OpenAIEngine, adapters_among
+from preble.engines.vllm import reachable
+from preble.errors import ConfigError, EngineError, EngineProtocolError
+
+OWNER = "sglang"
+"""What its `/v1/models` says to be owned by."""
+
+ABORT_TIMEOUT_S = 2.0
+
+
+class EventSource(msgspec.Struct):
+    """Where KV events are published: data-parallel rank r uses the ports `..._base` + r."""
+
+    publisher: str | None = None
+    endpoint_host: str | None = None
+    endpoint_port_base: int | None = None
+    replay_endpoint_port_base: int | None = None
+    topic: str = ""
+    dp_size: int = 1
+
+
+class ServerInfo(msgspec.Struct):
+    """What we use of `/server_info`."""
+
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
+    enable_cache_report: bool | None = None
+    disable_radix_cache: bool = False
+    kv_events: EventSource | None = None
+
+
+class LoadsAnswer(msgspec.Struct):
+    version: str | None = None
+
+
+class SglangEngine(OpenAIEngine):
+    """The client of one SGLang replica."""
+
+    def __init__(self, http: HttpClient, endpoints: KvEventEndpoints | None = None) -> None:
+        """`endpoints`: where its KV events are; None asks the replica."""
+        super().__init__(http)
+        self._given_endpoints = endpoints
+        self._endpoints: KvEventEndpoints | None = endpoints
+        self._streams: list[KvEventStream] = []
+        self._log = structlog.get_logger("preble.engines.sglang").bind(replica=self.replica_id)
+
+    async def probe(self) -> EngineInfo:
+        """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
+        models = await self._models()
+        info: ServerInfo = (await self._http.ask("/server_info")).decode(ServerInfo)
+        loads = await self._http.ask("/v1/loads")
+        self._endpoints = self._given_endpoints or self._endpoints_of(info.kv_events)
+        if not info.enable_cache_report:
+            self._log.warning("no_cache_report", hint="start SGLang with --enable-cache-report")
+        return EngineInfo(
+            engine="sglang",
+            models=tuple(model.id for model in models),
+            spec=ReplicaSpec(
+                self.replica_id,
+                kv_capacity_tokens=info.max_total_num_tokens,
+                max_prompt_tokens=models[0].max_model_len,
+                block_size=info.page_size or 1,
+                reports_events=self._endpoints is not None,
+            ),
+            max_model_len=models[0].max_model_len,
+            adapters=adapters_among(models),
+            version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
+        )
+
+    @property
+    def kv_event_endpoints(self) -> KvEventEndpoints | None:
+        """Where its KV events are, as given or as the last probe found out; None where it has none."""
+        return self._endpoints
+
+    async def check_ready(self) -> None:
+        """Return if the engine answers. Not by `/health`, which computes a token each time. Raises: EngineError."""
+        (await self._http.ask("/v1/loads")).require_ok()
+
+    def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
+        """Raises: EngineProtocolError: addresses that are none."""
+        if source is None or source.publisher != "zmq" or source.endpoint_port_base is None or source.dp_size != 1:
+            several = source is not None and source.dp_size != 1
+            reason = "it has data-parallel ranks, each with a cache of its own" if several else "they are off"
+            self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")
+            return None
+        host, replay = source.endpoint_host or "*", source.replay_endpoint_port_base
+        try:
+            return KvEventEndpoints(
+                reachable(f"tcp://{host}:{source.endpoint_port_base}", self._http.host),
+                None if replay is None else reachable(f"tcp://{host}:{replay}", self._http.host),
+                source.topic,
+            )
+        except ConfigError as error:
+            raise self._http.error(
+                EngineProtocolError, f"says that its KV events are at no address: {error}"
+            ) from error
+
+    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
+        request_id = f"preble-{uuid4().hex}"
+        named = with_request_id(body, request_id)
+        if named is None:
+            return self._http.send(path, body, headers)
+        return AbortableExchange(self._http, self._http.send(path, named, headers), request_id)
+
+    def kv_events(self) -> AsyncIterator[KvEvent] | None:
+        if self._endpoints is None:
+            return None
+        stream = KvEventStream(self.replica_id, self._endpoints)
+        self._streams = [other for other in self._streams if not other.closed]
+        self._streams.append(stream)
+        return stream.events()
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+        await super().close()
+
+
+class AbortableExchange:
+    """An exchange that aborts its request in the engine when it is left before the answer's end."""
+
+    def __init__(self, http: HttpClient, exchange: Exchange, request_id: str) -> None:
+        self._http = http
+        self._exchange = exchange
+        self._request_id = request_id
+        self._response: HttpResponse | None = None
+
+    async def __aenter__(self) -> HttpResponse:
+        try:
+            self._response = await self._exchange.__aenter__()
+        except (asyncio.CancelledError, EngineError):
+            await self._abort()
+            raise
+        return self._response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_complete = self._response is not None and self._response.is_complete
+        await self._exchange.__aexit__(kind, error, trace)
+        if not is_complete:
+            await self._abort()
+
+    async def _abort(self) -> None:
+        """Tell the engine, for a limited time; if it cannot be told, it will notice by itself or is gone."""
+        body = msgspec.json.encode({"rid": self._request_id})
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._http.ask("/abort_request", body)
+
+
+class _Body(msgspec.Struct):
+    """What decides whether one request id fits a body."""
+
+    prompt: Raw = Raw(b'""')
+    n: int | None = None
+    best_of: int | None = None
+    rid: Raw | None = None
+
+
+def with_request_id(body: bytes, request_id: str) -> bytes | None:
+    """The same JSON body with this `rid`; None where it has one, or asks for several answers: they need several ids.
+
+    >>> with_request_id(b'{"prompt": [1, 2]}', "a"), with_request_id(b'{"prompt": ["x", "y"]}', "a")
+    (b'{"rid":"a","prompt": [1, 2]}', None)
+    """
+    try:
+        shape = msgspec.json.decode(body, type=_Body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if (
+        shape.rid is not None
+        or (shape.n or 1) > 1
+        or (shape.best_of or 1) > 1
+        or _is_list_of_prompts(bytes(shape.prompt))
+    ):
+        return None
+    rest = body.lstrip()[1:].lstrip()
+    return None if rest.startswith(b"}") else b'{"rid":"%b",%b' % (request_id.encode(), rest)
+
+
+def _is_list_of_prompts(prompt: bytes) -> bool:
+    """A prompt is a text or a list of token ids."""
+    return prompt.startswith(b"[") and prompt[1:].lstrip()[:1] in (b'"', b"[")
