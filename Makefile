@@ -78,18 +78,18 @@ constraints: ## Pin anew what CI installs (requirements/constraints.txt)
 	   build/constraints-venv/bin/python -m pip freeze --exclude preble; } > $(CONSTRAINTS)
 	@rm -rf build/constraints-venv
 
-engines: ## Install real vLLM for the CPU and make the tiny model (.engines/, about 2 GB, once)
-	@$(PYTHON) engines/setup.py vllm
+engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.engines/, about 5 GB, once)
+	@$(PYTHON) engines/setup.py vllm sglang
 
 # ---- chores -----------------------------------------------------------------------------------------------------
 
 demo: $(DEV) ## Round robin against E2 on real engines (ENGINE=emulator: nothing heavy to install)
-	@if [ "$(ENGINE)" = vllm ]; then $(MAKE) --no-print-directory engines; fi
+	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) engines/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
 # Where an engine cannot be installed (status 3) its tests skip and say why; with CI=true that is a failure.
 test: lint types docs ## Everything that CI checks: lint, types, docs, all tests, real engines
-	@$(PYTHON) engines/setup.py vllm || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
+	@$(PYTHON) engines/setup.py vllm sglang || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-native
 

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from preble.core import global_scheduler
 from preble.core.cost_model import CostModel
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
@@ -281,6 +282,8 @@ def main() -> None:
     calm_collector()
     traces = arguments.trace or list(SHAPES)
     if arguments.memory:
+        if global_scheduler.__file__.endswith(".so"):
+            parser.error("--memory counts what Python's allocator was asked for: run it on the plain core (.venv)")
         for trace in traces:
             measured, counted = traced_bytes_per_packed_byte(trace, arguments.seed)
             print(f"{trace}: {measured:.2f} bytes in memory a packed token byte, {counted:.2f} as counted")

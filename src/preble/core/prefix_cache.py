@@ -82,7 +82,7 @@ class PrefixCache:
         `hint`: an earlier answer for the same hashes; O(1) if it still holds, O(log blocks) otherwise.
         """
         cached = self._block_of
-        is_known = not hint or hashes[hint - 1] in cached
+        is_known = not hint or (hint <= len(hashes) and hashes[hint - 1] in cached)
         if is_known and (hint == len(hashes) or hashes[hint] not in cached):
             return hint
         # Parents of cached blocks are cached, so all known blocks come before all others.

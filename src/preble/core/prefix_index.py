@@ -18,6 +18,9 @@ from preble.core.holdings import Holdings, IndexSize
 from preble.core.radix_tree import Match, Node, RadixTree, live_node
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
+_DROPPED_AT_ONCE = 16
+"""Records that are forgotten together where memory is short."""
+
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
@@ -239,21 +242,24 @@ class PrefixIndex:
         return unknown
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
-        """Forget the least recently used tokens that any replica holds idle, to save memory; False if there are none.
+        """Forget the least recently used tokens that a replica holds idle, to save memory; False if there are none.
 
-        Only what was last used before `used_before_s`: then no request of the window uses it, so that its node goes.
+        Takes the replica whose oldest tokens are the oldest, and some of its records, so that the search for it is
+        shared by several. Only what was last used before `used_before_s`: then no request of the window uses it, and
+        its nodes go.
         """
-        idle = ((holdings.oldest_idle(), holdings) for holdings in self._holdings.values())
-        known = [
-            (record.last_used_s, holdings.bit, record, holdings) for record, holdings in idle if record is not None
-        ]
-        if not known:
+        idle = ((record, holdings) for holdings in self._holdings.values() if (record := holdings.oldest_idle()))
+        record, holdings = min(idle, key=lambda item: item[0].last_used_s, default=(None, None))
+        if record is None or holdings is None:
             return False
-        last_used_s, _, record, holdings = min(known, key=lambda item: item[:2])
-        if last_used_s >= used_before_s or record.node is None:
-            return False
-        self._prune_all(_lower_held(holdings, record.node, 0, now))
-        return True
+        old: list[Node] = []
+        for record in holdings.oldest_first():
+            if record.last_used_s >= used_before_s or len(old) == _DROPPED_AT_ONCE:
+                break
+            if not record.pins and record.node is not None:
+                old.append(record.node)
+        self._prune_all([gone for node in old for gone in _lower_held(holdings, node, 0, now)])
+        return bool(old)
 
     def clear(self, slot: int, now: float) -> None:
         """The replica's whole cache is gone; what is in flight there will be computed again."""
