@@ -253,6 +253,21 @@ class Run:
         )
 
 
+HEADER = (
+    f"{'trace':9} {'replicas':>8} {'requests':>8} {'per s':>7} {'p50 us':>7} {'p99 us':>7} {'timer us':>8} "
+    f"{'growth':>6} {'hits':>5} {'MiB':>6} {'x packed':>8}"
+)
+
+
+def row(r: Result) -> str:
+    """One line of the table."""
+    return (
+        f"{r.trace:9} {r.replicas:8} {r.requests:8} {r.rate:7.0f} {r.place_p50_us:7.0f} {r.place_p99_us:7.0f} "
+        f"{r.timer_max_us:8.0f} {r.growth:6.2f} {r.hit_rate:5.2f} {r.index_mib:6.1f} "
+        f"{r.index_bytes_per_packed_byte:8.2f}"
+    )
+
+
 def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
     """The index's memory as the interpreter counts it and as the scheduler does, by packed token bytes; 4 replicas."""
     run = Run(trace, 4, 3000, "belief", 4096.0, seed)
@@ -296,20 +311,11 @@ def main() -> None:
     ]
     if arguments.json:
         machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
-        print(
-            json.dumps({"machine": machine, "seed": arguments.seed, "results": [asdict(r) for r in results]}, indent=1)
-        )
-        return
-    print(
-        f"\r{'trace':9} {'replicas':>8} {'requests':>8} {'per s':>8} {'p50 us':>7} {'p99 us':>7} {'timer us':>8} "
-        f"{'growth':>6} {'hits':>5} {'MiB':>6} {'x packed':>8}"
-    )
-    for r in results:
-        print(
-            f"{r.trace:9} {r.replicas:8} {r.requests:8} {r.rate:8.0f} {r.place_p50_us:7.0f} {r.place_p99_us:7.0f} "
-            f"{r.timer_max_us:8.0f} {r.growth:6.2f} {r.hit_rate:5.2f} {r.index_mib:6.1f} "
-            f"{r.index_bytes_per_packed_byte:8.2f}"
-        )
+        core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
+        head = {"machine": machine, "core": core, "seed": arguments.seed}
+        print(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=1))
+    else:
+        print("\r" + HEADER, *map(row, results), sep="\n")
 
 
 if __name__ == "__main__":
