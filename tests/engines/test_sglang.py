@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,8 +16,18 @@ from preble.core.waiting_queue import WaitingQueue
 from preble.engines import connect
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.sglang import SglangEngine, with_request_id
+from support.arrangements import assert_cores_order
 from support.belief import Belief, believing
-from support.replicas import KV_TOKENS, MAX_MODEL_LEN, MODEL_NAME, PLACES, prompt_of
+from support.replicas import (
+    KV_TOKENS,
+    MAX_MODEL_LEN,
+    MODEL_NAME,
+    PLACES,
+    ROOT,
+    SGLANG,
+    prompt_of,
+    require_sglang,
+)
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -271,6 +282,47 @@ async def test_hits_are_served_first(replica: Replica) -> None:
     pytest.fail(
         f"in {ATTEMPTS} attempts the queue never was complete before a request of {BLOCKER_TOKENS} tokens ended"
     )
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """What the scenarios of `inside_sglang.py` saw, by name."""
+    require_sglang()
+    program = [str(SGLANG), str(ROOT / "tests" / "support" / "inside_sglang.py")]
+    finished = subprocess.run(program, capture_output=True, text=True, check=False, timeout=500)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    scenarios: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return scenarios
+
+
+def test_every_arrangement_is_the_order_of_cores_waiting_queue(seen: dict[str, Any]) -> None:
+    churn = seen["churn"]["rust"]
+    assert churn["core"] == "RustUnifiedTreeCore", "SGLang's default"
+    assert any(record["in_front"] for record in churn["records"]), "some were retracted"
+    assert_cores_order(churn["records"])
+
+
+def test_slower_trees_are_asked_less_often_and_order_all_the_same(seen: dict[str, Any]) -> None:
+    for record in seen["churn"]["python"]["records"]:
+        waiting = [name for name, _, _ in record["waiting"]]
+        assert sorted(record["arranged"]) == sorted(waiting)
+        assert record["arranged"][: len(record["in_front"])] == record["in_front"]
+
+
+def test_hits_without_end_starve_a_miss_under_lpm_and_not_under_groups(seen: dict[str, Any]) -> None:
+    groups, lpm = seen["groups"], seen["lpm"]
+    assert groups["served"][-1] == "miss"
+    assert len(groups["served"]) <= groups["max_picks"]
+    assert "miss" not in lpm["served"]
+
+
+def test_looking_at_a_prompt_does_not_keep_it_in_the_cache(seen: dict[str, Any]) -> None:
+    assert seen["looking_is_no_use"] == [0, 160], "the older one was evicted, although it waited and was looked at"
+
+
+def test_an_order_of_sglangs_own_is_refused_with_the_remedy(seen: dict[str, Any]) -> None:
+    assert len(seen["refusals"]) == 2
+    assert all("--schedule-policy fcfs" in message for message in seen["refusals"])
 
 
 async def test_120_requests_in_a_tiny_cache_with_disconnects_leave_nothing(replica: Replica) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.core.waiting_queue import QueueOrder, WaitingQueue
+from preble.core.waiting_queue import WaitingQueue
+from support.arrangements import assert_cores_order
 from support.replicas import PLACES, ROOT, VLLM, Replica, VllmPair, prompt_of, require_vllm
 from support.waiting import eventually
 
@@ -44,22 +45,7 @@ def test_hits_come_before_misses_and_only_where_it_is_asked_for(seen: dict[str, 
 
 
 def test_every_arrangement_is_the_order_of_cores_waiting_queue(seen: dict[str, Any]) -> None:
-    """What vLLM itself finds in its cache is given to a queue of our own, arrangement by arrangement."""
-    cached: dict[str, int] = {}
-    queue = WaitingQueue(cached.__getitem__, QueueOrder.GROUPS)
-    reordered = 0
-    for record in seen["churn"]["records"]:
-        waiting = {name: num_tokens for name, num_tokens, _ in record["waiting"] if name not in record["in_front"]}
-        cached.update({name: found for name, _, found in record["waiting"]})
-        for name in [name for name in queue.in_order() if name not in waiting]:
-            queue.take(name)
-        for name, num_tokens in waiting.items():
-            if name not in queue:
-                queue.add(name, num_tokens)
-        queue.refresh()
-        assert record["arranged"] == [*record["in_front"], *queue.in_order()]
-        reordered += [name for name, _, _ in record["waiting"]] != record["arranged"]
-    assert reordered > 20, "the scenario is to have something to order"
+    assert_cores_order(seen["churn"]["records"])
 
 
 def test_what_is_remembered_of_the_cache_is_what_vllm_finds(seen: dict[str, Any]) -> None:
