@@ -6,7 +6,7 @@ import gc
 
 
 def calm_collector() -> None:
-    """Let the collector look at young objects less often, at old ones hardly ever, and at what is there now never.
+    """Let the collector look at old objects hardly ever, and at what is there now never.
 
     The scheduler's trees are hundreds of thousands of objects that reference counting frees by itself. A full
     collection walks all of them, and with 64 replicas that stopped every request for a tenth of a second. What is
@@ -14,4 +14,4 @@ def calm_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 1_000)
+    gc.set_threshold(1_000, 10, 1_000)
