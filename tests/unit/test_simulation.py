@@ -1,0 +1,265 @@
+"""The simulator against cases worked by hand, and what must hold of every run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preble.core.cost_model import CostProfile
+from preble.core.policies import policy_names
+from preble.core.types import Placement, pack_tokens
+from preble.errors import ConfigError
+from preble.metrics import RequestRecord
+from preble.sim import Failure, FailureKind, SimConfig, Simulation, SimResult, simulate
+from preble.workloads import Segment, Workload, WorkloadRequest
+
+# A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
+PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)
+LOST, ADDED, RESTARTED = FailureKind.LOST, FailureKind.ADDED, FailureKind.RESTARTED
+
+
+def config(replicas: int = 1, policy: str = "round_robin", **settings: object) -> SimConfig:
+    return SimConfig(profile=PROFILE, replicas=replicas, policy=policy, **settings)  # type: ignore[arg-type]
+
+
+def ask(
+    request_id: str, num_tokens: int, output_tokens: int = 1, at: float | None = 0.0, seed: int = 0, **more: object
+) -> WorkloadRequest:
+    """A request for `num_tokens` tokens; those of one seed begin alike."""
+    rng = Random(seed)
+    prompt = Segment(tokens=pack_tokens(rng.randrange(1000) for _ in range(num_tokens)))
+    return WorkloadRequest(request_id, (prompt,), output_tokens, arrival_s=at, **more)  # type: ignore[arg-type]
+
+
+def play(config: SimConfig, *requests: WorkloadRequest) -> tuple[SimResult, dict[str, RequestRecord]]:
+    """Run to the end and hold every invariant."""
+    simulation = Simulation(config, Workload("test", requests))
+    result = simulation.run()
+    simulation.check()
+    return result, {record.request_id: record for record in result.records}
+
+
+# -- worked by hand ---------------------------------------------------------------------------------------------------
+
+
+def test_one_request_takes_its_prefill_and_then_an_iteration_a_token() -> None:
+    result, records = play(config(), ask("a", 100, output_tokens=3, at=2.0))
+    assert records["a"].ttft_s == pytest.approx(0.1)
+    assert records["a"].e2e_s == pytest.approx(0.1 + 2 * 0.01)
+    assert result.gpu_s == pytest.approx(0.12)
+
+
+def test_a_prompt_over_the_batch_budget_is_computed_in_chunks_between_which_others_decode() -> None:
+    small = config(max_batch_tokens=100, max_running=10)
+    _, records = play(small, ask("first", 50, output_tokens=4), ask("long", 249, at=0.01, seed=1))
+    # 50 | 1 + 99 | 1 + 99 | 1 + 51 tokens
+    assert records["first"].ttft_s == pytest.approx(0.05)
+    assert records["first"].e2e_s == pytest.approx(0.05 + 0.1 + 0.1 + 0.052)
+    assert records["long"].ttft_s == pytest.approx(0.05 + 0.1 + 0.1 + 0.052 - 0.01)
+
+
+def test_requests_of_one_instant_share_the_first_batch_and_what_it_computes() -> None:
+    """160 tokens are ten blocks; the last one is computed again, for the sake of its output."""
+    result, records = play(config(), ask("a", 160), ask("b", 160))
+    assert [records[name].cached_tokens for name in "ab"] == [0, 144]
+    assert [records[name].ttft_s for name in "ab"] == pytest.approx([0.176, 0.176])
+    assert result.replicas["r0"].prefill_tokens == 176
+
+
+def test_a_request_waits_while_an_iteration_runs() -> None:
+    _, records = play(config(), ask("a", 100), ask("b", 100, at=0.04, seed=1))
+    assert records["b"].ttft_s == pytest.approx(0.06 + 0.1)
+
+
+def test_the_way_to_a_replica_takes_the_dispatch_delay() -> None:
+    _, records = play(config(dispatch_s=0.5), ask("a", 100))
+    assert records["a"].ttft_s == pytest.approx(0.6)
+
+
+def test_a_follower_is_sent_its_thinking_time_after_its_parents_end() -> None:
+    parent = ask("parent", 100, session="s")
+    child = ask("child", 200, at=None, session="s", parent="parent", delay_s=2.0)
+    _, records = play(config(), parent, child)
+    assert records["child"].scheduled_s == pytest.approx(0.1 + 2.0)
+    assert records["child"].cached_tokens == 96
+
+
+def test_kv_events_reach_the_scheduler_after_their_delay() -> None:
+    """Evictions of a tiny cache: until they are reported, the scheduler takes the prompt for cached."""
+    asked = [ask("a", 64), ask("b", 64, at=1.0, seed=1), ask("c", 64, at=1.2, seed=2), ask("again", 64, at=2.0)]
+    matched: dict[str, int] = {}
+
+    def note(placement: Placement, now: float) -> None:
+        matched[placement.request_id] = placement.matched_tokens
+
+    for delay_s, expected in ((0.001, 0), (1.5, 48)):
+        tiny = config(kv_tokens=128, event_delay_s=delay_s)
+        Simulation(tiny, Workload("test", tuple(asked)), on_placement=note).run()
+        assert matched["again"] == expected
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_lost_before_the_first_token_costs_a_second_try_elsewhere() -> None:
+    result, records = play(config(2, failures=(Failure(0.05, LOST, "r0"),)), ask("a", 100))
+    assert (records["a"].error, records["a"].replica) == (None, "r1")
+    assert records["a"].ttft_s == pytest.approx(0.05 + 0.1)
+    assert result.gpu_s == pytest.approx(0.05 + 0.1)
+
+
+def test_a_replica_lost_after_the_first_token_fails_the_request() -> None:
+    _, records = play(config(2, failures=(Failure(0.105, LOST, "r0"),)), ask("a", 100, output_tokens=5))
+    assert records["a"].error == "replica lost"
+    assert records["a"].end_s == pytest.approx(0.105)
+
+
+def test_a_request_that_lost_two_replicas_is_not_tried_again() -> None:
+    script = (Failure(0.05, LOST, "r0"), Failure(0.06, LOST, "r1"))
+    _, records = play(config(3, failures=script), ask("a", 100))
+    assert records["a"].error == "replica lost"
+
+
+def test_a_request_on_its_way_to_a_lost_replica_was_refused_and_may_try_again_and_again() -> None:
+    script = (Failure(0.05, LOST, "r0"), Failure(0.06, LOST, "r1"))
+    _, records = play(config(3, failures=script, dispatch_s=0.5), ask("a", 100))
+    assert (records["a"].error, records["a"].replica) == (None, "r2")
+
+
+def test_nobody_there_fails_the_request_and_all_that_wait_for_it() -> None:
+    requests = [
+        ask("a", 100, session="s"),
+        ask("b", 100, at=None, session="s", parent="a"),
+        ask("c", 100, at=None, session="s", parent="b"),
+    ]
+    _, records = play(config(failures=(Failure(0.05, LOST, "r0"),)), *requests)
+    assert [records[name].error for name in "abc"] == ["no replica", "parent failed", "parent failed"]
+
+
+def test_an_added_replica_gets_requests() -> None:
+    _, records = play(config(0, failures=(Failure(1.0, ADDED, "new"),)), ask("a", 100), ask("b", 100, at=1.0))
+    assert (records["a"].error, records["b"].replica) == ("no replica", "new")
+
+
+def test_a_restarted_replica_has_an_empty_cache_and_is_known_to() -> None:
+    requests = [ask("a", 160), ask("b", 160, at=1.0), ask("c", 160, at=3.0)]
+    result, records = play(config(policy="e2", failures=(Failure(2.0, RESTARTED, "r0"),)), *requests)
+    assert [records[name].cached_tokens for name in "abc"] == [0, 144, 0]
+    assert [records[name].reason for name in "abc"] == ["explore", "exploit", "explore"]
+    assert result.replicas["r0"].prefill_tokens == 160 + 16 + 160
+
+
+def test_a_prompt_that_never_fits_is_refused_and_nothing_else_suffers() -> None:
+    huge = [ask("prompt", 5000), ask("with output", 4000, output_tokens=200, seed=1), ask("fine", 100, seed=2)]
+    _, records = play(config(), *huge)
+    assert [record.error for record in records.values()].count("prompt too long") == 2
+    assert records["fine"].ok
+
+
+# -- what holds of every run ------------------------------------------------------------------------------------------
+
+
+def mixed(num_requests: int, seed: int) -> list[WorkloadRequest]:
+    """Prompts that share prefixes, some of them in sessions."""
+    rng = Random(seed)
+    requests: list[WorkloadRequest] = []
+    for i in range(num_requests):
+        waits = i > 0 and rng.random() < 0.2
+        requests.append(
+            ask(
+                f"q{i}",
+                rng.randint(1, 600),
+                rng.randint(1, 30),
+                at=None if waits else rng.uniform(0, 5),
+                seed=rng.randrange(4),
+                session="s",
+                parent=f"q{rng.randrange(i)}" if waits else None,
+                delay_s=rng.choice([0.0, 0.5]),
+            )
+        )
+    return requests
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 16),
+    policy=st.sampled_from(policy_names()),
+    times=st.lists(st.floats(0, 8), max_size=4),
+    kv_tokens=st.sampled_from([640, 4096]),
+    dispatch_s=st.sampled_from([0.0, 0.1]),
+)
+def test_every_request_ends_once_whatever_fails(
+    seed: int, policy: str, times: list[float], kv_tokens: int, dispatch_s: float
+) -> None:
+    kinds = (LOST, ADDED, RESTARTED, LOST)
+    script = tuple(Failure(time_s, kind, "r0") for time_s, kind in zip(sorted(times), kinds, strict=False))
+    asked = mixed(40, seed)
+    small = config(2, policy, kv_tokens=kv_tokens, failures=script, dispatch_s=dispatch_s, seed=seed)
+    result, records = play(small, *asked)
+    assert Counter(record.request_id for record in result.records) == Counter(r.request_id for r in asked)
+    assert {record.error for record in result.records} <= {None, "replica lost", "parent failed", "prompt too long"}
+    for record in records.values():
+        if record.ok:
+            assert record.first_token_s is not None
+            assert record.scheduled_s < record.first_token_s <= record.end_s
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    asked = Workload("test", tuple(mixed(120, seed=1)))
+
+    def run(seed: int) -> bytes:
+        return msgspec.json.encode(simulate(config(4, "e2", seed=seed, sample_s=0.5), asked).records)
+
+    assert run(0) == run(0)
+    assert run(0) != run(1)
+
+
+def test_gpu_seconds_and_tokens_add_up() -> None:
+    result, records = play(config(2, "e2", sample_s=0.25), *mixed(60, seed=2))
+    assert result.gpu_s == pytest.approx(sum(totals.gpu_s for totals in result.replicas.values()))
+    assert result.summary.output_tokens == sum(totals.generated_tokens for totals in result.replicas.values())
+    assert result.summary.recomputed_tokens == sum(totals.prefill_tokens for totals in result.replicas.values())
+    assert sum(result.reasons.values()) == len(records)
+
+
+def test_the_timeline_samples_every_replica_at_regular_times() -> None:
+    result, _ = play(config(2, sample_s=0.25), ask("a", 300, 3), ask("b", 300, 3, at=0.6, seed=1))
+    series = result.timeline["r0"]
+    assert series.time_s[:4] == [0.0, 0.25, 0.5, 0.75]
+    assert (series.running[1], series.running[2]) == (1, 0)
+    assert series.busy_s == sorted(series.busy_s)
+    assert result.timeline["r1"].running[3] == 1
+    assert series.prefill_tokens[-1] == 300
+
+
+@pytest.mark.parametrize("text", ["10:lost", "10:gone:r0", "x:lost:r0", "-1:lost:r0", "nan:lost:r0", ""])
+def test_a_failure_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="SECONDS:lost"):
+        Failure.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ((Failure(1.0, LOST, "r9"),), "'r9' is not there"),
+        ((Failure(1.0, ADDED, "r0"),), "'r0' is there"),
+        ((Failure(2.0, RESTARTED, "r0"), Failure(1.0, LOST, "r0")), "'r0' is not there"),
+    ],
+)
+def test_a_script_that_cannot_happen_is_refused(script: tuple[Failure, ...], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config(failures=script)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kv_tokens": 16}, {"sample_s": 0.0}, {"policy": "best"}, {"max_running": 4096}, {"dispatch_s": -1.0}],
+)
+def test_a_configuration_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        config(**wrong)  # type: ignore[arg-type]
