@@ -217,8 +217,8 @@ def _draw_share(axes: Axes, e2: ArmResult) -> None:
     hot_tokens = SYSTEM_TOKENS + tool_tokens(0)
     rows: tuple[tuple[str, list[float], str, str], ...] = (
         ("redirect, any prefix", [b.time_s + BIN_S / 2 for b in e2.bins if b.redirects], "x", "#1d2430"),
-        ("replicated", [h.time_s for h in e2.homes if h.added], "^", "#0b6e4f"),
-        ("retired", [h.time_s for h in e2.homes if not h.added], "v", "#c8385a"),
+        ("replicated, any prefix", [h.time_s for h in e2.homes if h.added], "^", "#0b6e4f"),
+        ("retired, any prefix", [h.time_s for h in e2.homes if not h.added], "v", "#c8385a"),
     )
     for i, (label, at, marker, colour) in enumerate(rows):
         axes.plot(at, [1.34 - 0.12 * i] * len(at), marker, color=colour, markersize=6, label=label, alpha=0.55)
@@ -226,7 +226,7 @@ def _draw_share(axes: Axes, e2: ArmResult) -> None:
         if home.prefix_tokens == hot_tokens:
             y = 1.22 if home.added else 1.10
             axes.plot(home.time_s, y, "^" if home.added else "v", markersize=11, mfc="none", mec="#1d2430")
-    axes.plot([], [], "o", markersize=11, mfc="none", mec="#1d2430", label="of the hot prefix")
+    axes.plot([], [], "^", markersize=11, mfc="none", mec="#1d2430", label="the hot prefix")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 

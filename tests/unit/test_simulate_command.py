@@ -1,0 +1,73 @@
+"""`preble simulate` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from preble.cli import cli
+
+SMALL = ("--workload", "tool_use", "--rps", "20", "--requests", "30", "--replicas", "2", "--kv-tokens", "24000")
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *arguments])
+
+
+def test_people_get_a_table_and_progress_on_stderr() -> None:
+    result = simulate(*SMALL, "--policy", "round_robin", "--seed", "3")
+    assert result.exit_code == 0
+    assert "round_robin" in result.stdout and "TTFT p99" in result.stdout and "GPU seconds" in result.stdout
+    assert "2 x a6000-mistral-7b, 24,000 KV tokens, seed 3" in " ".join(result.stdout.split())
+    assert "30/30 requests" in result.stderr
+
+
+def test_programs_get_the_records_and_all_that_decided_them(tmp_path: Path) -> None:
+    file = tmp_path / "made" / "result.json"
+    result = simulate(*SMALL, "--seed", "3", "--fail", "0.5:lost:r1", "--sample-s", "0.5", "--json", str(file))
+    assert result.exit_code == 0
+    data = json.loads(file.read_bytes())
+    assert len(data["records"]) == data["summary"]["requests"] == 30
+    assert data["plan"] | {"source": "tool_use", "requests": 30, "rps": 20.0, "seed": 3} == data["plan"]
+    assert (data["config"]["seed"], data["config"]["kv_tokens"], data["config"]["policy"]) == (3, 24000, "e2")
+    assert data["config"]["failures"] == [{"time_s": 0.5, "kind": "lost", "replica": "r1"}]
+    assert data["timeline"]["r0"]["time_s"][:2] == [0.0, 0.5]
+    assert data["version"]
+
+
+def test_the_same_seed_prints_the_same_bytes() -> None:
+    first, second = (simulate(*SMALL, "--json", "-").stdout for _ in range(2))
+    assert first == second
+    assert json.loads(first)["summary"]["errors"] == 0
+
+
+def test_it_fails_if_every_request_does() -> None:
+    assert simulate(*SMALL, "--fail", "0:lost:r0", "--fail", "0:lost:r1").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--rps", "1", "--fail", "5:lost:r9"), "replica 'r9' is not there"),
+        (("--rps", "1", "--fail", "soon:lost:r0"), "SECONDS:lost|added|restarted:REPLICA"),
+        (("--rps", "1", "--profile", "h900"), "no profile is called 'h900'"),
+        (("--rps", "1", "--policy", "best"), "'best' is not one of"),
+        (("--workload", "nope"), "neither a file nor one of"),
+        ((), "give a rate (--rps)"),
+        (("--rps", "1", "--kv-tokens", "16"), "at least two blocks"),
+    ],
+)
+def test_what_is_wrong_gets_one_line_and_status_2(arguments: tuple[str, ...], says: str) -> None:
+    result = simulate(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_result_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = simulate(*SMALL, "--json", str(tmp_path / "file" / "result.json"))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("preble: cannot write")
