@@ -8,8 +8,8 @@ import pytest
 
 from support.replicas import VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
 
-collect_ignore = ["support/fake_vllm.py"]
-"""A program that tests start; importing it, as the search for doctests would, runs it."""
+collect_ignore = ["support/fake_vllm.py", "support/inside_vllm.py", "support/inside_sglang.py"]
+"""Programs that tests start; importing them, as the search for doctests would, runs them or needs an engine."""
 
 
 @pytest.fixture(scope="session")
