@@ -27,7 +27,7 @@ ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 
-.PHONY: help demo test test-fast test-native native lint format types docs docs-serve bench golden engines constraints reference clean distclean
+.PHONY: help demo test test-fast test-native native lint format types docs docs-serve bench repro golden engines constraints reference clean distclean
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -119,6 +119,9 @@ reference: $(DEV) ## Write the generated reference pages anew (docs/reference/cl
 
 bench: $(DEV) native ## The micro-benchmarks (benchmarks/micro), one after another, on the compiled core
 	@for f in benchmarks/micro/*.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done
+
+repro: $(DEV) ## Simulate and draw anew what docs/concepts/rebalancing.md shows (about 3 minutes)
+	@for f in benchmarks/repro/burst.py benchmarks/repro/hot_prefix.py; do echo "== $$f"; $(BIN)/python "$$f"; done
 
 golden: $(DEV) ## Rewrite the golden files; review the diff before you commit
 	@PREBLE_REWRITE_GOLDEN=1 $(BIN)/pytest tests/golden $(PYTEST_ARGS)
