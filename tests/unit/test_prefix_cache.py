@@ -149,3 +149,14 @@ def test_clear_forgets_everything_and_says_so() -> None:
 def test_a_block_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="block_size 0"):
         PrefixCache(R, 3, 0)
+
+
+def test_a_long_prompt_has_the_hashes_that_it_has_block_by_block() -> None:
+    """Longer than what is hashed, and remembered, in one go."""
+    prompt = pack_tokens(range(300))
+    one_by_one: list[int] = []
+    for start in range(0, 300, 4):
+        parent = one_by_one[-1] if one_by_one else None
+        one_by_one += hash_blocks(prompt[4 * start : 4 * (start + 4)], block_size=4, parent=parent)
+    assert hash_blocks(prompt, block_size=4) == one_by_one == hash_blocks(prompt, block_size=4)
+    assert set(hash_blocks(prompt, block_size=4, namespace="other")).isdisjoint(one_by_one)

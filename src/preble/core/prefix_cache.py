@@ -15,12 +15,15 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from preble.core.block_pool import BlockPool
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, PackedTokens, ReplicaId
 
 _HASH_BYTES = 8
+_RUN_BLOCKS = 32
+"""Blocks whose hashes are remembered together, for the prompts that share them."""
 
 
 def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, namespace: str = "") -> list[int]:
@@ -38,12 +41,26 @@ def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, names
     else:
         digest = blake2b(namespace.encode()).digest()[:_HASH_BYTES]
     step = block_size * TOKEN_BYTES
+    num_bytes = len(tokens) // step * step
     digests = []
-    for start in range(0, len(tokens) - step + 1, step):
-        # Cut a whole digest short: to ask for a short one costs twice the time, all of it for passing the argument.
-        digest = blake2b(digest + tokens[start : start + step]).digest()[:_HASH_BYTES]
-        digests.append(digest)
+    for start in range(0, num_bytes, step * _RUN_BLOCKS):
+        run = tokens[start : min(start + step * _RUN_BLOCKS, num_bytes)]
+        # Whole runs are likely to be shared by many prompts, the rest of a prompt is not.
+        hash_run = _hash_run if len(run) == step * _RUN_BLOCKS else _hash_run.__wrapped__
+        digests.append(hash_run(digest, run, step))
+        digest = digests[-1][-_HASH_BYTES:]
     return array("Q", b"".join(digests)).tolist()
+
+
+@lru_cache(maxsize=4096)
+def _hash_run(digest: bytes, run: bytes, step: int) -> bytes:
+    """The digests, joined, of blocks of `step` bytes that follow a block of this digest."""
+    digests = []
+    for start in range(0, len(run), step):
+        # Cut a whole digest short: to ask for a short one costs twice the time, all of it for passing the argument.
+        digest = blake2b(digest + run[start : start + step]).digest()[:_HASH_BYTES]
+        digests.append(digest)
+    return b"".join(digests)
 
 
 class PrefixCache:
