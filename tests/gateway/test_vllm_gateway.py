@@ -191,3 +191,35 @@ async def test_what_the_engine_refuses_comes_back_in_its_words(http: aiohttp.Cli
     async with http.post("/v1/completions", json={"model": "tiny", "prompt": [7], "max_tokens": 100_000}) as answer:
         assert answer.status == 400
         assert "max_tokens" in json.dumps(await answer.json())
+
+
+async def test_a_killed_replica_loses_no_other_request(vllm_pair: VllmPair) -> None:
+    """Requests of the killed one that had no byte yet run on the other; those of the other never notice."""
+    survivor, victim = vllm_pair.urls
+    async with before(vllm_pair) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        try:
+            answers = [asyncio.create_task(long_answer(http, unique_prompt(100 + i, 64))) for i in range(12)]
+            await until(lambda: gateway.dispatcher.num_in_flight == 12)
+            await vllm_pair.kill(1)
+            assert {await answer for answer in answers} == {survivor}
+            assert await moved_away_from(http, victim) > 0
+            await until(lambda: list(gateway.dispatcher.live) == [survivor])
+        finally:
+            await vllm_pair.start(1)
+        await until(lambda: victim in gateway.dispatcher.live)
+
+
+async def long_answer(http: aiohttp.ClientSession, prompt: list[int]) -> str:
+    """The replica that gave a whole answer of many tokens."""
+    fields = {"model": "tiny", "prompt": prompt, "max_tokens": 300, "ignore_eos": True}
+    async with http.post("/v1/completions", json=fields) as answer:
+        body = await answer.json()
+        assert answer.status == 200 and body["usage"]["completion_tokens"] == 300, body
+        return answer.headers["x-preble-replica"]
+
+
+async def moved_away_from(http: aiohttp.ClientSession, replica: str) -> float:
+    """How many requests the gateway has moved from a replica to another."""
+    async with http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("preble_moves_total") and replica in line)

@@ -96,7 +96,7 @@ class WaitingQueueMachine(RuleBasedStateMachine):
         self.waiting.remove(item)
         self.served.append(item)
         # Nothing is promised to those whom somebody else passes over.
-        self.bound = {other: None for other in self.bound}
+        self.bound = dict.fromkeys(self.bound)
 
     def check_order(self, item: str) -> None:
         if self.order is QueueOrder.FCFS:

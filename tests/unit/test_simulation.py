@@ -15,7 +15,7 @@ from preble.core.policies import policy_names
 from preble.core.types import Placement, pack_tokens
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
-from preble.sim import Failure, FailureKind, SimConfig, Simulation, SimResult, simulate
+from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
 from preble.workloads import Segment, Workload, WorkloadRequest
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
