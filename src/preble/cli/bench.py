@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, HttpUrl
+from preble.cli.options import POSITIVE_FLOAT, HttpUrl, workload_options
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,35 +25,7 @@ DEFAULT_REQUESTS = 200
 
 @click.command("bench", short_help="Send a workload to an endpoint and measure it.")
 @click.option("--url", type=HttpUrl(), required=True, help="The endpoint: Preble, or any OpenAI-compatible server.")
-@click.option(
-    "--workload",
-    default="tool_use",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="tool_use, or a trace file (docs/reference/trace-format.md).",
-)
-@click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]")
-@click.option("--requests", type=POSITIVE, help="How many to send.  [default: all of a trace, 200 else]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times.")
-@click.option(
-    "--arrivals",
-    type=click.Choice(("poisson", "gamma", "uniform", "burst")),
-    default="poisson",
-    show_default=True,
-    help="How requests are spread over time; burst sends all at once.",
-)
-@click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals.")
-@click.option(
-    "--zipf", type=click.FloatRange(min=0), default=1.1, show_default=True, help="Popularity skew of a named workload."
-)
-@click.option(
-    "--prefixes",
-    "num_prefixes",
-    type=POSITIVE,
-    default=64,
-    show_default=True,
-    help="How many different tools (or the like) a named workload has.",
-)
+@workload_options(DEFAULT_REQUESTS)
 @click.option("--model", help="Model to ask for.  [default: the first that the endpoint serves]")
 @click.option(
     "--replica",

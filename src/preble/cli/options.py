@@ -81,3 +81,57 @@ def log_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def workload_options(default_requests: int) -> Callable[[Command], Command]:
+    """What is asked and when. `default_requests`: how many of a named workload, which has no end of its own."""
+    options = (
+        click.option(
+            "--workload",
+            default="tool_use",
+            show_default=True,
+            metavar="NAME|FILE",
+            help="tool_use, or a trace file (docs/reference/trace-format.md).",
+        ),
+        click.option(
+            "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
+        ),
+        click.option(
+            "--requests",
+            type=POSITIVE,
+            help=f"How many to send.  [default: all of a trace, {default_requests} else]",
+        ),
+        click.option(
+            "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
+        ),
+        click.option(
+            "--arrivals",
+            type=click.Choice(("poisson", "gamma", "uniform", "burst")),
+            default="poisson",
+            show_default=True,
+            help="How requests are spread over time; burst sends all at once.",
+        ),
+        click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals."),
+        click.option(
+            "--zipf",
+            type=click.FloatRange(min=0),
+            default=1.1,
+            show_default=True,
+            help="Popularity skew of a named workload.",
+        ),
+        click.option(
+            "--prefixes",
+            "num_prefixes",
+            type=POSITIVE,
+            default=64,
+            show_default=True,
+            help="How many different tools (or the like) a named workload has.",
+        ),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

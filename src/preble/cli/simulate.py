@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, workload_options
 from preble.core.policies import policy_names
 from preble.core.waiting_queue import QueueOrder
 from preble.errors import ConfigError
@@ -29,13 +29,7 @@ GC_THRESHOLD = 200_000
 
 
 @click.command("simulate", short_help="A whole cluster without GPUs, faster than real time.")
-@click.option(
-    "--workload",
-    default="tool_use",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="tool_use, or a trace file (docs/reference/trace-format.md).",
-)
+@workload_options(DEFAULT_REQUESTS)
 @click.option("--policy", type=click.Choice(policy_names()), default="e2", show_default=True, help="Who gets what.")
 @click.option("--replicas", type=POSITIVE, default=4, show_default=True, help="How many: r0, r1, and so on.")
 @click.option(
@@ -44,28 +38,6 @@ GC_THRESHOLD = 200_000
     show_default=True,
     metavar="NAME|FILE",
     help="Cost profile: which GPU and model a replica behaves like.",
-)
-@click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]")
-@click.option("--requests", type=POSITIVE, help="How many to send.  [default: all of a trace, 1000 else]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same run.")
-@click.option(
-    "--arrivals",
-    type=click.Choice(("poisson", "gamma", "uniform", "burst")),
-    default="poisson",
-    show_default=True,
-    help="How requests are spread over time; burst sends all at once.",
-)
-@click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals.")
-@click.option(
-    "--zipf", type=click.FloatRange(min=0), default=1.1, show_default=True, help="Popularity skew of a named workload."
-)
-@click.option(
-    "--prefixes",
-    "num_prefixes",
-    type=POSITIVE,
-    default=64,
-    show_default=True,
-    help="How many different tools (or the like) a named workload has.",
 )
 @click.option("--kv-tokens", type=POSITIVE, help="KV cache of one replica, in tokens.  [default: the profile's]")
 @click.option(
