@@ -181,19 +181,20 @@ class Rebalancer:
         """Replicate what queues too long, retire what has cooled, forget what nobody asks for.
 
         What has queued longest in all comes first, and a replica is changed once a search: all that it serves queues
-        while it is overloaded, and one prefix less may be enough. O(prefixes watched x log).
+        while it is overloaded, and one prefix less may be enough. O(prefixes watched).
         """
         self._forget_unasked(now)
+        hot = {node: prefix for node, prefix in self._prefixes.items() if self._queues_too_long(node, prefix, cluster)}
         changes: list[HomeChange] = []
         changed: set[int] = set()
-        for node, prefix in sorted(self._prefixes.items(), key=lambda item: -item[1].now.queueing_s):
+        for node, prefix in sorted(hot.items(), key=lambda item: -item[1].now.queueing_s):
             homes = prefix.homes or cluster.holders(node)
-            if self._queues_too_long(prefix) and prefix.now.mean_queueing_s > cluster.recompute_s(node):
-                lightest = None if changed.intersection(homes) else _lighter_home(homes, cluster)
-                if lightest is not None and lightest not in changed:
-                    changes.append(self._replicate(node, prefix, [*homes, lightest], cluster, now))
-                    changed.update(prefix.homes)
-            elif len(prefix.homes) > 1 and self._has_cooled(prefix, now):
+            lightest = None if changed.intersection(homes) else _lighter_home(homes, cluster)
+            if lightest is not None and lightest not in changed:
+                changes.append(self._replicate(node, prefix, [*homes, lightest], cluster, now))
+                changed.update(prefix.homes)
+        for node, prefix in self._prefixes.items():
+            if len(prefix.homes) > 1 and node not in hot and self._has_cooled(prefix, now):
                 changes.append(HomeChange(node, prefix.retire(), added=False, num_homes=len(prefix.homes)))
         self._start_timing_anew(changed, cluster, now)
         self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
@@ -218,13 +219,14 @@ class Rebalancer:
             prefix.before = prefix.now if halves == 1 else _Half(start - self._half_s)
             prefix.now = _Half(start)
 
-    def _queues_too_long(self, prefix: _Prefix) -> bool:
-        """Queueing has doubled, over enough requests to tell."""
+    def _queues_too_long(self, node: Node, prefix: _Prefix, cluster: Cluster) -> bool:
+        """Queueing has doubled, over enough requests to tell, and costs more than computing the prefix elsewhere."""
         enough = self.settings.min_requests
-        if prefix.now.num_timed < enough:
+        if prefix.now.num_timed < enough or not prefix.now.queueing_s:
             return False
         before_s = prefix.before.mean_queueing_s if prefix.before.num_timed >= enough else 0.0
-        return prefix.now.mean_queueing_s >= self.settings.queue_growth * before_s
+        queueing_s = prefix.now.mean_queueing_s
+        return queueing_s >= self.settings.queue_growth * before_s and queueing_s > cluster.recompute_s(node)
 
     def _replicate(self, node: Node, prefix: _Prefix, homes: list[int], cluster: Cluster, now: float) -> HomeChange:
         """Let the prefix have these homes, the last of which is new."""
