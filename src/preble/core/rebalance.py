@@ -17,6 +17,9 @@ from typing import Protocol
 
 from preble.core.radix_tree import Node
 
+_FORGET_PARTS = 8
+"""Searches in which every prefix is looked at once, whether anybody still asks for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RebalanceSettings:
@@ -127,6 +130,8 @@ class Rebalancer:
         self.settings = settings
         self._half_s = window_s / 2
         self._prefixes: dict[Node, _Prefix] = {}
+        self._queued: dict[Node, _Prefix] = {}
+        self._unchecked: list[Node] = []
         self._shedding = 0
         self.num_replicated = 0
         self._next_search: float | None = None
@@ -167,7 +172,9 @@ class Rebalancer:
         prefix.now.num_requests += 1
         if now - queueing_s >= prefix.changed_at:
             prefix.now.num_timed += 1
-            prefix.now.queueing_s += max(queueing_s, 0.0)
+            if queueing_s > 0.0:
+                prefix.now.queueing_s += queueing_s
+                self._queued[node] = prefix
         if self._next_search is None:
             self._next_search = now + self.settings.interval_s
 
@@ -181,15 +188,17 @@ class Rebalancer:
         """Replicate what queues too long, retire what has cooled, forget what nobody asks for.
 
         What has queued longest in all comes first, and a replica is changed once a search: all that it serves queues
-        while it is overloaded, and one prefix less may be enough. O(prefixes watched).
+        while it is overloaded, and one prefix less may be enough. O(prefixes that queued since the last search).
         """
         self._forget_unasked(now)
-        hot = {node: prefix for node, prefix in self._prefixes.items() if self._queues_too_long(node, prefix, cluster)}
+        queued, self._queued = self._queued, {}
+        hot = {n: p for n, p in queued.items() if n in self._prefixes and self._queues_too_long(n, p, cluster, now)}
+        by_load = sorted(cluster.live_slots, key=lambda slot: (cluster.load_s[slot], slot)) if hot else []
         changes: list[HomeChange] = []
         changed: set[int] = set()
         for node, prefix in sorted(hot.items(), key=lambda item: -item[1].now.queueing_s):
             homes = prefix.homes or cluster.holders(node)
-            lightest = None if changed.intersection(homes) else _lighter_home(homes, cluster)
+            lightest = None if changed.intersection(homes) else _lighter_home(homes, by_load, cluster)
             if lightest is not None and lightest not in changed:
                 changes.append(self._replicate(node, prefix, [*homes, lightest], cluster, now))
                 changed.update(prefix.homes)
@@ -219,8 +228,9 @@ class Rebalancer:
             prefix.before = prefix.now if halves == 1 else _Half(start - self._half_s)
             prefix.now = _Half(start)
 
-    def _queues_too_long(self, node: Node, prefix: _Prefix, cluster: Cluster) -> bool:
+    def _queues_too_long(self, node: Node, prefix: _Prefix, cluster: Cluster, now: float) -> bool:
         """Queueing has doubled, over enough requests to tell, and costs more than computing the prefix elsewhere."""
+        self._turn(prefix, now)
         enough = self.settings.min_requests
         if prefix.now.num_timed < enough or not prefix.now.queueing_s:
             return False
@@ -237,8 +247,12 @@ class Rebalancer:
         return HomeChange(node, homes[-1], added=True, num_homes=len(homes))
 
     def _forget_unasked(self, now: float) -> None:
-        """Let halves turn, and drop the prefixes that nobody asked for in both, or that are in the tree no more."""
-        for node, prefix in list(self._prefixes.items()):
+        """Drop prefixes that nobody asked for in either half, or that are in the tree no more; some at a time."""
+        if not self._unchecked:
+            self._unchecked = list(self._prefixes)
+        for _ in range(min(len(self._prefixes) // _FORGET_PARTS + 1, len(self._unchecked))):
+            node = self._unchecked.pop()
+            prefix = self._prefixes[node]
             self._turn(prefix, now)
             if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
                 del self._prefixes[node]
@@ -253,6 +267,7 @@ class Rebalancer:
                 prefix.now.num_timed, prefix.now.queueing_s = 0, 0.0
 
     def _has_cooled(self, prefix: _Prefix, now: float) -> bool:
+        self._turn(prefix, now)
         rate_per_home = self._rate(prefix, now) / (len(prefix.homes) - 1)
         return rate_per_home < self.settings.retire_below * prefix.rate_per_home
 
@@ -262,12 +277,11 @@ class Rebalancer:
         return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
 
 
-def _lighter_home(homes: Sequence[int], cluster: Cluster) -> int | None:
-    """The lightest replica, if it is no home and lighter than every one of the homes."""
-    others = [slot for slot in cluster.live_slots if slot not in homes]
-    if not homes or not others:
+def _lighter_home(homes: Sequence[int], by_load: Sequence[int], cluster: Cluster) -> int | None:
+    """The lightest replica that is no home, if it is lighter than every one of the homes. `by_load`: lightest first."""
+    lightest = next((slot for slot in by_load if slot not in homes), None)
+    if lightest is None or not homes:
         return None
-    lightest = min(others, key=lambda slot: (cluster.load_s[slot], slot))
     return lightest if cluster.load_s[lightest] < min(cluster.load_s[slot] for slot in homes) else None
 
 
