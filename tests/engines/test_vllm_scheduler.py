@@ -189,9 +189,8 @@ async def test_a_server_with_a_tiny_cache_survives_preemptions_and_disconnects(r
     async with asyncio.TaskGroup() as tasks:
         requests = [tasks.create_task(run(number)) for number in range(120)]
         await eventually(lambda: at_least(replica, 90, requests[-1]), "most of them wait")
-        for request in requests[5::9]:
-            request.cancel()
-    assert sum(request.cancelled() for request in requests) == 13
+        num_cancelled = sum(request.cancel() for request in requests[5::9])
+    assert sum(request.cancelled() for request in requests) == num_cancelled > 0
     await idle(replica)
     assert await replica.metric("vllm:num_preemptions_total") > preempted_before
     assert await replica.metric("vllm:kv_cache_usage_perc") == 0

@@ -61,8 +61,16 @@ async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) 
     config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu")
     async with serving(config, scheduler) as running:
         await until(lambda: len(running.dispatcher.live) == 2)
+        await events_flow(running.url, vllm_pair.urls)
         yield running
         await until(lambda: running.dispatcher.num_in_flight == 0)
+
+
+async def events_flow(gateway_url: str, replicas: tuple[str, str]) -> None:
+    """Return when each replica's events have begun, which they do with an empty cache."""
+    async with aiohttp.ClientSession(gateway_url) as http, asyncio.timeout(60):
+        while not all([await times_cleared(http, replica) for replica in replicas]):
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
