@@ -69,7 +69,7 @@ async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) 
 async def events_flow(gateway_url: str, replicas: tuple[str, str]) -> None:
     """Return when each replica's events have begun, which they do with an empty cache."""
     async with aiohttp.ClientSession(gateway_url) as http, asyncio.timeout(60):
-        while not all([await times_cleared(http, replica) for replica in replicas]):
+        while not all([await times_cleared(http, replica) for replica in replicas]):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)
 
 
