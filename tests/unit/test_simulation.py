@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from preble.core.cost_model import CostProfile
 from preble.core.policies import policy_names
-from preble.core.types import Placement, pack_tokens
+from preble.core.policy import Choice, ClusterView
+from preble.core.types import Placement, Reason, pack_tokens
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
 from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
@@ -217,6 +218,23 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
 
     assert run(0) == run(0)
     assert run(0) != run(1)
+
+
+class Last:
+    """Everything to the last replica."""
+
+    name = "last"
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        return Choice(view.slots[-1], Reason.POLICY)
+
+
+def test_a_policy_that_has_no_registered_name_can_be_simulated() -> None:
+    asked = Workload("test", tuple(mixed(20, seed=3)))
+    result = simulate(config(3), asked, policy=Last())
+    assert {record.replica for record in result.records} == {"r2"}
+    assert (result.policy, result.config.policy) == ("last", "round_robin")
+    assert simulate(config(3), asked).policy == "round_robin"
 
 
 def test_gpu_seconds_and_tokens_add_up() -> None:

@@ -8,6 +8,7 @@ from preble.core.cost_model import CostModel, CostProfile
 from preble.core.cost_refit import RefitSettings
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
+from preble.core.policy import Policy
 from preble.core.rebalance import RebalanceSettings
 
 
@@ -27,13 +28,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     refit: bool = False
 
 
-def make_scheduler(settings: SchedulerSettings, profile: CostProfile) -> GlobalScheduler:
+def make_scheduler(settings: SchedulerSettings, profile: CostProfile, policy: Policy | None = None) -> GlobalScheduler:
     """A scheduler without replicas. Equal arguments and equal calls make equal decisions.
 
-    Raises: ConfigError: there is no such policy.
+    `policy`: a fresh one, in place of the one that `settings` names. Raises: ConfigError: there is no such policy.
     """
     return GlobalScheduler(
-        make_policy(settings.policy),
+        policy if policy is not None else make_policy(settings.policy),
         CostModel(profile),
         seed=settings.seed,
         window_s=settings.window_s,

@@ -12,6 +12,7 @@ from preble.core.policies import make_policy
 from preble.core.rebalance import RebalanceSettings
 from preble.core.types import ReplicaId
 from preble.core.waiting_queue import QueueOrder
+from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
 
 
@@ -105,6 +106,11 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def initial_replicas(self) -> tuple[ReplicaId, ...]:
         return tuple(ReplicaId(f"r{i}") for i in range(self.replicas))
+
+    @property
+    def scheduler_settings(self) -> SchedulerSettings:
+        """What it says of the global scheduler."""
+        return SchedulerSettings(policy=self.policy, seed=self.seed, window_s=self.window_s, rebalance=self.rebalance)
 
     def _check_failures(self) -> None:
         """Raises: ConfigError: a replica is lost that is not there then, or added although it is."""

@@ -49,7 +49,8 @@ class ReplicaTotals(msgspec.Struct):
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
-    `plan`: how the workload was made, where it was made by a plan. `gpu_s`: seconds of GPU time of all replicas
+    `plan`: how the workload was made, where it was made by a plan. `policy`: name of the one that placed; not always
+    the one that `config` names, for `simulate` may be given another. `gpu_s`: seconds of GPU time of all replicas
     together. `reasons`: placements by reason. `homes`: replications and retirements of prefixes, in order. `timeline`:
     by replica; empty unless asked for. `records`: every request, in the order they ended.
     """
@@ -59,6 +60,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     workload_note: str
     plan: WorkloadPlan | None = None
     config: SimConfig
+    policy: str
     summary: Summary
     gpu_s: float
     reasons: dict[str, int]

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.door import Scheduler
+from preble.core.policy import Policy
 from preble.core.sequence import Finished
 from preble.core.types import BlocksStored, KvEvent, Placement, ReplicaId, Request, RequestId
+from preble.decisions.settings import make_scheduler
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
@@ -51,8 +52,9 @@ class _Call:
 class Simulation:
     """One run of a workload; use it once.
 
-    `workload`: its openers have arrival times. `on_record` is given each request's record when it ends.
-    `on_placement` is given each placement and its time.
+    `workload`: its openers have arrival times. `scheduler`: without replicas yet; made as configured unless given, as
+    one that records or has a policy of its own. `on_record` is given each request's record when it ends. `on_placement`
+    is given each placement and its time.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Simulation:
         config: SimConfig,
         workload: Workload,
         *,
+        scheduler: Scheduler | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
     ) -> None:
@@ -69,13 +72,7 @@ class Simulation:
         self._on_record = on_record
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
-        self._scheduler = GlobalScheduler(
-            make_policy(config.policy),
-            self._cost_model,
-            seed=config.seed,
-            window_s=config.window_s,
-            rebalance=config.rebalance,
-        )
+        self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.profile)
         self._agenda = Agenda()
         self._live: dict[ReplicaId, SimReplica] = {}
         self._all_replicas: list[SimReplica] = []
@@ -99,6 +96,7 @@ class Simulation:
             workload=self._workload.name,
             workload_note=self._workload.note,
             config=self._config,
+            policy=self._scheduler.policy.name,
             summary=summarize(self._records),
             gpu_s=sum(replica.busy_s for replica in self._all_replicas),
             reasons=dict(sorted(self._reasons.items())),
@@ -306,10 +304,16 @@ class Simulation:
 
 
 def simulate(
-    config: SimConfig, workload: Workload, on_record: Callable[[RequestRecord], None] = lambda record: None
+    config: SimConfig,
+    workload: Workload,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+    *,
+    policy: Policy | None = None,
 ) -> SimResult:
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
-    `on_record` is given each request's record when it ends, for progress.
+    `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
+    of the one that `config` names; the result has its name.
     """
-    return Simulation(config, workload, on_record=on_record).run()
+    scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
+    return Simulation(config, workload, scheduler=scheduler, on_record=on_record).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.global_scheduler import GlobalScheduler
+from preble.core.door import Scheduler
 from preble.sim.replica import SimReplica
 
 
@@ -32,7 +32,7 @@ class Timeline:
     def __init__(self) -> None:
         self.series: dict[str, ReplicaSeries] = {}
 
-    def sample(self, replica: SimReplica, scheduler: GlobalScheduler, now: float) -> None:
+    def sample(self, replica: SimReplica, scheduler: Scheduler, now: float) -> None:
         """Add the replica's state of now."""
         series = self.series.setdefault(replica.replica_id, ReplicaSeries())
         series.time_s.append(now)
