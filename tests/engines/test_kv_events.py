@@ -75,7 +75,7 @@ async def test_the_stream_starts_with_a_cleared_cache_before_anything_is_connect
         endpoints = publisher.endpoints
     stream = KvEventStream(REPLICA, endpoints)
     events = stream.events()
-    assert await anext(events) == CacheCleared(REPLICA)
+    assert await anext(events) == CacheCleared(REPLICA, is_past=True)
     await events.aclose()
     assert stream.closed
 
@@ -215,6 +215,19 @@ async def test_resync_forgets_and_asks_for_everything() -> None:
         await eventually(lambda: follower.starts == 2, "started over")
         await follower.sees(1)
         assert publisher.replay_requests[-1] == 0
+
+
+async def test_what_is_replayed_of_old_is_told_as_past_and_what_happens_now_as_present() -> None:
+    async with ScriptedPublisher() as publisher:
+        await publisher.publish(stored(1))
+        await publisher.publish(cleared())
+        async with following(publisher) as follower:
+            await publisher.publish(stored(2))
+            await follower.sees(2)
+            await publisher.publish(cleared())
+            await follower.sees()
+        told = [event.is_past for event in follower.events if isinstance(event, CacheCleared)]
+        assert told == [True, True, False]
 
 
 async def test_a_cleared_cache_is_passed_on() -> None:

@@ -36,10 +36,10 @@ def options(tmp_path: Path) -> Callable[..., LaunchOptions]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Whether a process is there and is no zombie; one may end while its file is read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

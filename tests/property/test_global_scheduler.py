@@ -158,11 +158,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if gone and replica_id is not None:
             self.scheduler.on_evicted(BlocksEvicted(replica_id, tuple(map(hash, gone))), self.now)
 
-    @rule(data=st.data())
-    def clear(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_past=st.booleans())
+    def clear(self, data: st.DataObject, is_past: bool) -> None:
         replica_id = self._reporting(data)
         if replica_id is not None:
-            self.scheduler.on_evicted(CacheCleared(replica_id), self.now)
+            self.scheduler.on_evicted(CacheCleared(replica_id, is_past), self.now)
             self.truth[replica_id].clear()
 
     @rule()

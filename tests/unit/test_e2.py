@@ -213,6 +213,18 @@ def test_a_cleared_cache_ends_promises_at_once() -> None:
     made.check()
 
 
+def test_a_cleared_cache_of_the_past_ends_no_promise() -> None:
+    """Past events are replayed after a replica has joined: what they say was before the requests that it serves now."""
+    made = scheduler(A, reports_events=True)
+    place(made, "first", tokens(1, 100))
+    finish(made, "first", now=1.0)
+    made.on_evicted(CacheCleared(A, is_past=True), 1.1)
+    assert place(made, "next", tokens(1, 100), now=1.2).matched_tokens == 99
+    made.on_finish(RequestId("next"), 0, 1.2)
+    assert place(made, "late", tokens(1, 100), now=9.0).matched_tokens == 0
+    made.check()
+
+
 def test_a_promise_that_is_not_kept_expires() -> None:
     """A replica that reports events but stored nothing holds nothing, once its report is overdue."""
     made = scheduler(A, reports_events=True)

@@ -123,12 +123,13 @@ class Belief:
     def evicted(self, slot: int, event: BlocksEvicted, now: float) -> None:
         self._index.evicted(slot, event, self._fleet.block_size[slot], now)
 
-    def cleared(self, slot: int, now: float) -> None:
-        """The whole cache is gone, and nothing that ended there will be reported as stored any more."""
-        for grace in self._graces:
-            if grace.slot == slot:
-                self._index.unpin(slot, grace.leaf)
-        self._graces = deque(grace for grace in self._graces if grace.slot != slot)
+    def cleared(self, slot: int, now: float, *, is_past: bool) -> None:
+        """The whole cache is gone. Unless `is_past`, nothing that ended there will be reported as stored any more."""
+        if not is_past:
+            for grace in self._graces:
+                if grace.slot == slot:
+                    self._index.unpin(slot, grace.leaf)
+            self._graces = deque(grace for grace in self._graces if grace.slot != slot)
         self._index.clear(slot, now)
 
     def compare(self, flight: InFlight, cached_tokens: int, now: float) -> None:

@@ -186,7 +186,7 @@ class GlobalScheduler:
             return
         slot = self._fleet.slot(event.replica_id)
         if isinstance(event, CacheCleared):
-            self._belief.cleared(slot, now)
+            self._belief.cleared(slot, now, is_past=event.is_past)
         else:
             self._belief.evicted(slot, event, now)
 

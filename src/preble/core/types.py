@@ -212,9 +212,14 @@ class BlocksEvicted:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """A replica's whole cache is gone: reset, restart, or a gap in its events that cannot be filled."""
+    """A replica's whole cache is gone: reset, restart, or a gap in its events that cannot be filled.
+
+    `is_past`: it is told late, after the fact, with all that has been stored since still to come. What requests have
+    stored lately stays promised.
+    """
 
     replica_id: ReplicaId
+    is_past: bool = False
 
 
 KvEvent = BlocksStored | BlocksEvicted | CacheCleared

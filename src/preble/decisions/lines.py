@@ -136,6 +136,7 @@ class EvictedLine(_Event, frozen=True, tag="evicted"):
 
 class ClearedLine(_Event, frozen=True, tag="cleared"):
     replica: str
+    is_past: bool = False
 
 
 class AddReplicaLine(_Event, frozen=True, tag="add_replica"):
@@ -249,7 +250,7 @@ def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool)
 
 def evicted_line(names: LogNames, now: float, event: BlocksEvicted | CacheCleared) -> EvictedLine | ClearedLine:
     if isinstance(event, CacheCleared):
-        return ClearedLine(t=now, replica=event.replica_id)
+        return ClearedLine(t=now, replica=event.replica_id, is_past=event.is_past)
     return EvictedLine(t=now, replica=event.replica_id, blocks=tuple(map(names.block, event.block_hashes)))
 
 

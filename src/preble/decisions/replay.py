@@ -124,8 +124,8 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
         case EvictedLine(t=t, replica=replica, blocks=blocks):
             scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks), t)
-        case ClearedLine(t=t, replica=replica):
-            scheduler.on_evicted(CacheCleared(ReplicaId(replica)), t)
+        case ClearedLine(t=t, replica=replica, is_past=is_past):
+            scheduler.on_evicted(CacheCleared(ReplicaId(replica), is_past), t)
         case AddReplicaLine(t=t, replica=spec):
             scheduler.add_replica(spec, t)
         case RemoveReplicaLine(t=t, replica=replica):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import groupby
 
@@ -105,11 +105,16 @@ class Intake:
         self._said: set[str] = set()
         self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
 
-    def start_over(self) -> CacheCleared:
-        """Forget everything."""
+    def start_over(self, *, is_past: bool = False) -> CacheCleared:
+        """Forget everything. `is_past`: because it is to be told anew, not because it is gone."""
         self.counters.starts_over += 1
         self.line = Line()
-        return self._copies.clear()
+        return replace(self._copies.clear(), is_past=is_past)
+
+    def accept_past(self, message: Message) -> Iterator[KvEvent]:
+        """As `accept`, for a message of old: what it says may have been overtaken by what follows."""
+        for event in self.accept(message):
+            yield replace(event, is_past=True) if isinstance(event, CacheCleared) else event
 
     def accept(self, message: Message) -> Iterator[KvEvent]:
         """Apply the next message. Nothing in it can raise."""
@@ -166,7 +171,7 @@ class Replay:
                     if intake.line.last != self._stuck_at:
                         return
                     yield intake.start_over()
-                for event in intake.accept(message):
+                for event in intake.accept_past(message):
                     yield event
         if not in_step:
             yield intake.start_over()
@@ -224,7 +229,7 @@ class KvEventStream:
         """
         sockets = EventSockets(self._endpoints)
         try:
-            yield self._intake.start_over()
+            yield self._intake.start_over(is_past=True)
             while not self._closed:
                 with sockets.subscribe() as subscription:
                     await self._connected(subscription)
@@ -273,7 +278,7 @@ class KvEventStream:
             return
         if self._resync:
             self._resync = False
-            yield intake.start_over()
+            yield intake.start_over(is_past=True)
             intake.line.last = NOTHING_YET
         verdict = intake.line.judge(message) if message else None
         if verdict not in (Verdict.NEXT, Verdict.DUPLICATE):
