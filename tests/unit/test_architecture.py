@@ -20,6 +20,7 @@ FLOORS = {
     "errors": 0,
     "core": 1,
     "profiles": 2,
+    "report": 2,
     "web": 2,
     "metrics": 3,
     "workloads": 3,

@@ -1,0 +1,132 @@
+"""The HTML page for results, and the drawings in it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preble.errors import ConfigError
+from preble.report import Drawing, Section, Table, Text, draw, html_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VOID = {"meta", "br", "img", "link"}
+
+
+class Reader(HTMLParser):
+    """Holds a page to what can be said of every page: tags closed in order, ids unique, nothing fetched, no script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: set[str] = set()
+        self.text: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in {"script", "img", "link", "iframe"}
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            elif name in {"href", "xlink:href", "src"}:
+                self.references.add(value or "")
+            elif value and "url(" in value:
+                self.references |= set(re.findall(r"url\(([^)]*)\)", value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def line(figure: Figure) -> None:
+    axes = figure.subplots()
+    axes.plot([1, 2, 3], [1, 4, 9], marker="o", label="a <b> & c")
+    axes.set(xlabel="seconds", ylabel="share")
+    axes.legend()
+
+
+@pytest.fixture
+def drawing() -> Drawing:
+    pytest.importorskip("matplotlib", reason="drawing needs matplotlib (the extra `plot`)")
+    return draw(line, "what it shows")
+
+
+def test_a_page_has_every_part_in_its_order() -> None:
+    table = Table(("", "mean"), [("prompt", "1,835")], "Lengths")
+    reader = Reader(html_page("Title", [Section("First", [Text("words"), table]), Section("Second", [])], subtitle="s"))
+    assert reader.words == "Title Title s First words Lengths mean prompt 1,835 Second"
+
+
+def test_texts_are_escaped() -> None:
+    hostile = "<script>alert('x')</script>"
+    table = Table((hostile, hostile), [(hostile, hostile)], hostile)
+    page = html_page(
+        hostile, [Section(hostile, [Text(hostile), table, Drawing("<svg></svg>", hostile)])], subtitle=hostile
+    )
+    assert Reader(page).words.count(hostile) == 11
+
+
+def test_a_page_with_drawings_is_self_contained(drawing: Drawing) -> None:
+    reader = Reader(html_page("t", [Section("a", [drawing, drawing, Text("x"), drawing]), Section("b", [drawing])]))
+    assert len(reader.ids) == len(set(reader.ids)) > 0
+    assert {reference.removeprefix("#") for reference in reader.references} <= set(reader.ids)
+    assert all(reference.startswith("#") for reference in reader.references)
+    assert reader.words.count("what it shows") == 4 and "a <b> & c" in reader.words
+
+
+def test_drawings_that_follow_each_other_share_a_row(drawing: Drawing) -> None:
+    page = html_page("t", [Section("a", [drawing, drawing, Text("x"), drawing])])
+    assert page.count('<div class="figures">') == 2
+
+
+def test_marked_rows_are_set_off() -> None:
+    page = html_page("t", [Section("a", [Table(("a", "b"), [("1", "2"), ("3", "4")], marked=frozenset({1}))])])
+    assert re.findall(r'<tr class="marked"><th scope="row">(.)', page) == ["3"]
+
+
+def test_a_row_that_does_not_fit_its_heading_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 cells under 2 columns"):
+        Table(("a", "b"), [("1",)])
+
+
+def test_the_same_drawing_has_the_same_bytes(drawing: Drawing) -> None:
+    assert draw(line, "what it shows") == drawing
+
+
+def test_a_drawing_takes_the_colour_of_the_text_around(drawing: Drawing) -> None:
+    colours = set(re.findall(r"#[0-9a-f]{6}\b", drawing.svg))
+    assert colours == {"#3d7fd1"} and "currentColor" in drawing.svg
+    assert 'width="' not in drawing.svg.split(">", 1)[0]
+
+
+def test_a_drawing_alone_says_which_colours_it_has(drawing: Drawing) -> None:
+    assert "prefers-color-scheme:dark" in drawing.standalone()
+    assert drawing.standalone().startswith("<svg ") and drawing.standalone().endswith("</svg>\n")
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'preble\[plot\]'"):
+        draw(line)
