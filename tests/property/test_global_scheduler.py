@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.where: dict[str, ReplicaId] = {}
         self.replicas: dict[ReplicaId, ReplicaSpec] = {}
         self.truth: dict[ReplicaId, set[tuple[int, ...]]] = {}
+        self.untrusted: set[ReplicaId] = set()
         for events in (True, True, False):
             self.join(events, 12)
 
@@ -83,6 +84,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in orphans:
             del self.live[request.request_id], self.where[request.request_id]
         del self.replicas[replica_id], self.truth[replica_id]
+        self.untrusted.discard(replica_id)
+
+    @rule(data=st.data(), trusted=st.booleans())
+    def trust(self, data: st.DataObject, trusted: bool) -> None:
+        """Changes nothing of what is believed, only whether it counts."""
+        replica_id = data.draw(st.sampled_from(sorted(self.replicas)))
+        believed = self.scheduler.num_index_tokens, self.scheduler.replica_state(replica_id).cached_tokens
+        self.scheduler.set_trust(replica_id, trusted, self.now)
+        (self.untrusted.discard if trusted else self.untrusted.add)(replica_id)
+        state = self.scheduler.replica_state(replica_id)
+        assert (self.scheduler.num_index_tokens, state.cached_tokens) == believed
+        assert state.trusted == trusted
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 15.0, 40.0]))
     def wait(self, seconds: float) -> None:
@@ -102,6 +115,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert placement.matched_tokens % BLOCK == 0
         assert placement.replica_id in {candidate.replica_id for candidate in placement.candidates}
         assert all(min(c.load_s, c.eviction_s, c.prefill_s) >= 0 for c in placement.candidates)
+        assert set(placement.untrusted) == self.untrusted
+        assert not any(c.matched_tokens for c in placement.candidates if c.replica_id in self.untrusted)
+        assert placement.replica_id not in self.untrusted or placement.matched_tokens == 0
         self.live[request.request_id] = request
         self.where[request.request_id] = placement.replica_id
 

@@ -86,12 +86,15 @@ class Fleet:
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
     those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens a KV
     block. `capacity`: KV tokens, infinity where unknown. Lists are indexed by slot. `live`, `live_slots`: the slots in
-    use, as a mask and ascending. `ids`: replica ids by slot.
+    use, as a mask and ascending. `ids`: replica ids by slot. `trusted`: mask of the live slots whose matches count;
+    `untrusted_ids`: the replicas in the others.
     """
 
     def __init__(self) -> None:
         self.specs: dict[int, ReplicaSpec] = {}
         self.live = 0
+        self.trusted = 0
+        self.untrusted_ids: tuple[ReplicaId, ...] = ()
         self.num_requests: list[int] = []
         self.waiting_prefill_tokens: list[int] = []
         self.waiting_prefill_s: list[float] = []
@@ -125,19 +128,29 @@ class Fleet:
         self.block_size[slot] = spec.block_size
         self.capacity[slot] = inf if spec.kv_capacity_tokens is None else spec.kv_capacity_tokens
         self._slots[spec.replica_id] = slot
-        self._note_change()
         self.live |= 1 << slot
+        self.trusted |= 1 << slot
+        self._note_change()
         return slot
 
     def remove(self, replica_id: ReplicaId) -> int:
         slot = self._slots.pop(replica_id)
         del self.specs[slot]
         self.live &= ~(1 << slot)
+        self.trusted &= ~(1 << slot)
         self._note_change()
         self.num_requests[slot] = self.waiting_prefill_tokens[slot] = self.num_decoding[slot] = 0
         self.waiting_prefill_s[slot] = 0.0
         self.block_size[slot] = 1
         return slot
+
+    def set_trust(self, slot: int, trusted: bool) -> None:
+        """Whether matches on a live replica count. O(replicas)."""
+        self.trusted = self.trusted | 1 << slot if trusted else self.trusted & ~(1 << slot)
+        self._note_change()
+
+    def trusts(self, slot: int) -> bool:
+        return bool(self.trusted >> slot & 1)
 
     @property
     def longest_prompt(self) -> float:
@@ -158,6 +171,7 @@ class Fleet:
         self.live_slots = tuple(sorted(self.specs))
         ids = {slot: spec.replica_id for slot, spec in self.specs.items()}
         self.ids = tuple(ids.get(slot) for slot in range(len(self.num_requests)))
+        self.untrusted_ids = tuple(ids[slot] for slot in self.live_slots if not self.trusted >> slot & 1)
         self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
 
     def start(self, flight: InFlight) -> None:
@@ -193,3 +207,6 @@ class Fleet:
             assert self.waiting_prefill_tokens[slot] == sum(flight.missed_tokens for flight in waiting)
             assert abs(self.waiting_prefill_s[slot] - sum(flight.entry.prefill_s for flight in waiting)) < 1e-6
         assert self.live == sum(1 << slot for slot in self.specs)
+        assert not self.trusted & ~self.live
+        untrusted = {self._slots[replica_id] for replica_id in self.untrusted_ids}
+        assert self.live & ~self.trusted == sum(1 << slot for slot in untrusted)

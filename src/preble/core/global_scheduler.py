@@ -115,6 +115,7 @@ class GlobalScheduler:
             matched,
             request.num_prompt_tokens,
             choice.candidates,
+            self._fleet.untrusted_ids,
         )
 
     def move(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
@@ -127,7 +128,8 @@ class GlobalScheduler:
         flight = self._end(request_id, now, work_done=False)
         slot = self._fleet.slot(to)
         match = self._index.match(flight.request.prompt, flight.request.namespace)
-        self._start(flight.request, slot, self._usable_on(slot, flight.request, match), match, now)
+        matched = self._usable_on(slot, flight.request, match) if self._fleet.trusts(slot) else 0
+        self._start(flight.request, slot, matched, match, now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token arrived: the prompt is computed. Further calls change nothing.
@@ -222,6 +224,18 @@ class GlobalScheduler:
             self._live_times.remove_replica(slot)
         return orphans
 
+    def set_trust(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
+        """Whether what is believed to be cached on a replica counts; it does when a replica joins.
+
+        On one that is not trusted every match counts as 0 tokens for decisions and for the work that they place. What
+        is believed of it goes on being kept and held against its reports, so that trust can come back at any time.
+        Raises: NoReplicaError: there is no replica of that name.
+        """
+        del now
+        if replica_id not in self._fleet:
+            raise NoReplicaError(f"there is no replica {replica_id!r} to trust or not")
+        self._fleet.set_trust(self._fleet.slot(replica_id), trusted)
+
     def replica_ids(self) -> list[ReplicaId]:
         return [self._fleet.replica_id(slot) for slot in slots_of(self._fleet.live)]
 
@@ -286,10 +300,14 @@ class GlobalScheduler:
             load_s=self._window.load_s[slot],
             cached_tokens=self._index.holdings(slot).used_tokens,
             drift=self._belief.drift(slot),
+            trusted=self._fleet.trusts(slot),
         )
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
-        """Leading tokens of a prompt that a replica would serve from its cache now. Changes nothing."""
+        """Leading tokens of a prompt that a replica is believed, trusted or not, to serve from its cache now.
+
+        Changes nothing.
+        """
         match = self._index.match(request.prompt, request.namespace)
         return self._usable_on(self._fleet.slot(replica_id), request, match)
 
@@ -352,10 +370,12 @@ class GlobalScheduler:
         missed = num_tokens - matched
         prefill_s = self._cost_model.prefill_s(missed, matched)
         confirmed, confirmed_used_s = self._index.confirmed_on(match, slot)
+        # What is held against the replica's own report is the belief, whether or not it counts.
+        believed = matched if self._fleet.trusts(slot) else self._usable_on(slot, request, match)
         leaf = self._belief.place(slot, request, match, now)
         entry = self._window.add(slot, now, prefill_s, num_tokens, leaf)
         flight = InFlight(request, slot, now, leaf, entry, missed)
-        flight.confirmed_tokens = min(confirmed, matched)
+        flight.confirmed_tokens = min(confirmed, believed)
         flight.confirmed_used_s = confirmed_used_s
         if self._live_times is not None:
             flight.watch = self._live_times.placed(slot)
@@ -391,10 +411,14 @@ class GlobalScheduler:
 
 
 class _ClusterForRebalancing:
-    """What `Rebalancer.search` may ask, answered from the scheduler's own state."""
+    """What `Rebalancer.search` may ask, answered from the scheduler's own state.
+
+    Only trusted replicas can hold a prefix or become a home: on others no match would ever count.
+    """
 
     def __init__(self, fleet: Fleet, index: PrefixIndex, window: LoadWindow, cost_model: CostModel) -> None:
-        self.live_slots = fleet.live_slots
+        self.live_slots = list(slots_of(fleet.trusted))
+        self._trusted = fleet.trusted
         self.load_s = window.load_s
         self._index = index
         self._cost_model = cost_model
@@ -403,7 +427,7 @@ class _ClusterForRebalancing:
         return self._cost_model.prefill_s(node.end)
 
     def holders(self, node: Node) -> list[int]:
-        return list(slots_of(node.full_holders))
+        return list(slots_of(node.full_holders & self._trusted))
 
     def window_requests(self, node: Node) -> int:
         records = (self._index.holdings(slot).get(node) for slot in slots_of(node.holders))

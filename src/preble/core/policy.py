@@ -64,6 +64,7 @@ class ClusterView:
         "_num_tokens",
         "_prefill_s",
         "_rebalancer",
+        "_trusted",
         "_window",
         "cost_model",
         "request",
@@ -87,6 +88,7 @@ class ClusterView:
         self.cost_model = cost_model
         self.slots: Sequence[int] = fleet.live_slots if eligible == fleet.live else list(slots_of(eligible))
         self._eligible = eligible
+        self._trusted = eligible & fleet.trusted
         self._match = match
         self._fleet = fleet
         self._index = index
@@ -133,9 +135,9 @@ class ClusterView:
 
     @property
     def coverage(self) -> Coverage:
-        """What the replicas hold of the prompt. O(depth) when first asked."""
+        """What the replicas hold of the prompt, as far as they are trusted. O(depth) when first asked."""
         if self._coverage is None:
-            self._coverage = self._index.coverage(self._match, self._eligible)
+            self._coverage = self._index.coverage(self._match, self._trusted)
         return self._coverage
 
     @property
@@ -154,7 +156,7 @@ class ClusterView:
         if found is None:
             return None
         node, slots = found
-        allowed = [slot for slot in slots if self._eligible >> slot & 1]
+        allowed = [slot for slot in slots if self._trusted >> slot & 1]
         return (node, allowed) if allowed else None
 
     def lightest_load_s(self) -> float:
@@ -172,10 +174,14 @@ class ClusterView:
         return self._window.decode_load_s[slot] / load_s if load_s > 0 else 0.0
 
     def matched_on(self, slot: int) -> int:
-        """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last. O(depth)."""
+        """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last. O(depth).
+
+        None on a replica that is not trusted.
+        """
         matched = self._matched.get(slot)
         if matched is None:
-            matched = self._matched[slot] = self._usable(self._index.matched_on(self._match, slot), slot)
+            held = self._index.matched_on(self._match, slot) if self._trusted >> slot & 1 else 0
+            matched = self._matched[slot] = self._usable(held, slot)
         return matched
 
     def prefill_s(self, matched_tokens: int) -> float:
@@ -191,7 +197,7 @@ class ClusterView:
         if len(slots) <= 2:
             return [self.matched_on(slot) for slot in slots]
         matched = [0] * len(self._fleet.ids)
-        for mask, tokens in self._index.matched_tokens(self._match, self._eligible):
+        for mask, tokens in self._index.matched_tokens(self._match, self._trusted):
             for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
                 matched[slot] = tokens
         return [self._usable(matched[slot], slot) if matched[slot] else 0 for slot in slots]

@@ -135,7 +135,8 @@ class Placement:
     """Where a request goes and why.
 
     `matched_tokens`: leading prompt tokens believed to be cached on `replica_id` when it was placed.
-    `candidates`: every replica that the policy weighed, the chosen one among them.
+    `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
+    counted as none, see `GlobalScheduler.set_trust`.
     """
 
     request_id: RequestId
@@ -144,6 +145,7 @@ class Placement:
     matched_tokens: int
     num_prompt_tokens: int
     candidates: Sequence[Candidate] = field(default=(), repr=False)
+    untrusted: tuple[ReplicaId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class ReplicaState:
 
     `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
     `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens held or about to be held.
+    `trusted`: whether matches there count.
     """
 
     num_requests: int
@@ -184,6 +187,7 @@ class ReplicaState:
     load_s: float
     cached_tokens: int
     drift: CacheDrift
+    trusted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

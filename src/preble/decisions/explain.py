@@ -17,7 +17,7 @@ SHOWN_CANDIDATES = 12
 
 def explain(decision: Decision) -> str:
     """What was known, why this replica, and what came of it. Several lines, the last one without a line break."""
-    parts = [_headline(decision), _why(decision), *_table(decision), *_afterwards(decision)]
+    parts = [_headline(decision), _why(decision), *_untrusted(decision), *_table(decision), *_afterwards(decision)]
     return "\n".join(parts)
 
 
@@ -98,6 +98,12 @@ _SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
         Reason.POLICY: _policy,
     }
 )
+
+
+def _untrusted(decision: Decision) -> Iterator[str]:
+    if decision.untrusted:
+        names = ", ".join(decision.untrusted)
+        yield fill(f"Not trusted, so that whatever is cached there counted as nothing: {names}.", WIDTH)
 
 
 def _table(decision: Decision) -> Iterator[str]:

@@ -147,6 +147,13 @@ class RemoveReplicaLine(_Event, frozen=True, tag="remove_replica"):
     replica: str
 
 
+class TrustLine(_Event, frozen=True, tag="trust"):
+    """Whether matches on a replica count from now on."""
+
+    replica: str
+    trusted: bool
+
+
 class TimerLine(_Event, frozen=True, tag="timer"):
     pass
 
@@ -171,6 +178,7 @@ Event = (
     | ClearedLine
     | AddReplicaLine
     | RemoveReplicaLine
+    | TrustLine
     | TimerLine
 )
 Line = Header | Event | DroppedLine | FullLine
@@ -260,6 +268,10 @@ def add_replica_line(names: LogNames, now: float, spec: ReplicaSpec) -> AddRepli
 
 def remove_replica_line(names: LogNames, now: float, replica_id: ReplicaId) -> RemoveReplicaLine:
     return RemoveReplicaLine(t=now, replica=replica_id)
+
+
+def trust_line(names: LogNames, now: float, replica_id: ReplicaId, trusted: bool) -> TrustLine:
+    return TrustLine(t=now, replica=replica_id, trusted=trusted)
 
 
 def timer_line(names: LogNames, now: float) -> TimerLine:

@@ -33,6 +33,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: after the placement; None while that has not happened.
     `outcome`: how it ended, "ok", "aborted" or the name of an error. `replica_lost`: the replica left the rotation
     while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
+    `untrusted`: replicas whose matches counted as none.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     matched_tokens: int
     candidates: list[CandidateCost]
+    untrusted: tuple[str, ...] = ()
     first_token_s: float | None = None
     end_s: float | None = None
     outcome: str | None = None
@@ -153,6 +155,7 @@ class RecentDecisions:
                 CandidateCost(c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s)
                 for c in placement.candidates
             ],
+            untrusted=placement.untrusted,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),
             outcome=record.outcome,

@@ -83,6 +83,11 @@ class RecordingScheduler:
         self._log.write(lines.remove_replica_line, now, replica_id)
         return orphans
 
+    def set_trust(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
+        """See `GlobalScheduler.set_trust`."""
+        self._scheduler.set_trust(replica_id, trusted, now)
+        self._log.write(lines.trust_line, now, replica_id, trusted)
+
     def on_timer(self, now: float) -> list[PrefixHomeChange]:
         """See `GlobalScheduler.on_timer`."""
         changes = self._scheduler.on_timer(now)

@@ -19,6 +19,7 @@ from preble.decisions.lines import (
     RemoveReplicaLine,
     StoredLine,
     TimerLine,
+    TrustLine,
     placement_row,
 )
 from preble.decisions.reader import LogReader, Numbered
@@ -130,6 +131,8 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.add_replica(spec, t)
         case RemoveReplicaLine(t=t, replica=replica):
             scheduler.remove_replica(ReplicaId(replica), t)
+        case TrustLine(t=t, replica=replica, trusted=trusted):
+            scheduler.set_trust(ReplicaId(replica), trusted, t)
         case TimerLine(t=t):
             scheduler.on_timer(t)
 

@@ -25,6 +25,7 @@ from preble.decisions.lines import (
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
+    TrustLine,
 )
 from preble.decisions.reader import LogReader, Numbered
 from preble.decisions.replay import place
@@ -170,6 +171,8 @@ class _Run:
                 self.tally.replica(spec.replica_id)
             case RemoveReplicaLine(replica=replica):
                 self._remove(replica, event.t)
+            case TrustLine(replica=replica, trusted=trusted):
+                self._scheduler.set_trust(ReplicaId(replica), trusted, event.t)
             case PlaceLine():
                 self._place(event)
             case MoveLine(id=request_id, to=to):
