@@ -8,6 +8,7 @@ import click
 
 from preble.cli.logs import configure_logging
 from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
+from preble.core.waiting_queue import QueueOrder
 
 
 @click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")
@@ -22,10 +23,20 @@ from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
     type=click.IntRange(min=2),
     help="Longest prompt and answer together, in tokens.  [default: what the KV cache holds]",
 )
+@click.option(
+    "--order",
+    type=click.Choice([order.value for order in QueueOrder]),
+    default=QueueOrder.FCFS.value,
+    show_default=True,
+    help="Order of its waiting requests.",
+)
+@click.option(
+    "--max-running", type=POSITIVE, default=256, show_default=True, help="Requests that it runs at once; others wait."
+)
 @click.option("--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run so many times faster.")
 @click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")
 @log_options
-def command(log_level: str, log_format: str, **settings: Any) -> None:
+def command(log_level: str, log_format: str, order: str, **settings: Any) -> None:
     """Run one emulated replica until it is interrupted.
 
     It speaks vLLM's HTTP API, keeps a prefix cache, batches and takes as long as the profile says; only the words it
@@ -39,4 +50,4 @@ def command(log_level: str, log_format: str, **settings: Any) -> None:
     from preble.engines.emulator import EmulatorConfig, run
 
     configure_logging(log_level, log_format)
-    run(EmulatorConfig(**settings))
+    run(EmulatorConfig(order=QueueOrder(order), **settings))
