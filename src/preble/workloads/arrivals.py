@@ -7,18 +7,27 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from preble.errors import ConfigError
+from preble.workloads.recorded import is_recording, recorded_arrivals
 
 ARRIVALS = ("poisson", "gamma", "uniform", "burst")
 
 
-def make_arrivals(kind: str, num_requests: int, rps: float, rng: random.Random, *, cv: float = 1.0) -> list[float]:
+def make_arrivals(
+    kind: str, num_requests: int, rps: float | None, rng: random.Random, *, cv: float = 1.0
+) -> list[float]:
     """Arrival times, ascending, the first at 0.0.
 
     `rps`: mean requests a second. `cv`: coefficient of variation of the gaps, for gamma only: 1 is Poisson, above it
-    come bursts. Kinds: poisson, gamma, uniform (equal gaps), burst (all at once).
+    come bursts. Kinds: poisson, gamma, uniform (equal gaps), burst (all at once), or recorded: a trace file or a
+    stretch of one, FILE[200:2200], whose gaps are scaled to `rps`, or left as they are where it is None.
 
-    Raises: ConfigError: an unknown kind, a rate or cv that is not positive.
+    Raises: ConfigError: an unknown kind, a rate or cv that is not positive, no rate for what needs one, a recording
+    without times. TraceFormatError: a bad trace file.
     """
+    if kind not in ARRIVALS and is_recording(kind):
+        return recorded_arrivals(kind, num_requests, rps)
+    if rps is None:
+        raise ConfigError(f"{kind} arrivals need a rate (--rps)")
     if rps <= 0 or cv <= 0:
         raise ConfigError(f"rate and cv of arrivals must be positive, got {rps} requests/s and cv {cv}")
     if kind == "poisson":
@@ -29,7 +38,9 @@ def make_arrivals(kind: str, num_requests: int, rps: float, rng: random.Random, 
         return [i / rps for i in range(num_requests)]
     if kind == "burst":
         return [0.0] * num_requests
-    raise ConfigError(f"arrivals {kind!r} are not known; choose one of {', '.join(ARRIVALS)}")
+    raise ConfigError(
+        f"arrivals {kind!r} are not known; choose one of {', '.join(ARRIVALS)}, or a trace file, FILE or FILE[200:2200]"
+    )
 
 
 def gamma_arrivals(num_requests: int, rps: float, cv: float, rng: random.Random) -> list[float]:

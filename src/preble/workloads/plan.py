@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from preble.errors import ConfigError
-from preble.workloads.arrivals import make_arrivals
+from preble.workloads.arrivals import ARRIVALS, make_arrivals
 from preble.workloads.model import Workload
 from preble.workloads.registry import make_workload
 
@@ -16,8 +16,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides what is asked and when; kept in results, so that a run can be repeated.
 
     `source`: a workload's name, or a trace file. `requests`: how many, None for all of a file. `rps`: requests a second
-    on average, None for the file's own arrival times. `arrivals`, `cv`: see `make_arrivals`. `zipf`, `num_prefixes`:
-    see `make_workload`.
+    on average, None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
+    `make_arrivals`. `zipf`, `num_prefixes`: see `make_workload`.
     """
 
     source: str
@@ -35,7 +35,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         Raises: ConfigError, TraceFormatError.
         """
         workload = make_workload(self.source, self.requests, self.seed, zipf=self.zipf, num_prefixes=self.num_prefixes)
-        if self.rps is None:
+        if self.rps is None and self.arrivals in ARRIVALS:
             if workload.has_arrivals:
                 return workload
             raise ConfigError(f"workload {self.source!r} has no arrival times of its own; give a rate (--rps)")

@@ -1,4 +1,4 @@
-"""Workloads by name, or from a trace file."""
+"""Workloads by name, or from a trace file in any format that `loaders.load` reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Protocol
 
 from preble.errors import ConfigError
+from preble.workloads.loaders import load
 from preble.workloads.model import Workload
 from preble.workloads.tool_use import tool_use
-from preble.workloads.trace import read_trace
 
 
 class Generator(Protocol):
@@ -45,5 +45,5 @@ def make_workload(
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"workload {source!r} is neither a file nor one of: {', '.join(workload_names())}")
-    workload = read_trace(path)
+    workload = load(path)
     return workload if num_requests is None else workload.first(num_requests)

@@ -1,0 +1,59 @@
+"""Arrival times recorded elsewhere: the gaps of a trace, or of a stretch of it, at another rate."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, cycle, islice, pairwise
+from pathlib import Path
+
+from preble.errors import ConfigError
+from preble.workloads.loaders import load
+
+_SLICE = re.compile(r"(?P<path>.+)\[(?P<first>\d*):(?P<end>\d*)\]")
+
+
+def is_recording(text: str) -> bool:
+    """Whether `text` names a file, or a stretch of one."""
+    return _parsed(text)[0].is_file()
+
+
+def recorded_arrivals(text: str, num: int, rps: float | None) -> list[float]:
+    """`num` arrival times, ascending, the first at 0.0 s, with the gaps of a recorded trace in their order.
+
+    `text`: a file that `load` reads and that has times, or a stretch of one, such as `azure.csv.gz[200:2200]`: its
+    requests number 200 to 2199, in order of arrival; only those without a parent count. `rps`: every gap is scaled so
+    that those of the whole stretch have this mean rate, in requests a second; None leaves them as recorded. Where the
+    stretch has too few gaps it is repeated from its beginning.
+
+    Raises: ConfigError: no times in the file, no gap in the stretch, or no rate that scaling could give.
+    TraceFormatError: a file that is bad or not there.
+    """
+    path, stretch = _parsed(text)
+    times_s = sorted(request.arrival_s for request in load(path).openers if request.arrival_s is not None)
+    if not times_s:
+        raise ConfigError(
+            f"recorded arrivals: {path} has no arrival times; take a trace that has, or --arrivals poisson"
+        )
+    gaps_s = [later - earlier for earlier, later in pairwise(times_s[stretch])]
+    if not gaps_s:
+        raise ConfigError(f"recorded arrivals: {text} leaves fewer than two of {len(times_s)} arrivals; take more")
+    scale = 1.0 if rps is None else _scale(text, gaps_s, rps)
+    return list(accumulate(islice(cycle([gap_s * scale for gap_s in gaps_s]), max(0, num - 1)), initial=0.0))[:num]
+
+
+def _scale(text: str, gaps_s: list[float], rps: float) -> float:
+    duration_s = sum(gaps_s)
+    if rps <= 0:
+        raise ConfigError(f"recorded arrivals: the rate must be positive, got {rps} requests/s")
+    if duration_s <= 0:
+        raise ConfigError(f"recorded arrivals: in {text} all arrive at once, which has no rate; take --arrivals burst")
+    return len(gaps_s) / duration_s / rps
+
+
+def _parsed(text: str) -> tuple[Path, slice]:
+    """The file and the stretch of it; a file whose own name ends in brackets goes before a stretch."""
+    match = None if Path(text).is_file() else _SLICE.fullmatch(text)
+    if match is None:
+        return Path(text), slice(None)
+    first, end = (int(bound) if bound else None for bound in (match["first"], match["end"]))
+    return Path(match["path"]), slice(first, end)
