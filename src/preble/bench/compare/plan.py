@@ -1,0 +1,125 @@
+"""What is compared, and the single runs (cells) of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from preble import __version__
+from preble.errors import ConfigError
+from preble.metrics.capacity import CapacitySlo
+from preble.sim import SimConfig
+from preble.workloads import WorkloadPlan
+
+BASELINE = "least_load"
+"""The policy that every other one is measured against: it spreads load and knows no cache."""
+
+
+class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Workloads x rates x policies x seeds on one simulated cluster.
+
+    `workloads`: label -> plan; the plan's `rps` and `seed` are filled in for each run. `policies`: names. `cluster`:
+    all of the simulation but `policy` and `seed`, which are filled in too. `seeds`: of the workload, its arrivals and
+    the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
+    has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
+    policy. `slo`: what capacity means.
+
+    Raises: ConfigError: something is missing, double or cannot be.
+    """
+
+    workloads: dict[str, WorkloadPlan]
+    policies: tuple[str, ...]
+    cluster: SimConfig
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float | None, ...] = ()
+    loads: tuple[float, ...] = (0.5, 0.8, 0.95)
+    slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
+
+    def __post_init__(self) -> None:
+        _check("workload", self.workloads.values())
+        _check("policy", self.policies)
+        _check("seed", self.seeds)
+        if self.rates:
+            _check("rate", self.rates)
+        if any(rate is not None and rate <= 0 for rate in self.rates) or not all(load > 0 for load in self.loads):
+            raise ConfigError(f"compare: rates and loads must be positive, got {self.rates} and {self.loads}")
+        if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
+            raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
+        if self.slo == CapacitySlo():
+            raise ConfigError("compare: the SLO bounds nothing, so there is no capacity; bound the TTFT or the E2E")
+        for policy in self.policies:
+            msgspec.structs.replace(self.cluster, policy=policy)  # refuses a policy that does not exist
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the rates have to be found first."""
+        return not self.rates
+
+    def arms(self) -> Iterator[Arm]:
+        """Workload by workload and seed by seed, for each policy one."""
+        for workload in self.workloads:
+            for seed in self.seeds:
+                for policy in self.policies:
+                    yield Arm(workload, policy, seed)
+
+    def cell(self, arm: Arm, rps: float | None) -> Cell:
+        return Cell(
+            arm,
+            msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed),
+            msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed),
+        )
+
+    def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
+        """The cells at each workload's rates; those that play the same requests follow each other."""
+        for workload, of_it in rates.items():
+            for seed, rps, policy in product(self.seeds, of_it, self.policies):
+                yield self.cell(Arm(workload, policy, seed), rps)
+
+
+class Arm(NamedTuple):
+    """What has a capacity: a policy on a workload, with a seed. `workload`: its label."""
+
+    workload: str
+    policy: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One simulation: the arm's workload with a rate, on a cluster with the arm's policy."""
+
+    arm: Arm
+    workload: WorkloadPlan
+    config: SimConfig
+
+    @property
+    def key(self) -> str:
+        """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
+        parts = (__version__, self.workload, self.file_digests, self.config)
+        return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
+
+    @property
+    def file_digests(self) -> tuple[str, ...]:
+        """Of the files that the workload is read from."""
+        paths = [Path(text) for text in (self.workload.source, self.workload.arrivals)]
+        return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in paths if path.is_file())
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, mtime_ns: int) -> str:
+    """`mtime_ns`: so that a file which changes is read again."""
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _check(what: str, values: Collection[object]) -> None:
+    if not values:
+        raise ConfigError(f"compare: give at least one {what}")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"compare: a {what} is given twice in {', '.join(map(str, values))}")

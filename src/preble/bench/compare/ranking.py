@@ -1,0 +1,65 @@
+"""From capacities to places: who carries most on each workload, and who less than the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from statistics import fmean
+
+from preble.bench.compare.plan import BASELINE, ComparePlan
+from preble.bench.compare.result import Run, Standing
+from preble.metrics import Summary
+from preble.metrics.capacity import Bound, Capacity, capacity
+from preble.metrics.estimates import estimate
+
+_ORDER = (Bound.AT_LEAST, Bound.EXACT, Bound.BELOW)
+
+
+def run_capacity(plan: ComparePlan, runs: Sequence[Run]) -> Capacity:
+    """The capacity that runs of one policy and seed at several rates show."""
+    return capacity([(run.rps, run.summary) for run in runs], plan.slo)
+
+
+def rates_to_compare(plan: ComparePlan, found: Mapping[str, Sequence[Capacity]]) -> list[float]:
+    """`loads` times the capacity of the best policy. `found`: policy -> its capacity with each seed.
+
+    Four digits: enough, and readable.
+    """
+    best = max(fmean(one.rps for one in of_seeds) for of_seeds in found.values())
+    return sorted({float(f"{load * best:.4g}") for load in plan.loads})
+
+
+def standings(
+    workload: str, found: Mapping[str, Sequence[Capacity]], at_the_highest: Mapping[str, Sequence[Summary]]
+) -> list[Standing]:
+    """The policies on one workload, the best first. Equal capacities are ordered by mean E2E latency.
+
+    `found`: policy -> its capacity with each seed, the seeds in one order. `at_the_highest`: policy -> its runs at the
+    highest rate that all have run at.
+    """
+    means = {policy: fmean(one.rps for one in of_seeds) for policy, of_seeds in found.items()}
+
+    def place(policy: str) -> tuple[float, int, float]:
+        e2e_s = [inf if summary.e2e is None else summary.e2e.mean_s for summary in at_the_highest[policy]]
+        return -means[policy], _ORDER.index(_common_bound(found[policy])), fmean(e2e_s)
+
+    return [
+        Standing(
+            workload=workload,
+            policy=policy,
+            rank=rank,
+            capacity_rps=estimate([one.rps for one in found[policy]]),
+            bound=_common_bound(found[policy]),
+            share_of_best=means[policy] / max(means.values()),
+            versus_baseline=None
+            if BASELINE not in found
+            else estimate([a.rps / b.rps - 1 for a, b in zip(found[policy], found[BASELINE], strict=True)]),
+        )
+        for rank, policy in enumerate(sorted(found, key=place), start=1)
+    ]
+
+
+def _common_bound(of_seeds: Sequence[Capacity]) -> Bound:
+    """Exact only if it is for every seed."""
+    bounds = {one.bound for one in of_seeds}
+    return next((bound for bound in (Bound.AT_LEAST, Bound.BELOW) if bound in bounds), Bound.EXACT)

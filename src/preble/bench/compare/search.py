@@ -1,0 +1,73 @@
+"""Finding a capacity without knowing any rate: doubling from a coarse start, then bisection.
+
+Rates come from one lattice, eight to a doubling, so that policies and seeds are tried at the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+PER_DOUBLING = 8
+"""Rates of the lattice to a doubling: neighbours are 9 % apart, and a capacity is interpolated between two of them."""
+MAX_DOUBLINGS = 10
+"""Above the start; what holds there holds everything."""
+MAX_HALVINGS = 6
+"""Below the start; what does not hold there is given up."""
+TYPICAL_RUNS = 7
+"""That a search takes; for estimates of what is left."""
+
+
+def lattice_rate(step: int) -> float:
+    """Requests a second at a step of the lattice, to four digits.
+
+    >>> [lattice_rate(step) for step in (-8, 0, 1, 8)]
+    [0.5, 1.0, 1.091, 2.0]
+    """
+    return float(f"{2 ** (step / PER_DOUBLING):.4g}")
+
+
+def start_step(num_replicas: int) -> int:
+    """Where a search starts: about one request a second and replica.
+
+    >>> lattice_rate(start_step(4))
+    4.0
+    """
+    return PER_DOUBLING * (max(num_replicas, 1).bit_length() - 1)
+
+
+def search_steps(start: int) -> Generator[int, bool, None]:
+    """Yields steps to try and is sent whether each holds; ends with a step that holds next to one that does not."""
+    holds = yield start
+    direction = PER_DOUBLING if holds else -PER_DOUBLING
+    near = start
+    for _ in range(MAX_DOUBLINGS if holds else MAX_HALVINGS):
+        far = near + direction
+        if (yield far) != holds:
+            break
+        near = far
+    else:
+        return
+    low, high = sorted((near, far))
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (yield middle):
+            low = middle
+        else:
+            high = middle
+
+
+def follow(start: int, holds_at: Callable[[float], bool | None]) -> tuple[list[float], float | None]:
+    """The rates that a search from `start` has tried so far, and the one to try next; None when it is over.
+
+    `holds_at`: whether a rate holds, None where that is not known yet.
+    """
+    tried: list[float] = []
+    steps = search_steps(start)
+    step = next(steps)
+    while (holds := holds_at(rate := lattice_rate(step))) is not None:
+        tried.append(rate)
+        try:
+            step = steps.send(holds)
+        except StopIteration:
+            return tried, None
+    return tried, rate
