@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -97,12 +97,20 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
             "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
         ),
         click.option(
+            "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
+        ),
+        workload_shape_options(default_requests),
+    )
+    return _all_of(options)
+
+
+def workload_shape_options(default_requests: int) -> Callable[[Command], Command]:
+    """What is asked, but for the workload itself, its rate and its seed, of which a command may take several."""
+    options = (
+        click.option(
             "--requests",
             type=POSITIVE,
             help=f"How many to send.  [default: all of a trace, {default_requests} else]",
-        ),
-        click.option(
-            "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
         ),
         click.option(
             "--arrivals",
@@ -129,6 +137,10 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
         ),
     )
 
+    return _all_of(options)
+
+
+def _all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
