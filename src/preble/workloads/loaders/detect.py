@@ -81,7 +81,11 @@ def _detected(path: Path) -> Format:
         raise TraceFormatError(f"{path}: the file is empty")
     marks = "; ".join(f"{known.name} ({' or '.join(', '.join(mark) for mark in known.marks)})" for known in FORMATS)
     seen = line[:80].decode("utf-8", "replace").strip()
-    raise bad_line(path, number, f"cannot tell the format from {seen!r}; known by their keys or columns are: {marks}")
+    raise bad_line(
+        path,
+        number,
+        f"cannot tell the format from {seen!r}; known, a line an object or a row, by keys or columns: {marks}",
+    )
 
 
 def _keys(line: bytes) -> set[str]:

@@ -76,8 +76,9 @@ class _Line(_Body, frozen=True):
     usage: _Usage | None = None
 
     @property
-    def name(self) -> str | int | None:
-        return self.custom_id or self.request_id or self.id
+    def name(self) -> str | None:
+        names = (self.custom_id, self.request_id, self.id)
+        return next((str(name) for name in names if name is not None), None)
 
     @property
     def time(self) -> float | str | None:
@@ -131,7 +132,7 @@ class _Reader:
         except ValueError as error:
             raise bad_line(self._path, number, f"{error}; a line looks like {EXAMPLE}") from error
         output_tokens = self._output_tokens(line, len(prompts))
-        name = str(line.name or f"{workload_name(self._path)}-{number}")
+        name = line.name or f"{workload_name(self._path)}-{number}"
         for i, segments in enumerate(prompts):
             request_id = name if len(prompts) == 1 else f"{name}.{i}"
             yield WorkloadRequest(request_id, segments, output_tokens, arrival_s=arrival_s)

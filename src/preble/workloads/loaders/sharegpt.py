@@ -14,7 +14,7 @@ from types import MappingProxyType
 import msgspec
 
 from preble.errors import TraceFormatError
-from preble.workloads.lines import bad_line, decoded_lines, numbered_lines
+from preble.workloads.lines import decoded_lines, numbered_lines
 from preble.workloads.loaders.assemble import assembled, workload_name
 from preble.workloads.loaders.chat import ASSISTANT, ChatSegments, Message
 from preble.workloads.loaders.options import LoadOptions
@@ -45,39 +45,47 @@ class _Conversation(msgspec.Struct, frozen=True):
 def read_sharegpt(path: Path, options: LoadOptions) -> Workload:
     """Raises: TraceFormatError."""
     chat = ChatSegments()
-    note = "ShareGPT conversations; answers as long as they have words and signs"
-    requests = [
-        request
-        for number, conversation in _conversations(path)
-        for request in _session(f"{workload_name(path)}-{number}", _messages(path, number, conversation), chat)
+    sessions = [
+        list(_session(f"{workload_name(path)}-{number}", _messages(place, conversation), chat))
+        for number, (place, conversation) in enumerate(_conversations(path), start=1)
     ]
-    return assembled(path, requests, note)
+    empty = sum(not session for session in sessions)
+    note = "ShareGPT conversations, answers as long as they have words and signs"
+    left_out = f"; {empty} conversations without an answer left out" if empty else ""
+    return assembled(path, [request for session in sessions for request in session], note + left_out)
 
 
-def _conversations(path: Path) -> Iterator[tuple[int, _Conversation]]:
-    """With the number of the line, or of the item where the file is one array."""
+def _conversations(path: Path) -> Iterator[tuple[str, _Conversation]]:
+    """Each with its place in the file, for errors."""
     _, first = next(numbered_lines(path), (1, b""))
     if not first.lstrip().startswith(b"["):
-        yield from decoded_lines(path, _Conversation, EXAMPLE)
+        for number, conversation in decoded_lines(path, _Conversation, EXAMPLE):
+            yield f"{path}:{number}", conversation
         return
     try:
         array = b"".join(line for _, line in numbered_lines(path))
-        yield from enumerate(msgspec.json.decode(array, type=list[_Conversation]), start=1)
+        conversations = msgspec.json.decode(array, type=list[_Conversation])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceFormatError(f"{path}: {error}; an item of the array looks like {EXAMPLE}") from error
+    for i, conversation in enumerate(conversations):
+        yield f"{path}: item {i}", conversation
 
 
-def _messages(path: Path, number: int, conversation: _Conversation) -> list[Message]:
+def _messages(place: str, conversation: _Conversation) -> list[Message]:
     turns = conversation.conversations if conversation.conversations is not None else conversation.conversation
     if turns is None:
-        raise bad_line(path, number, f"there is no conversation; a line (or item) looks like {EXAMPLE}")
-    messages = []
-    for turn in turns:
-        role, content = turn.sender or turn.role, turn.value if turn.value is not None else turn.content
-        if role is None or content is None:
-            raise bad_line(path, number, f"a turn needs who speaks (from, role) and what (value, content): {EXAMPLE}")
-        messages.append(Message(_ROLES.get(role, role), content))
-    return messages
+        raise TraceFormatError(f"{place}: there is no conversation; it must look like {EXAMPLE}")
+    return [_message(place, turn) for turn in turns]
+
+
+def _message(place: str, turn: _Turn) -> Message:
+    role = turn.sender or turn.role
+    content = turn.value if turn.value is not None else turn.content
+    if role is None or content is None:
+        raise TraceFormatError(
+            f"{place}: a turn says who speaks (from or role) and what (value or content), as in {EXAMPLE}"
+        )
+    return Message(_ROLES.get(role, role), content)
 
 
 def _session(session: str, messages: list[Message], chat: ChatSegments) -> Iterator[WorkloadRequest]:
