@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, workload_options
-from preble.core.policies import policy_names
-from preble.core.waiting_queue import QueueOrder
+from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
+from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,37 +20,12 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 1000
 """Of a named workload, which has no end of its own."""
-GC_THRESHOLD = 200_000
-"""Allocations between two collections while a simulation runs."""
 
 
 @click.command("simulate", short_help="A whole cluster without GPUs, faster than real time.")
 @workload_options(DEFAULT_REQUESTS)
-@click.option("--policy", type=click.Choice(policy_names()), default="e2", show_default=True, help="Who gets what.")
-@click.option("--replicas", type=POSITIVE, default=4, show_default=True, help="How many: r0, r1, and so on.")
-@click.option(
-    "--profile",
-    default="a6000-mistral-7b",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Cost profile: which GPU and model a replica behaves like.",
-)
-@click.option("--kv-tokens", type=POSITIVE, help="KV cache of one replica, in tokens.  [default: the profile's]")
-@click.option(
-    "--order",
-    type=click.Choice([order.value for order in QueueOrder]),
-    default=QueueOrder.FCFS.value,
-    show_default=True,
-    help="Who is served first on a replica.",
-)
-@click.option(
-    "--fail",
-    "failures",
-    multiple=True,
-    metavar="T:KIND:REPLICA",
-    help="At T seconds the replica is lost, added or restarted; as often as needed.",
-)
-@click.option("--dispatch-s", type=click.FloatRange(min=0), default=0.0, help="Delay of a request to its replica.")
+@policy_option("e2")
+@cluster_options
 @click.option("--sample-s", type=POSITIVE_FLOAT, help="Sample every replica's state so often, for --json.")
 @click.option("--json", "save", type=FILE, metavar="FILE", help="Write the result with every record; - for stdout.")
 def command(save: Path | None, **options: Any) -> None:
@@ -72,12 +43,13 @@ def command(save: Path | None, **options: Any) -> None:
 
     from preble.bench.progress import request_progress
     from preble.sim import simulate
+    from preble.sim.memory import fewer_collections
 
     config, plan = _settings(**options)
     workload = plan.make()
     with (
         request_progress(f"{workload.name}, {config.policy}", len(workload.requests)) as on_record,
-        _fewer_collections(),
+        fewer_collections(),
     ):
         result = simulate(config, workload, on_record)
     _deliver(msgspec.structs.replace(result, plan=plan), save)
@@ -85,39 +57,10 @@ def command(save: Path | None, **options: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Let the garbage collector look less often: a simulation keeps much and leaves little behind."""
-    usual = gc.get_threshold()
-    gc.set_threshold(GC_THRESHOLD)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
-
-
-def _settings(
-    *,
-    workload: str,
-    requests: int | None,
-    profile: str,
-    order: str,
-    failures: tuple[str, ...],
-    seed: int,
-    **rest: Any,
-) -> tuple[SimConfig, WorkloadPlan]:
+def _settings(*, workload: str, requests: int | None, seed: int, **rest: Any) -> tuple[SimConfig, WorkloadPlan]:
     """Everything that decides the run."""
-    from preble.profiles import load_profile
-    from preble.sim import Failure, SimConfig
-    from preble.workloads import WorkloadPlan, workload_names
-
-    if requests is None and workload in workload_names():
-        requests = DEFAULT_REQUESTS
-    of_plan = {name: rest.pop(name) for name in ("rps", "arrivals", "cv", "zipf", "num_prefixes")}
-    plan = WorkloadPlan(source=workload, requests=requests, seed=seed, **of_plan)
-    script = tuple(Failure.parse(text) for text in failures)
-    config = SimConfig(profile=load_profile(profile), order=QueueOrder(order), failures=script, seed=seed, **rest)
-    return config, plan
+    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, seed=seed, **rest)
+    return simulated_cluster(seed=seed, **rest), plan
 
 
 def _deliver(result: SimResult, save: Path | None) -> None:

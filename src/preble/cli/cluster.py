@@ -1,0 +1,93 @@
+"""What commands that simulate ask of the cluster, and what they make of their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT
+from preble.core.waiting_queue import QueueOrder
+
+if TYPE_CHECKING:
+    from preble.sim import SimConfig
+    from preble.workloads import WorkloadPlan
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def cluster_options(command: Command) -> Command:
+    """The options of a simulated cluster, but for its policy and seed; `simulated_cluster` makes something of them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def simulated_cluster(*, profile: str, order: str, failures: tuple[str, ...], **rest: Any) -> SimConfig:
+    """The cluster, from the values of `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
+    from preble.profiles import load_profile
+    from preble.sim import Failure, SimConfig
+
+    script = tuple(Failure.parse(text) for text in failures)
+    return SimConfig(profile=load_profile(profile), order=QueueOrder(order), failures=script, **rest)
+
+
+def workload_plan(
+    source: str, requests: int | None, default_requests: int, **rest: Any
+) -> tuple[WorkloadPlan, dict[str, Any]]:
+    """The plan, from the values of `workload_options` among `rest`; and the other values.
+
+    `requests`: None for all of a file, and for `default_requests` of a named workload.
+    """
+    from preble.workloads import WorkloadPlan, workload_names
+
+    if requests is None and source in workload_names():
+        requests = default_requests
+    of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
+    return WorkloadPlan(source=source, requests=requests, **of_plan), rest
+
+
+_OPTIONS = (
+    click.option("--replicas", type=POSITIVE, default=4, show_default=True, help="How many: r0, r1, and so on."),
+    click.option(
+        "--profile",
+        default="a6000-mistral-7b",
+        show_default=True,
+        metavar="NAME|FILE",
+        help="Cost profile: which GPU and model a replica behaves like.",
+    ),
+    click.option("--kv-tokens", type=POSITIVE, help="KV cache of one replica, in tokens.  [default: the profile's]"),
+    click.option("--block-size", type=POSITIVE, default=16, show_default=True, help="Tokens in a block of KV cache."),
+    click.option(
+        "--max-batch-tokens",
+        type=POSITIVE,
+        default=2048,
+        show_default=True,
+        help="Tokens that one iteration of a replica computes at most.",
+    ),
+    click.option(
+        "--order",
+        type=click.Choice([order.value for order in QueueOrder]),
+        default=QueueOrder.FCFS.value,
+        show_default=True,
+        help="Who is served first on a replica.",
+    ),
+    click.option(
+        "--window-s",
+        type=POSITIVE_FLOAT,
+        default=180.0,
+        show_default=True,
+        help="How far back load counts (H), in seconds.",
+    ),
+    click.option(
+        "--fail",
+        "failures",
+        multiple=True,
+        metavar="T:KIND:REPLICA",
+        help="At T seconds the replica is lost, added or restarted; as often as needed.",
+    ),
+    click.option(
+        "--dispatch-s", type=click.FloatRange(min=0), default=0.0, help="Delay of a request to its replica, in seconds."
+    ),
+)
