@@ -12,7 +12,7 @@ from gateway.fakes import FakeReplica, until
 from preble.core.cost_model import CostModel, CostProfile
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
-from preble.gateway.config import GatewayConfig, HealthConfig, ReplicaConfig, TimeoutsConfig
+from preble.gateway.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.gateway.server import Gateway, serving
 
 PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
@@ -70,6 +70,7 @@ def serve() -> Serve:
             port=0,
             health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
             timeouts=TimeoutsConfig(shutdown_s=10.0),
+            parity=ParityConfig(enabled=False),
         )
         config = msgspec.structs.replace(config, **changes)
         scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))

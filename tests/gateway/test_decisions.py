@@ -19,7 +19,14 @@ from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, Remove
 from preble.decisions.names import unpack_text
 from preble.decisions.reader import LogReader
 from preble.decisions.replay import Replay
-from preble.gateway.config import AuthConfig, DecisionsConfig, GatewayConfig, HealthConfig, ReplicaConfig
+from preble.gateway.config import (
+    AuthConfig,
+    DecisionsConfig,
+    GatewayConfig,
+    HealthConfig,
+    ParityConfig,
+    ReplicaConfig,
+)
 from preble.gateway.server import serving
 
 LONG = "the same beginning of every prompt " * 8
@@ -165,6 +172,7 @@ def logging_to(path: Path, fakes: list[FakeReplica], **decisions: Any) -> Gatewa
         port=0,
         health=HealthConfig(check_interval_s=0.05, retry_min_s=0.02, retry_max_s=0.05),
         decisions=DecisionsConfig(log=str(path), **decisions),
+        parity=ParityConfig(enabled=False),
     )
 
 

@@ -19,7 +19,7 @@ from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
 from preble.core.types import CacheCleared, ReplicaId, Request
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.gateway.config import GatewayConfig, HealthConfig, ReplicaConfig
+from preble.gateway.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
 from preble.profiles import load_profile
 
@@ -64,7 +64,9 @@ async def cluster(replicas: int, log_dir: Path, policy: str = "e2", **options: A
         launch = LaunchOptions(engine="emulator", replicas=replicas, log_dir=log_dir, **options)
         fleet = await stack.enter_async_context(Fleet(launch))
         scheduler = GlobalScheduler(make_policy(policy), CostModel(load_profile("tiny-cpu")))
-        config = GatewayConfig(replicas=tuple(map(ReplicaConfig, fleet.urls)), port=0, health=HEALTH)
+        config = GatewayConfig(
+            replicas=tuple(map(ReplicaConfig, fleet.urls)), port=0, health=HEALTH, parity=ParityConfig(enabled=False)
+        )
         gateway = await stack.enter_async_context(serving(config, scheduler))
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
         await until(lambda: len(gateway.dispatcher.live) == replicas)

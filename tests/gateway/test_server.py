@@ -21,7 +21,7 @@ PROGRAM = """
 import sys
 from preble.gateway.config_load import load
 from preble.gateway.server import run
-run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:]}))
+run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:], "parity.enabled": False}))
 """
 SAID = b"preble serve: listening on "
 

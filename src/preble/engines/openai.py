@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Annotated
 
 import msgspec
 
@@ -27,7 +28,7 @@ class ModelList(msgspec.Struct):
 
 
 class TokenIds(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
 
 
 class ErrorDetail(msgspec.Struct):

@@ -14,9 +14,10 @@ from preble.errors import PrebleError
 from preble.gateway.api import CHAT, COMPLETIONS, ErrorForm, error_form
 from preble.gateway.client import JSON_TYPE, Client, ClientGone, HeaderList, Receive, Send, error_headers
 from preble.gateway.config import GatewayConfig
-from preble.gateway.debug import DEBUG, DebugPages
+from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
+from preble.gateway.parity_watch import ParityWatch
 from preble.gateway.telemetry import METRICS_CONTENT_TYPE, Telemetry
 
 Handler = Callable[[Client], Awaitable[None]]
@@ -35,7 +36,12 @@ class App:
     """What the gateway answers. One instance serves all connections of one event loop."""
 
     def __init__(
-        self, config: GatewayConfig, dispatcher: Dispatcher, inference: Inference, telemetry: Telemetry
+        self,
+        config: GatewayConfig,
+        dispatcher: Dispatcher,
+        inference: Inference,
+        telemetry: Telemetry,
+        parity: ParityWatch,
     ) -> None:
         self._limits = config.limits
         self._body_s = config.timeouts.body_s
@@ -43,7 +49,7 @@ class App:
         self._dispatcher = dispatcher
         self._inference = inference
         self._telemetry = telemetry
-        self._debug = DebugPages(dispatcher)
+        self._debug = DebugPages(dispatcher, parity)
         self._started_at = int(time.time())
         self._gets: Mapping[str, Handler] = {
             "/v1/models": self._models,
@@ -95,12 +101,14 @@ class App:
                 await self._inference.answer(path, client, body)
             else:
                 await self._not_allowed(client, method, b"POST")
+        elif path == PARITY and method == "POST":
+            await self._debug.check_parity(client)
         elif path.startswith(DEBUG) or path in self._gets:
             if method in ("GET", "HEAD"):
                 handler = self._gets.get(path)
                 await (handler(client) if handler is not None else self._debug.answer(path, client))
             else:
-                await self._not_allowed(client, method, b"GET, HEAD")
+                await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
         else:
             form = ErrorForm(404, "invalid_request_error", "not_found", f"there is no {method} {path[:200]}")
             await client.reply(404, error_headers(form), form.body())
@@ -134,8 +142,10 @@ class App:
         await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
 
     async def _ready(self, client: Client) -> None:
-        live = len(self._dispatcher.live)
-        body = msgspec.json.encode({"status": "ready" if live else "no replica is up", "replicas": live})
+        live = self._dispatcher.live.values()
+        untrusted = sum(not replica.trusted for replica in live)
+        status = "ready" if live else "no replica is up"
+        body = msgspec.json.encode({"status": status, "replicas": len(live), "untrusted": untrusted})
         await client.reply(200 if live else 503, [JSON_TYPE], body)
 
     async def _metrics(self, client: Client) -> None:

@@ -130,6 +130,64 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5.0
 
 
+class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
+
+    Checked after a replica has joined, without holding it up, and when asked: docs/howto/parity.md.
+    """
+
+    enabled: Annotated[
+        bool,
+        _about(
+            "Check each replica when it joins. Off: only when asked.",
+            why="a wrong tokenizer or template costs every hit and shows nowhere else",
+        ),
+    ] = True
+    distrust: Annotated[
+        bool,
+        _about(
+            "Count matches as none on a replica whose token ids or cache are not as predicted; off: only tell.",
+            why="what is predicted there is wrong",
+        ),
+    ] = True
+    blocks: Annotated[
+        int,
+        _about(
+            "Length of the prompt that is sent twice; at least 64 tokens.",
+            unit="KV blocks",
+            why="even, so that blocks of twice the size show; 64 tokens on most engines, milliseconds of a GPU",
+            ge=2,
+        ),
+    ] = 4
+    answer_s: Annotated[
+        float,
+        _about(
+            "For each of the checks, queueing in the replica included.",
+            unit="s",
+            why="a replica that joins answers in milliseconds, a busy one queues for seconds",
+            gt=0,
+        ),
+    ] = 60.0
+    events_s: Annotated[
+        float,
+        _about(
+            "For the KV events of the prompt to arrive.",
+            unit="s",
+            why="they take milliseconds, catching up with a long past of the replica takes seconds",
+            gt=0,
+        ),
+    ] = 30.0
+    retry_s: Annotated[
+        float,
+        _about(
+            "Until a replica that was not verified is checked again; doubled each time, up to 64 times as long.",
+            unit="s",
+            why="what was busy or catching up is not any more",
+            gt=0,
+        ),
+    ] = 60.0
+
+
 class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How prompts become token ids."""
 
@@ -351,6 +409,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = LimitsConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
+    parity: ParityConfig = ParityConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     rebalance: RebalanceConfig = RebalanceConfig()

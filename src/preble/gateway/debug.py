@@ -1,4 +1,4 @@
-"""`/debug`: the last decisions with all that was weighed, and the scheduler's state per replica."""
+"""`/debug`: the last decisions with all that was weighed, the scheduler's state per replica, and their parity."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from preble.decisions.recent import Decision, RecentDecisions
 from preble.errors import RequestError
 from preble.gateway.client import JSON_TYPE, Client
 from preble.gateway.dispatcher import Dispatcher, LiveReplica
+from preble.gateway.parity_report import Outcome, ParityReport
+from preble.gateway.parity_watch import ParityWatch
 
 DEBUG = "/debug/"
+PARITY = "/debug/parity"
 DEFAULT_LIMIT = 20
 
 
@@ -29,7 +32,10 @@ class DecisionsPage(msgspec.Struct, frozen=True):
 
 
 class ReplicaPage(msgspec.Struct, frozen=True):
-    """One replica as the scheduler sees it. `drift_*`: over the requests of which it reported cached tokens."""
+    """One replica as the scheduler sees it. `drift_*`: over the requests of which it reported cached tokens.
+
+    `trusted`: whether matches there count. `parity`: what came of the last check, None before any.
+    """
 
     replica: str
     engine: str
@@ -44,6 +50,14 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     drift_requests: int
     drift_predicted_tokens: int
     drift_reported_tokens: int
+    trusted: bool
+    parity: Outcome | None
+
+
+class ParityPage(msgspec.Struct, frozen=True):
+    """`/debug/parity`: the last report of each live replica that was checked."""
+
+    reports: list[ParityReport]
 
 
 class ReplicasPage(msgspec.Struct, frozen=True):
@@ -59,10 +73,11 @@ class ReplicasPage(msgspec.Struct, frozen=True):
 
 
 class DebugPages:
-    """Answers GET requests below `/debug/`."""
+    """Answers GET requests below `/debug/`, and POST where there is something to do."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, parity: ParityWatch) -> None:
         self._dispatcher = dispatcher
+        self._parity = parity
 
     @property
     def _recent(self) -> RecentDecisions:
@@ -71,14 +86,22 @@ class DebugPages:
     async def answer(self, path: str, client: Client) -> None:
         """Raises: RequestError: there is no such page, or the query makes no sense."""
         room, _, rest = path.removeprefix(DEBUG).partition("/")
-        page: DecisionsPage | ReplicasPage
+        page: DecisionsPage | ReplicasPage | ParityPage
         if room == "decisions":
             page = self._of_request(rest) if rest else self._latest(client.query)
         elif room == "replicas" and not rest:
             page = self._replicas()
+        elif path == PARITY:
+            page = ParityPage([r.parity for r in self._dispatcher.live.values() if r.parity is not None])
         else:
-            raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID] and /debug/replicas")
+            raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
         await client.reply(200, [JSON_TYPE], msgspec.json.encode(page))
+
+    async def check_parity(self, client: Client) -> None:
+        """Check every live replica now; answers with the reports. Raises: ClientGone."""
+        async with client.watched():
+            reports = await self._parity.check_all()
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode(ParityPage(reports)))
 
     def _of_request(self, request_id: str) -> DecisionsPage:
         decisions = self._recent.of_request(request_id)
@@ -121,6 +144,8 @@ class DebugPages:
             drift_requests=state.drift.num_requests,
             drift_predicted_tokens=state.drift.predicted_tokens,
             drift_reported_tokens=state.drift.reported_tokens,
+            trusted=state.trusted,
+            parity=replica.parity.outcome if replica.parity is not None else None,
         )
 
 

@@ -26,6 +26,7 @@ from preble.core.types import (
 from preble.decisions.recent import DecisionRecord, RecentDecisions
 from preble.engines.adapter import Engine, EngineInfo, EngineResponse
 from preble.errors import NoReplicaError, UnknownModel
+from preble.gateway.parity_report import ParityReport
 from preble.gateway.resync import ResyncPace
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.tenure import Tenure
@@ -33,10 +34,15 @@ from preble.gateway.tenure import Tenure
 
 @dataclass(slots=True)
 class LiveReplica:
-    """A replica in the rotation. `suspect` is set when a connection to it broke, so that it is checked at once."""
+    """A replica in the rotation. `suspect` is set when a connection to it broke, so that it is checked at once.
+
+    `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
+    """
 
     engine: Engine
     info: EngineInfo
+    trusted: bool = True
+    parity: ParityReport | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
     resync_pace: ResyncPace = field(default_factory=ResyncPace)
 
@@ -209,6 +215,13 @@ class Dispatcher:
         """A connection to the replica failed: have it checked at once."""
         if (replica := self._live.get(replica_id)) is not None:
             replica.suspect.set()
+
+    def set_trust(self, replica: LiveReplica, trusted: bool) -> None:
+        """Have matches on a replica count or not. Nothing happens if it has left the rotation."""
+        replica_id = replica.engine.replica_id
+        if self._live.get(replica_id) is replica and replica.trusted != trusted:
+            self._scheduler.set_trust(replica_id, trusted, self._loop.time())
+            replica.trusted = trusted
 
     def apply(self, event: KvEvent) -> None:
         """Correct the scheduler's belief of what a live replica caches."""

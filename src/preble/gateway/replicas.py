@@ -11,6 +11,7 @@ from preble.engines.adapter import Engine, EngineInfo
 from preble.errors import EngineError, EngineRefused
 from preble.gateway.config import HealthConfig
 from preble.gateway.dispatcher import Dispatcher, LiveReplica
+from preble.gateway.parity_watch import ParityWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,11 @@ class Down:
 class ReplicaMonitor:
     """Keeps the dispatcher's view of one replica true. Owns its engine client."""
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher, health: HealthConfig) -> None:
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, health: HealthConfig, parity: ParityWatch) -> None:
         self._engine = engine
         self._dispatcher = dispatcher
         self._health = health
+        self._parity = parity
         self._log = structlog.get_logger().bind(replica=engine.replica_id)
 
     async def run(self) -> None:
@@ -46,6 +48,16 @@ class ReplicaMonitor:
         """From the first successful probe to the replica's failure."""
         info = await self._until_up()
         replica = self._dispatcher.add_replica(self._engine, info)
+        async with asyncio.TaskGroup() as aside:
+            parity = aside.create_task(self._parity.watch(replica))
+            try:
+                await self._until_removed(replica)
+            finally:
+                # Only now: a probe that waits for a dead replica must not keep that one in the rotation.
+                parity.cancel()
+
+    async def _until_removed(self, replica: LiveReplica) -> None:
+        """Take in its events until it fails, then take it out."""
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:

@@ -78,6 +78,9 @@ class SchedulerCollector(Collector):
         reported = CounterMetricFamily(
             "preble_drift_reported_tokens", "Prompt tokens that it then reported as cached.", labels=_LABELS
         )
+        trusted = GaugeMetricFamily(
+            "preble_replica_trusted", "1 while what a replica is believed to hold counts.", labels=_LABELS
+        )
         for replica_id in self._scheduler.replica_ids():
             state = self._scheduler.replica_state(replica_id)
             load.add_metric([replica_id], state.load_s)
@@ -85,7 +88,8 @@ class SchedulerCollector(Collector):
             held.add_metric([replica_id], state.cached_tokens)
             predicted.add_metric([replica_id], state.drift.predicted_tokens)
             reported.add_metric([replica_id], state.drift.reported_tokens)
-        yield from (load, waiting, held, predicted, reported)
+            trusted.add_metric([replica_id], state.trusted)
+        yield from (load, waiting, held, predicted, reported, trusted)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

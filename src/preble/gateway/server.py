@@ -24,6 +24,7 @@ from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.dispatcher import Dispatcher
 from preble.gateway.inference import Inference
 from preble.gateway.intake import Intake
+from preble.gateway.parity_watch import ParityWatch
 from preble.gateway.replicas import ReplicaMonitor
 from preble.gateway.scheduler_metrics import SchedulerCollector
 from preble.gateway.scheduling import Scheduling, start_scheduling
@@ -118,9 +119,11 @@ async def _serving(config: GatewayConfig, scheduling: Scheduling, engines: list[
         intake = Intake(
             dispatcher, tokens, telemetry, config.limits, forward_authorization=config.auth.forward_authorization
         )
-        app = App(config, dispatcher, Inference(intake, total_s=config.timeouts.total_s), telemetry)
+        parity = ParityWatch(dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity)
+        app = App(config, dispatcher, Inference(intake, total_s=config.timeouts.total_s), telemetry, parity)
+        monitors = [ReplicaMonitor(engine, dispatcher, config.health, parity) for engine in engines]
         with listen(config.host, config.port) as sock:
-            async with _watched(engines, dispatcher, config), _accepting(app, sock, config) as server:
+            async with _running(monitors), _accepting(app, sock, config) as server:
                 gateway = Gateway(url_of(config.host, sock.getsockname()[1]), dispatcher, intake, server)
                 telemetry.log.info("listening", url=gateway.url, policy=config.policy, replicas=len(engines))
                 yield gateway
@@ -150,10 +153,10 @@ def _engine(config: GatewayConfig, replica: ReplicaConfig) -> Engine:
 
 
 @asynccontextmanager
-async def _watched(engines: list[Engine], dispatcher: Dispatcher, config: GatewayConfig) -> AsyncIterator[None]:
-    """Every replica has its monitor within the context."""
+async def _running(monitors: list[ReplicaMonitor]) -> AsyncIterator[None]:
+    """Every replica is watched by its monitor within the context."""
     # No task group: it would wrap the errors of the caller's code in groups, and a monitor lets no error out.
-    tasks = [asyncio.create_task(ReplicaMonitor(engine, dispatcher, config.health).run()) for engine in engines]
+    tasks = [asyncio.create_task(monitor.run()) for monitor in monitors]
     try:
         yield
     finally:

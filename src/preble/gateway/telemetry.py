@@ -6,7 +6,9 @@ replica are looked up once, since finding a labelled metric costs more than coun
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -14,8 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from preble.core.types import Placement, PrefixHomeChange, Reason, ReplicaId
 from preble.errors import EngineError
+from preble.gateway.parity_report import Check, Outcome, ParityReport
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
+_PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 
@@ -74,6 +79,12 @@ class Telemetry:
         self.resyncs = counter("kv_resyncs", "KV event streams asked to start over.", "replica")
         self.prefix_homes = counter(
             "prefix_homes", "Prefixes that got a further home or lost one.", "replica", "change"
+        )
+        self.parity = gauge(
+            "replica_parity",
+            "What came of the last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
+            "replica",
+            "check",
         )
         self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
         self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
@@ -158,8 +169,27 @@ class Telemetry:
         self.up.labels(replica).set(1)
         self.log.info("replica_up", replica=replica, **details)
 
+    def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
+        """A replica's token ids and cache were compared. `is_known`: the same was found the last time."""
+        for finding in report.findings:
+            self.parity.labels(report.replica, finding.check).set(_PARITY[finding.outcome])
+        if is_known:
+            return
+        log = self.log.bind(replica=report.replica, trusted=report.trusted)
+        for finding in report.findings:
+            if finding.outcome is Outcome.MISMATCH:
+                log.warning("parity_mismatch", check=finding.check.value, detail=finding.detail, hint=PARITY_HINT)
+        unchecked = {f.check.value: f.detail for f in report.findings if f.outcome is Outcome.UNCHECKED}
+        if unchecked:
+            log.warning("parity_unchecked", **unchecked)
+        if report.outcome is Outcome.VERIFIED:
+            log.info("parity_verified", took_s=round(report.took_s, 3))
+
     def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:
         """A replica left the rotation. `reason`: None where the gateway itself stops."""
         self.up.labels(replica).set(0)
+        for check in Check:
+            with contextlib.suppress(KeyError):  # never checked
+                self.parity.remove(replica, check)
         if reason is not None:
             self.log.warning("replica_down", replica=replica, reason=reason, requests_in_flight=orphans)
