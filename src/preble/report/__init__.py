@@ -1,8 +1,19 @@
-"""Results as one self-contained HTML page: tables and figures, no script, nothing fetched from elsewhere."""
+"""Results for people: tables and figures, as one self-contained HTML page or in a terminal."""
 
 from __future__ import annotations
 
-from preble.report.drawing import PALETTE, Drawing, draw
+from preble.report.drawing import PALETTE, Drawing, draw, require_matplotlib
 from preble.report.page import Section, Table, Text, html_page
+from preble.report.terminal import terminal_table
 
-__all__ = ["PALETTE", "Drawing", "Section", "Table", "Text", "draw", "html_page"]
+__all__ = [
+    "PALETTE",
+    "Drawing",
+    "Section",
+    "Table",
+    "Text",
+    "draw",
+    "html_page",
+    "require_matplotlib",
+    "terminal_table",
+]

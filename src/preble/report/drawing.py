@@ -73,7 +73,7 @@ class Drawing:
 
 
 def draw(
-    fill: Callable[[Figure], None], caption: str = "", *, width_in: float = 5.6, height_in: float = 3.5
+    fill: Callable[[Figure], None], caption: str = "", *, width_in: float = 5.0, height_in: float = 3.2
 ) -> Drawing:
     """What `fill` puts on an empty figure, in the style of our pages. The same calls give the same bytes.
 
@@ -81,10 +81,8 @@ def draw(
 
     Raises: ConfigError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
+    require_matplotlib()
+    import matplotlib as mpl
     from cycler import cycler
     from matplotlib.figure import Figure
 
@@ -94,6 +92,17 @@ def draw(
         text = StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return Drawing(_element(text.getvalue()), caption)
+
+
+def require_matplotlib() -> None:
+    """Call it before long work that ends in a drawing.
+
+    Raises: ConfigError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
 
 
 def _element(document: str) -> str:

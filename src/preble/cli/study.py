@@ -1,0 +1,118 @@
+"""`preble workload study`: how long prompts are, what they share, how requests arrive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from preble.cli.options import POSITIVE
+from preble.cli.output import write_result
+
+if TYPE_CHECKING:
+    from preble.core.types import PackedTokens
+    from preble.workloads import Workload, WorkloadRequest
+    from preble.workloads.study import Study, Tokenize
+
+FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+DEFAULT_REQUESTS = 5000
+"""Of a named workload, which has no end of its own."""
+
+
+@click.command("study", short_help="What prompts share, how long they are, how they arrive.")
+@click.argument("sources", nargs=-1, required=True, metavar="NAME|FILE...")
+@click.option(
+    "--requests", type=POSITIVE, help=f"How many of each.  [default: all of a trace, {DEFAULT_REQUESTS} else]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of named workloads.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="FILE|FOLDER",
+    help="A model's tokenizer.json, for prompts of text.  [default: a word is a token]",
+)
+@click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write every number; - for stdout.")
+@click.option("--html", "html_file", type=FILE, metavar="FILE", help="Write one page with figures (extra `plot`).")
+def command(
+    sources: tuple[str, ...],
+    requests: int | None,
+    seed: int,
+    tokenizer: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    """Study workloads side by side: lengths, shared prefixes, key portions, arrivals and sessions.
+
+    Says, before any GPU is used, how much of your prompts a prefix cache can save.
+    How to read it: docs/howto/study-a-trace.md.
+
+    \b
+    Examples:
+      preble workload study trace.jsonl.gz --html study.html
+      preble workload study monday.jsonl tuesday.jsonl tool_use --json -
+    """
+    import msgspec
+    from rich.console import Console
+
+    from preble.report import require_matplotlib, terminal_table
+    from preble.workloads.study import StudyReport, study_page, summary_tables
+
+    if html_file is not None:
+        require_matplotlib()
+    tokenize = _tokenize(tokenizer)
+    studies = tuple(_studied(source, requests, seed, tokenize) for source in sources)
+    report = StudyReport(sources, requests, seed, str(tokenizer) if tokenizer else None, studies)
+    if tokenizer is None and any(study.has_text for study in studies):
+        click.echo("of text, a word is a token here; for a model's own count give --tokenizer", err=True)
+    if html_file is not None:
+        write_result(html_file, study_page(report).encode())
+    if json_file is not None:
+        write_result(json_file, msgspec.json.encode(report))
+    if str(json_file) != "-":
+        for table in summary_tables(studies):
+            Console().print(terminal_table(table), "")
+
+
+def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:
+    """One workload's study, with progress on stderr."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from preble.workloads.study import study
+
+    is_terminal = sys.stderr.isatty()
+    click.echo(f"reading {source}", err=True)
+    workload = _workload(source, requests, seed)
+    click.echo(f"studying {workload.name}: {len(workload.requests):,} requests", err=True)
+    with Progress(console=Console(stderr=True), disable=not is_terminal, transient=True) as progress:
+        task = progress.add_task(workload.name, total=len(workload.requests))
+        return study(workload, tokenize=tokenize, on_request=lambda: progress.advance(task))
+
+
+def _workload(source: str, requests: int | None, seed: int) -> Workload:
+    from preble.workloads import make_workload, workload_names
+
+    if requests is None and (source in workload_names() or not Path(source).is_file()):
+        requests = DEFAULT_REQUESTS
+    return make_workload(source, requests, seed)
+
+
+def _tokenize(tokenizer: Path | None) -> Tokenize:
+    """What makes prompts token ids. Raises: ConfigError: the file is no tokenizer."""
+    from preble.workloads import packed_prompt
+
+    if tokenizer is None:
+        return packed_prompt
+    from preble.cli.logs import configure_logging
+    from preble.gateway.tokens import choose_encoder
+
+    configure_logging("error", "console")
+    encoder, _ = choose_encoder(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)
+
+    def tokenize(request: WorkloadRequest) -> PackedTokens:
+        prompt = request.prompt()
+        return encoder.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else packed_prompt(request)
+
+    return tokenize

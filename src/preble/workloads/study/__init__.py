@@ -1,0 +1,33 @@
+"""What a workload is like: how long prompts are, how much of them is shared, and how requests arrive.
+
+`study` computes the numbers of the paper's Table 1 and more of any workload, `study_page` shows several side by side.
+"""
+
+from __future__ import annotations
+
+from preble.workloads.study.distribution import Distribution, distribution
+from preble.workloads.study.page import draw_cdf, study_page
+from preble.workloads.study.prefixes import KeyPortions, Sharing, study_sharing
+from preble.workloads.study.sessions import SessionStudy, study_sessions
+from preble.workloads.study.study import Study, StudyReport, Tokenize, study
+from preble.workloads.study.tables import summary_tables
+from preble.workloads.study.timing import ArrivalStudy, study_arrivals
+
+__all__ = [
+    "ArrivalStudy",
+    "Distribution",
+    "KeyPortions",
+    "SessionStudy",
+    "Sharing",
+    "Study",
+    "StudyReport",
+    "Tokenize",
+    "distribution",
+    "draw_cdf",
+    "study",
+    "study_arrivals",
+    "study_page",
+    "study_sessions",
+    "study_sharing",
+    "summary_tables",
+]

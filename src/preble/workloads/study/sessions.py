@@ -1,0 +1,43 @@
+"""Sessions: requests that belong together, one after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from preble.workloads.model import WorkloadRequest
+from preble.workloads.study.distribution import Distribution, distribution
+
+
+class SessionStudy(msgspec.Struct, frozen=True):
+    """The sessions of a workload.
+
+    `requests`: of a session, over the sessions. `waiting`: requests that wait for another one's answer.
+    `growth_tokens`: how much longer their prompts are than that one's. `delay_s`: how long after its end they are
+    sent. Both None where no request waits.
+    """
+
+    sessions: int
+    requests: Distribution
+    waiting: int
+    growth_tokens: Distribution | None
+    delay_s: Distribution | None
+
+
+def study_sessions(requests: Sequence[WorkloadRequest], prompt_tokens: Sequence[int]) -> SessionStudy | None:
+    """Of requests and the lengths of their prompts; None where no request is of a session. O(requests)."""
+    sizes = Counter(request.session for request in requests if request.session is not None)
+    if not sizes:
+        return None
+    lengths = {request.request_id: length for request, length in zip(requests, prompt_tokens, strict=True)}
+    waiting = [(request, request.parent) for request in requests if request.parent is not None]
+    growth = [lengths[request.request_id] - lengths[parent] for request, parent in waiting]
+    return SessionStudy(
+        sessions=len(sizes),
+        requests=distribution(list(sizes.values())),
+        waiting=len(waiting),
+        growth_tokens=distribution(growth) if waiting else None,
+        delay_s=distribution([request.delay_s for request, _ in waiting]) if waiting else None,
+    )

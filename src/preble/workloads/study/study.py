@@ -1,0 +1,92 @@
+"""All the numbers of one workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from preble import __version__
+from preble.core.types import TOKEN_BYTES, PackedTokens
+from preble.errors import ConfigError
+from preble.workloads.model import Workload, WorkloadRequest
+from preble.workloads.study.distribution import Distribution, distribution
+from preble.workloads.study.prefixes import Sharing, study_sharing
+from preble.workloads.study.sessions import SessionStudy, study_sessions
+from preble.workloads.study.timing import ArrivalStudy, study_arrivals
+from preble.workloads.tokens import packed_prompt
+
+Tokenize = Callable[[WorkloadRequest], PackedTokens]
+"""The whole prompt of a request as packed token ids."""
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload is like. Lengths are in tokens.
+
+    `prompt_to_output`: prompt tokens / output tokens of a request. `has_text`: prompts are text, so that their lengths
+    depend on the tokenizer. `arrivals`: None where the workload has no times of its own. `sessions`: None where it has
+    none.
+    """
+
+    name: str
+    note: str
+    requests: int
+    has_text: bool
+    prompt_tokens: Distribution
+    output_tokens: Distribution
+    prompt_to_output: Distribution
+    sharing: Sharing
+    arrivals: ArrivalStudy | None
+    sessions: SessionStudy | None
+
+
+class StudyReport(msgspec.Struct, frozen=True):
+    """Studies side by side, and what was asked for.
+
+    `sources`: names and files, as given. `requests`: how many of each, None for all of a trace. `seed`: of named
+    workloads. `tokenizer`: the file that prompts of text were counted by, None where a word is a token.
+    """
+
+    sources: tuple[str, ...]
+    requests: int | None
+    seed: int
+    tokenizer: str | None
+    studies: tuple[Study, ...]
+    version: str = __version__
+
+
+def study(
+    workload: Workload, *, tokenize: Tokenize = packed_prompt, on_request: Callable[[], None] = lambda: None
+) -> Study:
+    """Every number of a workload. Calls `on_request` after each request, for progress.
+
+    `tokenize`: a model's tokenizer for prompts of text; the built-in one takes words for tokens. Keeps the distinct
+    tokens of all prompts in memory, four bytes each; one prompt at a time is put together.
+
+    Raises: ConfigError: the workload has no request.
+    """
+    if not workload.requests:
+        raise ConfigError(f"workload {workload.name!r} has no request, so there is nothing to study")
+    lengths: list[int] = []
+
+    def prompt(request: WorkloadRequest) -> PackedTokens:
+        tokens = tokenize(request)
+        lengths.append(len(tokens) // TOKEN_BYTES)
+        on_request()
+        return tokens
+
+    sharing = study_sharing(map(prompt, workload.requests))
+    outputs = [request.output_tokens for request in workload.requests]
+    ratios = [length / output for length, output in zip(lengths, outputs, strict=True)]
+    return Study(
+        name=workload.name,
+        note=workload.note,
+        requests=len(lengths),
+        has_text=any(request.segments[0].tokens is None for request in workload.requests),
+        prompt_tokens=distribution(lengths),
+        output_tokens=distribution(outputs),
+        prompt_to_output=distribution(ratios),
+        sharing=sharing,
+        arrivals=study_arrivals([r.arrival_s for r in workload.requests if r.arrival_s is not None]),
+        sessions=study_sessions(workload.requests, lengths),
+    )

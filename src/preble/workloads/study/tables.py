@@ -1,0 +1,124 @@
+"""Studies side by side, as tables: one row a workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from preble.report import Table
+from preble.workloads.study.metrics import (
+    GROWTH,
+    KEY_PORTION,
+    KEY_REQUESTS,
+    OUTPUT,
+    PROMPT,
+    RATIO,
+    SESSION,
+    SHARED,
+    Metric,
+    number,
+    seconds,
+)
+from preble.workloads.study.study import Study
+from preble.workloads.study.timing import PEAK_S
+
+PERCENTS = (0, 5, 25, 50, 75, 95, 99, 100)
+
+Column = tuple[str, Callable[[Study], str]]
+
+
+def labels(studies: Sequence[Study]) -> list[str]:
+    """The names of the workloads, numbered where several have the same.
+
+    >>> from types import SimpleNamespace as Named
+    >>> labels([Named(name="a"), Named(name="b"), Named(name="a")])
+    ['a', 'b', 'a (2)']
+    """
+    seen: Counter[str] = Counter()
+    result = []
+    for study in studies:
+        seen[study.name] += 1
+        result.append(study.name if seen[study.name] == 1 else f"{study.name} ({seen[study.name]})")
+    return result
+
+
+def prompts_table(studies: Sequence[Study]) -> Table:
+    """Table 1 of the paper, with the prompt-to-output ratio and the number of key portions."""
+    columns = [
+        ("requests", lambda study: f"{study.requests:,}"),
+        *((metric.name, metric.mean_and_sd) for metric in (PROMPT, OUTPUT, RATIO, SHARED, KEY_PORTION, KEY_REQUESTS)),
+    ]
+    return _table("Prompts: mean ± standard deviation, lengths in tokens", columns, studies)
+
+
+def cache_table(studies: Sequence[Study]) -> Table:
+    """What a prefix cache has to do with it."""
+    columns: list[Column] = [
+        ("prompt tokens", lambda study: f"{study.sharing.prompt_tokens:,}"),
+        ("distinct tokens", lambda study: f"{study.sharing.distinct_tokens:,}"),
+        ("best hit rate", lambda study: SHARED.text(study.sharing.hit_rate)),
+        ("mostly shared", lambda study: SHARED.text(study.sharing.mostly_shared)),
+        ("key portions", lambda study: f"{study.sharing.key_portions.nodes:,}"),
+    ]
+    return _table("What a cache that never forgets would hold and hit", columns, studies)
+
+
+def arrivals_table(studies: Sequence[Study]) -> Table | None:
+    """None where no workload has arrival times."""
+    columns: list[Column] = [
+        ("arrivals", lambda s: f"{s.arrivals.requests:,}" if s.arrivals else "-"),
+        ("duration", lambda s: seconds(s.arrivals.duration_s) if s.arrivals else "-"),
+        ("requests/s", lambda s: _or_dash(s.arrivals.requests_per_s) if s.arrivals else "-"),
+        (f"peak {PEAK_S:g} s", lambda s: f"{number(s.arrivals.peak_requests_per_s)}/s" if s.arrivals else "-"),
+        ("mean gap", lambda s: seconds(s.arrivals.gap_s.mean) if s.arrivals else "-"),
+        ("median gap", lambda s: seconds(s.arrivals.gap_s.percentiles[50]) if s.arrivals else "-"),
+        ("CV of gaps", lambda s: _or_dash(s.arrivals.gap_cv) if s.arrivals else "-"),
+    ]
+    return _table("Arrivals", columns, studies) if any(study.arrivals for study in studies) else None
+
+
+def sessions_table(studies: Sequence[Study]) -> Table | None:
+    """None where no workload has sessions."""
+    columns: list[Column] = [
+        ("sessions", lambda study: f"{study.sessions.sessions:,}" if study.sessions else "-"),
+        (SESSION.name, SESSION.mean_and_sd),
+        ("that wait for another", lambda study: f"{study.sessions.waiting:,}" if study.sessions else "-"),
+        (f"{GROWTH.name}, tokens", GROWTH.mean_and_sd),
+    ]
+    return _table("Sessions", columns, studies) if any(study.sessions for study in studies) else None
+
+
+def percentiles_table(metric: Metric, studies: Sequence[Study]) -> Table | None:
+    """One distribution of every workload that has it; None where none does."""
+    spreads = ((label, metric.of(study)) for label, study in zip(labels(studies), studies, strict=True))
+    rows = [(label, *(metric.text(spread.percentiles[p]) for p in PERCENTS)) for label, spread in spreads if spread]
+    caption = metric.name + (f", {metric.unit}" if metric.unit == "tokens" else "")
+    heads = ("least", *(f"p{percent}" for percent in PERCENTS[1:-1]), "greatest")
+    return Table(("", *heads), rows, caption[0].upper() + caption[1:]) if rows else None
+
+
+def summary_tables(studies: Sequence[Study]) -> list[Table]:
+    """What a terminal shows: a column for each workload, and percentiles of the lengths."""
+    tables = (prompts_table(studies), cache_table(studies), arrivals_table(studies), sessions_table(studies))
+    rows = [row for table in tables if table is not None for row in _columns_of(table)]
+    side_by_side = Table(("", *labels(studies)), rows, "Mean ± standard deviation, lengths in tokens")
+    percentiles = (percentiles_table(PROMPT, studies), percentiles_table(OUTPUT, studies))
+    return [side_by_side, *(table for table in percentiles if table is not None)]
+
+
+def _columns_of(table: Table) -> Iterator[Sequence[str]]:
+    """The columns but the first, which only names the rows, each behind its heading."""
+    return islice(zip(table.columns, *table.rows, strict=True), 1, None)
+
+
+def _table(caption: str, columns: Sequence[Column], studies: Sequence[Study]) -> Table:
+    heads = ("", *(head for head, _ in columns))
+    rows = [
+        (label, *(show(study) for _, show in columns)) for label, study in zip(labels(studies), studies, strict=True)
+    ]
+    return Table(heads, rows, caption)
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else number(value)
