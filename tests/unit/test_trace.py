@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from preble.core.types import pack_tokens
 from preble.errors import ConfigError, TraceFormatError
 from preble.workloads import Segment, Workload, WorkloadRequest, make_workload, read_trace, write_trace
+from preble.workloads.trace import made_up_tokens, own_tokens
 
 HEADER = {"kind": "trace", "version": 1, "name": "t"}
 SYSTEM = {"kind": "segment", "id": "sys", "text": "Be brief. "}
@@ -48,6 +49,35 @@ def test_num_tokens_stands_for_the_same_made_up_tokens_every_time(tmp_path: Path
     assert [len(prompt) for prompt in prompts] == [50, 50]
     assert prompts[0] != prompts[1]
     assert prompts == [request.prompt() for request in read_trace(path).requests]
+
+
+def test_a_requests_own_num_tokens_are_unlike_those_of_any_other(tmp_path: Path) -> None:
+    requests = [{"kind": "request", "id": n, "output_tokens": 1, "num_tokens": 50} for n in ("a", "b")]
+    path = trace_of(tmp_path, HEADER, *requests)
+    prompts = [request.prompt() for request in read_trace(path).requests]
+    assert [len(prompt) for prompt in prompts] == [50, 50]
+    assert prompts[0] != prompts[1]
+
+
+def test_made_up_tokens_are_written_as_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "w.jsonl"
+    segments = (Segment("video", tokens=made_up_tokens("video", 900)), Segment(tokens=own_tokens("a", 70)))
+    workload = Workload("w", (WorkloadRequest("a", segments, 1),))
+    write_trace(path, workload)
+    assert [line.get("num_tokens") for line in map(json.loads, path.read_text().splitlines())] == [None, 900, 70]
+    assert read_trace(path) == workload
+
+
+def test_a_piece_without_an_id_before_one_with_an_id_keeps_its_place(tmp_path: Path) -> None:
+    segments = (Segment(text="first "), Segment("s", text="second "), Segment(text="third"))
+    write_trace(tmp_path / "w.jsonl", Workload("w", (WorkloadRequest("a", segments, 1),)))
+    assert read_trace(tmp_path / "w.jsonl").requests[0].prompt() == "first second third"
+
+
+def test_two_segments_of_one_id_are_not_written(tmp_path: Path) -> None:
+    requests = tuple(WorkloadRequest(text, (Segment("s", text=text),), 1) for text in ("a", "b"))
+    with pytest.raises(ValueError, match="two different segments have the id 's'"):
+        write_trace(tmp_path / "w.jsonl", Workload("w", requests))
 
 
 def test_empty_lines_are_skipped(tmp_path: Path) -> None:
@@ -87,7 +117,8 @@ CHILD = {"kind": "request", "id": "b", "output_tokens": 4, "text": "And?", "sess
         ([HEADER, {"kind": "segment", "id": "x"}], ":2", "exactly one of"),
         ([HEADER, SYSTEM, FIRST | {"output_tokens": 0}], ":3", "output_tokens"),
         ([HEADER, SYSTEM, FIRST | {"arrival_s": -1}], ":3", "arrival_s"),
-        ([HEADER, SYSTEM, FIRST | {"token_ids": [1]}], ":3", "not both"),
+        ([HEADER, SYSTEM, FIRST | {"token_ids": [1]}], ":3", "only one of them"),
+        ([HEADER, SYSTEM, FIRST | {"num_tokens": 0}], ":3", "num_tokens"),
         ([HEADER, SYSTEM, {**FIRST, "text": None, "token_ids": [1]}], ":3", "mixes text and token ids"),
         ([HEADER, {**FIRST, "segments": [], "text": None}], ":2", "prompt is empty"),
         ([HEADER, {**FIRST, "segments": [], "text": None, "token_ids": [-1]}], ":2", "token_ids"),

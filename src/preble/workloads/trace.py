@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO, ClassVar, cast
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from preble.core.types import PackedTokens, pack_tokens, unpack_tokens
+from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.errors import TraceFormatError
 from preble.workloads.lines import bad_line, numbered_lines
 from preble.workloads.model import Segment, Workload, WorkloadRequest
@@ -54,13 +54,14 @@ class SegmentLine(_Line, frozen=True, tag="segment"):
 
 
 class RequestLine(_Line, frozen=True, tag="request"):
-    """One request: the segments it names, then its own text or token ids."""
+    """One request: the segments it names, then its own text or token ids, or so many made-up tokens of its own."""
 
     id: Id
     output_tokens: Annotated[int, Meta(ge=1)]
     segments: list[Id] = []
     text: Annotated[str, Meta(min_length=1)] | None = None
     token_ids: TokenIds | None = None
+    num_tokens: Annotated[int, Meta(ge=1)] | None = None
     arrival_s: Seconds | None = None
     session: Id | None = None
     parent: Id | None = None
@@ -82,7 +83,9 @@ def read_trace(path: Path) -> Workload:
 def write_trace(path: Path, workload: Workload) -> None:
     """Write a workload as a trace file; compressed where the name ends in `.gz`. Overwrites.
 
-    Raises: OSError.
+    Made-up tokens are written as their number, so that a trace of lengths stays small.
+
+    Raises: OSError. ValueError: two different segments have the same id.
     """
     encode = msgspec.json.Encoder().encode
     with _open_to_write(path) as out:
@@ -101,6 +104,11 @@ def made_up_tokens(segment_id: str, num_tokens: int) -> PackedTokens:
     """
     noise = hashlib.shake_128(segment_id.encode("utf-8", "surrogatepass")).digest(2 * num_tokens)
     return PackedTokens((np.frombuffer(noise, "<u2") % 1000 + 10).astype(np.uint32).tobytes())
+
+
+def own_tokens(request_id: str, num_tokens: int) -> PackedTokens:
+    """Made-up token ids that stand for a part of a prompt that no other request has, of a content that is not known."""
+    return made_up_tokens(f"own:{request_id}", num_tokens)
 
 
 def _open_to_write(path: Path) -> BinaryIO:
@@ -189,15 +197,17 @@ class _Reader:
         unknown = [name for name in line.segments if name not in self._segments]
         if unknown:
             raise ValueError(f"segment {unknown[0]!r} is not defined above; define a segment before it is used")
-        if line.text is not None and line.token_ids is not None:
-            raise ValueError("a request has text or token_ids, not both")
+        if sum(content is not None for content in (line.text, line.token_ids, line.num_tokens)) > 1:
+            raise ValueError("a request has text, token_ids or num_tokens, and only one of them")
         segments = [self._segments[name] for name in line.segments]
         if line.text is not None:
             segments.append(Segment(text=line.text))
         if line.token_ids is not None:
             segments.append(Segment(tokens=pack_tokens(line.token_ids)))
+        if line.num_tokens is not None:
+            segments.append(Segment(tokens=own_tokens(line.id, line.num_tokens)))
         if not segments:
-            raise ValueError("the prompt is empty; give segments, text or token_ids")
+            raise ValueError("the prompt is empty; give segments, text, token_ids or num_tokens")
         if len({segment.text is None for segment in segments}) > 1:
             raise ValueError("the prompt mixes text and token ids; make all of it text or all of it token ids")
         return tuple(segments)
@@ -221,23 +231,43 @@ def _segment(line: SegmentLine) -> Segment:
 
 def _lines(workload: Workload) -> Iterator[_Line]:
     yield TraceLine(version=VERSION, name=workload.name, note=workload.note)
-    defined: set[str] = set()
+    defined: dict[str, Segment] = {}
     for request in workload.requests:
-        for segment in request.segments:
-            if segment.segment_id is not None and segment.segment_id not in defined:
-                defined.add(segment.segment_id)
-                yield SegmentLine(id=segment.segment_id, text=segment.text, token_ids=_ids([segment]))
-        yield _request_line(request)
+        named, own = _named_and_own(request)
+        for segment_id, segment in named:
+            if segment_id not in defined:
+                yield _segment_line(segment_id, segment)
+            elif (defined[segment_id].text, defined[segment_id].tokens) != (segment.text, segment.tokens):
+                raise ValueError(f"workload {workload.name!r}: two different segments have the id {segment_id!r}")
+            defined[segment_id] = segment
+        yield _request_line(request, [segment_id for segment_id, _ in named], own)
 
 
-def _request_line(request: WorkloadRequest) -> RequestLine:
-    own = [segment for segment in request.segments if segment.segment_id is None]
+def _named_and_own(request: WorkloadRequest) -> tuple[list[tuple[str, Segment]], list[Segment]]:
+    """The prompt up to its last segment with an id, and what is its own after it; what has none before gets one."""
+    ids = [segment.segment_id for segment in request.segments]
+    end = max((place for place, segment_id in enumerate(ids, start=1) if segment_id is not None), default=0)
+    names = [f"{request.request_id}/{place}" if name is None else name for place, name in enumerate(ids[:end])]
+    return list(zip(names, request.segments[:end], strict=True)), list(request.segments[end:])
+
+
+def _segment_line(segment_id: str, segment: Segment) -> SegmentLine:
+    if segment.tokens is not None and segment.tokens == made_up_tokens(segment_id, segment.num_tokens or 0):
+        return SegmentLine(id=segment_id, num_tokens=segment.num_tokens)
+    return SegmentLine(id=segment_id, text=segment.text, token_ids=_ids(segment.tokens or b""))
+
+
+def _request_line(request: WorkloadRequest, segment_ids: list[str], own: list[Segment]) -> RequestLine:
+    tokens = b"".join(segment.tokens or b"" for segment in own)
+    num_tokens = len(tokens) // TOKEN_BYTES
+    is_made_up = num_tokens > 0 and tokens == own_tokens(request.request_id, num_tokens)
     return RequestLine(
         id=request.request_id,
         output_tokens=request.output_tokens,
-        segments=[segment.segment_id for segment in request.segments if segment.segment_id is not None],
+        segments=segment_ids,
         text="".join(segment.text or "" for segment in own) or None,
-        token_ids=_ids(own),
+        token_ids=None if is_made_up else _ids(tokens),
+        num_tokens=num_tokens if is_made_up else None,
         arrival_s=request.arrival_s,
         session=request.session,
         parent=request.parent,
@@ -246,5 +276,5 @@ def _request_line(request: WorkloadRequest) -> RequestLine:
     )
 
 
-def _ids(segments: Iterable[Segment]) -> list[int] | None:
-    return [token for segment in segments for token in unpack_tokens(segment.tokens or b"")] or None
+def _ids(tokens: bytes) -> list[int] | None:
+    return list(unpack_tokens(tokens)) or None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from preble.errors import TraceFormatError
 from preble.workloads.model import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import made_up_tokens
+from preble.workloads.trace import made_up_tokens, own_tokens
 
 _SUFFIXES = (".gz", ".jsonl", ".json", ".csv", ".txt", ".requests")
 _FIRST_MILLISECOND = 1e11
@@ -61,7 +61,7 @@ class MadeUpSegments:
 
 def own_segment(request_id: str, num_tokens: int) -> Segment:
     """A piece of prompt that no other request has: so many made-up tokens."""
-    return Segment(tokens=made_up_tokens(f"own:{request_id}", num_tokens))
+    return Segment(tokens=own_tokens(request_id, num_tokens))
 
 
 def seconds_of(time: float | str) -> float:

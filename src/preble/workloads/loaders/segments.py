@@ -176,7 +176,7 @@ class _TokenPrompts(_Prompts):
         num_tokens = self._tail_tokens(line)
         if not num_tokens:
             return None
-        return Segment(tokens=self._tokens(f"own:{self._name}:{line.id}", line.tail, num_tokens))
+        return Segment(tokens=self._tokens(f"own:{line.id}", line.tail, num_tokens))
 
     def _tokens(self, content_id: str, text: str, num_tokens: int) -> PackedTokens:
         opening = next((opening for opening in self._openings if text.startswith(opening)), "")
