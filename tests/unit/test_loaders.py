@@ -366,5 +366,9 @@ def test_segments_that_are_missing_or_there_twice_are_named(tmp_path: Path) -> N
     (tmp_path / "day.segments.jsonl").unlink()
     with pytest.raises(TraceFormatError, match=r"put day\.segments\.jsonl or day\.segments\.jsonl\.gz beside it"):
         load(tmp_path / "day.requests.jsonl")
-    with pytest.raises(TraceFormatError, match=r"must be called NAME\.requests\.jsonl"):
-        load(file_of(tmp_path, [FILM], "film.jsonl"))
+
+
+@pytest.mark.parametrize("line", [FILM, SEGMENTS[0]])
+def test_a_pair_is_named_by_its_file_of_requests(tmp_path: Path, line: object) -> None:
+    with pytest.raises(TraceFormatError, match=r"give a file of requests called NAME\.requests\.jsonl"):
+        load(file_of(tmp_path, [line], "film.jsonl"))

@@ -139,7 +139,7 @@ def test_a_bad_time_of_a_log_is_named(tmp_path: Path, line: object, says: str) -
 
 
 def test_an_id_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    assert "request 'a' is there twice" in refusal(tmp_path, CHAT | {"id": "a"}, CHAT | {"id": "a"})
+    assert ":2: request 'a' is there twice" in refusal(tmp_path, CHAT | {"id": "a"}, CHAT | {"id": "a"})
 
 
 # ---- sharegpt ------------------------------------------------------------------------------------------------------

@@ -31,16 +31,11 @@ def workload_name(path: Path) -> str:
 def assembled(path: Path, requests: Iterable[WorkloadRequest], note: str) -> Workload:
     """The workload of a file: by arrival where there are times, which then count from the first one.
 
-    Raises: TraceFormatError: there is no request, or two have the same id.
+    Raises: TraceFormatError: there is no request.
     """
     found = _from_the_first(sorted(requests, key=lambda request: request.arrival_s or 0.0))
     if not found:
         raise TraceFormatError(f"{path}: there is no request in it; is it the whole file?")
-    seen: set[str] = set()
-    for request in found:
-        if request.request_id in seen:
-            raise TraceFormatError(f"{path}: request {request.request_id!r} is there twice; give each its own id")
-        seen.add(request.request_id)
     return Workload(workload_name(path), tuple(found), f"{path.name} of {len(found)} requests; {note}")
 
 

@@ -34,7 +34,7 @@ FORMATS = (
     Format("azure", (azure.COLUMNS,), azure.read_azure),
     Format("mooncake", (("timestamp", "input_length", "output_length", "hash_ids"),), mooncake.read_mooncake),
     Format("servegen", (("timestamp", "client", "input_length", "output_length"),), servegen.read_servegen),
-    Format("segments", (("segs", "n_in", "n_out"),), segments.read_segments),
+    Format("segments", (("segs", "n_in", "n_out"), ("id", "n_tok")), segments.read_segments),
     Format("sharegpt", (("conversations",), ("conversation",), (_ARRAY,)), sharegpt.read_sharegpt),
     Format("openai", (("messages",), ("prompt",), ("body",), ("request",)), openai.read_openai),
 )

@@ -122,20 +122,28 @@ class _Reader:
         self._path = path
         self._default_output_tokens = default_output_tokens
         self._chat = ChatSegments()
+        self._names: set[str] = set()
         self._has_times: bool | None = None
 
     def take(self, number: int, line: _Line) -> Iterator[WorkloadRequest]:
         """The requests of a line: one for each of its prompts. Raises: TraceFormatError."""
         try:
+            name = self._name(number, line)
             arrival_s = self._arrival_s(line)
             prompts = self._prompts(line.body or line.request or line)
         except ValueError as error:
             raise bad_line(self._path, number, f"{error}; a line looks like {EXAMPLE}") from error
         output_tokens = self._output_tokens(line, len(prompts))
-        name = line.name or f"{workload_name(self._path)}-{number}"
         for i, segments in enumerate(prompts):
             request_id = name if len(prompts) == 1 else f"{name}.{i}"
             yield WorkloadRequest(request_id, segments, output_tokens, arrival_s=arrival_s)
+
+    def _name(self, number: int, line: _Line) -> str:
+        name = line.name or f"{workload_name(self._path)}-{number}"
+        if name in self._names:
+            raise ValueError(f"request {name!r} is there twice; give each its own id, or none")
+        self._names.add(name)
+        return name
 
     def _arrival_s(self, line: _Line) -> float | None:
         has_time = line.time is not None

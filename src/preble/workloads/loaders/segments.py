@@ -199,7 +199,9 @@ def _segment_lines(path: Path) -> dict[str, _SegmentLine]:
 def _segments_file(path: Path) -> Path:
     plain = path.name.replace(".requests.", ".segments.").removesuffix(".gz")
     if plain == path.name.removesuffix(".gz"):
-        raise TraceFormatError(f"{path}: a file of requests over segments must be called NAME.requests.jsonl[.gz]")
+        raise TraceFormatError(
+            f"{path}: give a file of requests called NAME.requests.jsonl[.gz], with NAME.segments.jsonl[.gz] beside it"
+        )
     for candidate in (path.with_name(f"{plain}.gz"), path.with_name(plain)):
         if candidate.is_file():
             return candidate
