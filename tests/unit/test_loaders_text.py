@@ -170,8 +170,9 @@ def test_an_array_of_conversations_is_read_as_lines_of_them_are(tmp_path: Path) 
     assert len(array.requests) == 4
 
 
-def test_sglangs_custom_data_set_is_read(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
+@pytest.mark.parametrize(("user", "assistant"), [({"role": "user"}, {"role": "assistant"}), ({}, {})])
+def test_sglangs_custom_data_set_is_read(tmp_path: Path, user: dict[str, str], assistant: dict[str, str]) -> None:
+    turns = [user | {"content": "Why?"}, assistant | {"content": "Because."}]
     (request,) = loaded(tmp_path, {"conversations": turns}).requests
     assert request.prompt() == "<|user|>\nWhy?\n<|assistant|>\n"
 
@@ -186,7 +187,7 @@ def test_conversations_without_an_answer_are_left_out_and_told_of(tmp_path: Path
     ("lines", "says"),
     [
         ([{"conversations": TALK}, {"x": 1}], ":2: there is no conversation"),
-        ([{"conversations": TALK}, {"conversations": [{"value": "a"}]}], ":2: a turn says who speaks"),
+        ([{"conversations": TALK}, {"conversations": [*TALK, {"value": "a"}]}], ":2: a turn says who speaks"),
         ([{"conversations": TALK}, {"conversations": 3}], ":2: Expected `array"),
         ([json.dumps([{"conversations": TALK}, {"conversations": [{"from": "gpt"}]}])], ": item 1: a turn says"),
         (["[", "{]"], ": JSON is malformed"),

@@ -26,6 +26,8 @@ _ROLES = MappingProxyType(
     {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bing": ASSISTANT, "bard": ASSISTANT}
 )
 """ShareGPT's words for who speaks; others stay as they are."""
+_SPEAKERS = ("user", ASSISTANT)
+"""They take turns in a conversation that does not say who speaks, as in SGLang's custom data sets."""
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -75,11 +77,12 @@ def _messages(place: str, conversation: _Conversation) -> list[Message]:
     turns = conversation.conversations if conversation.conversations is not None else conversation.conversation
     if turns is None:
         raise TraceFormatError(f"{place}: there is no conversation; it must look like {EXAMPLE}")
-    return [_message(place, turn) for turn in turns]
+    is_anonymous = not any(turn.sender or turn.role for turn in turns)
+    roles = [_SPEAKERS[i % 2] if is_anonymous else turn.sender or turn.role for i, turn in enumerate(turns)]
+    return [_message(place, role, turn) for role, turn in zip(roles, turns, strict=True)]
 
 
-def _message(place: str, turn: _Turn) -> Message:
-    role = turn.sender or turn.role
+def _message(place: str, role: str | None, turn: _Turn) -> Message:
     content = turn.value if turn.value is not None else turn.content
     if role is None or content is None:
         raise TraceFormatError(
