@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from preble.errors import ConfigError
-from preble.report import Drawing, Section, Table, Text, draw, html_page, terminal_table
+from preble.report import Drawing, Section, Table, Text, draw, html_page, terminal_tables
 from support.html import PageReader
 
 if TYPE_CHECKING:
@@ -54,12 +54,32 @@ def test_a_page_with_drawings_is_self_contained(drawing: Drawing) -> None:
     assert reader.words.count("what it shows") == 4 and "a <b> & c" in reader.words
 
 
+def printed(table: Table, width: int) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(*terminal_tables(table, width), sep="\n")
+    return console.file.getvalue()
+
+
 def test_a_terminal_shows_the_same_cells_as_plain_text() -> None:
     table = Table(("", "mean [x]"), [("[red]a[/red]", "1"), ("b", "2")], "Caption [y]", marked=frozenset({1}))
-    console = Console(file=StringIO(), width=60)
-    console.print(terminal_table(table))
-    shown = console.file.getvalue()
+    shown = printed(table, 60)
     assert all(text in shown for text in ("Caption [y]", "mean [x]", "[red]a[/red]", "│ b", "2 │"))
+
+
+def test_a_table_too_wide_for_the_terminal_is_several_with_the_same_rows() -> None:
+    cells = [f"{number:010}" for number in range(7)]
+    table = Table(("", *(f"head{number}" for number in range(7))), [("name", *cells)], "Caption")
+    assert len(terminal_tables(table, 99)) == 1
+    assert len(terminal_tables(table, 98)) == 2
+    shown = printed(table, 40)
+    assert shown.count("name") == 4 and shown.count("Caption") == 1 and "…" not in shown
+    assert [shown.count(text) for text in (*cells, *table.columns[1:])] == [1] * 14
+
+
+def test_a_heading_longer_than_its_cells_is_wrapped_not_cut() -> None:
+    shown = printed(Table(("", "requests sharing it", "averylongnamewithoutaspace"), [("a", "1", "2")]), 40)
+    assert "requests" in shown and "sharing it" in shown
+    assert "averylongnam" in shown and "…" not in shown
 
 
 def test_drawings_that_follow_each_other_share_a_row(drawing: Drawing) -> None:

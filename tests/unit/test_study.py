@@ -252,7 +252,7 @@ def test_a_page_leaves_out_what_no_workload_has() -> None:
 def test_what_is_zero_everywhere_is_drawn_too() -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     at_once = Workload("burst", tuple(replace(request, arrival_s=0.0) for request in REQUESTS))
-    assert "burst" in draw_cdf(GAP, [study(at_once)]).svg
+    assert "burst" in draw_cdf(GAP, [study(at_once), study(at_once)]).svg
 
 
 def test_more_workloads_than_colours_are_told_apart_by_their_lines() -> None:

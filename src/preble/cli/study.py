@@ -56,7 +56,7 @@ def command(
     import msgspec
     from rich.console import Console
 
-    from preble.report import require_matplotlib, terminal_table
+    from preble.report import require_matplotlib, terminal_tables
     from preble.workloads.study import StudyReport, study_page, summary_tables
 
     if html_file is not None:
@@ -71,8 +71,9 @@ def command(
     if json_file is not None:
         write_result(json_file, msgspec.json.encode(report))
     if str(json_file) != "-":
+        console = Console()
         for table in summary_tables(studies):
-            Console().print(terminal_table(table), "")
+            console.print(*terminal_tables(table, console.width), "", sep="\n")
 
 
 def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preble.report.drawing import PALETTE, Drawing, draw, require_matplotlib
 from preble.report.page import Section, Table, Text, html_page
-from preble.report.terminal import terminal_table
+from preble.report.terminal import terminal_tables
 
 __all__ = [
     "PALETTE",
@@ -15,5 +15,5 @@ __all__ = [
     "draw",
     "html_page",
     "require_matplotlib",
-    "terminal_table",
+    "terminal_tables",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preble.report import PALETTE, Drawing, Section, Table, Text, draw, html_page
 from preble.report.page import Part
@@ -47,7 +47,7 @@ def study_page(report: StudyReport) -> str:
     studies = report.studies
     sections = [
         Section("Prompts and what they share", [Text(DEFINITIONS), prompts_table(studies)]),
-        Section("A cache for them", [Text(CACHE), cache_table(studies)]),
+        Section("What a cache can save", [Text(CACHE), cache_table(studies)]),
         Section("Distributions", [draw_cdf(m, studies) for m in METRICS if m is not GAP and _any(m, studies)]),
         Section("Arrivals", list(_arrivals(studies))),
         Section("Sessions", _present(sessions_table(studies))),
@@ -71,25 +71,32 @@ def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
         axes = figure.subplots()
         for place, label, spread in spreads:
             if spread is not None:
-                colour, line = PALETTE[place % len(PALETTE)], _LINES[place // len(PALETTE) % len(_LINES)]
-                axes.plot(spread.percentiles, _SHARES, color=colour, linestyle=line, label=label)
-        _set_axes(axes, metric, any(spread.percentiles[-1] > 0 for *_, spread in spreads if spread))
-        axes.legend()
+                axes.plot(spread.percentiles, _SHARES, label=label, drawstyle="steps-post", **_line(place))
+        _set_axes(axes, metric, [value for *_, spread in spreads if spread for value in spread.percentiles])
+        if len(spreads) > 1:
+            figure.legend(loc="outside upper center", ncols=3)
 
     return draw(fill)
 
 
-def _set_axes(axes: Axes, metric: Metric, has_positive: bool) -> None:
-    from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
+def _line(place: int) -> dict[str, Any]:
+    """How the workload at this place is drawn."""
+    return {"color": PALETTE[place % len(PALETTE)], "linestyle": _LINES[place // len(PALETTE) % len(_LINES)]}
+
+
+def _set_axes(axes: Axes, metric: Metric, values: Sequence[float]) -> None:
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
     name = metric.name + (" (tokens)" if metric.unit == "tokens" else "")
     axes.set(xlabel=name[0].upper() + name[1:], ylabel="Share, cumulative", ylim=(0, 1.02))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    positive = [value for value in values if value > 0]
     if metric.is_share:
         axes.set_xlim(0, 1.02)
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    elif has_positive:
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    elif positive:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(positive) < 100 * min(positive) else (1,)))
         axes.xaxis.set_major_formatter(EngFormatter(unit="s" if metric.unit == "s" else ""))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
