@@ -50,6 +50,7 @@ GLOBAL_HALF = {
     "fleet",
     "cost_refit",
     "live_times",
+    "peers",
     "door",
 }
 LOCAL_HALF = {"block_pool", "sequence", "prefix_cache", "waiting_queue", "local_scheduler"}

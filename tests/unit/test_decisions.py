@@ -418,6 +418,38 @@ def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
     assert says in explained(reason, "b", ("a", 48, 0.9, 0.0, 0.05), ("b", 0, 0.1, 0.0, 0.1))
 
 
+def scored(policy: str, reason: Reason, replica: str, *candidates: tuple[str, int, float]) -> str:
+    weighed = tuple(Candidate(ReplicaId(r), matched, score=score) for r, matched, score in candidates)
+    recent = RecentDecisions(policy, 1)
+    recent.placed(Placement(RequestId("q"), ReplicaId(replica), reason, 0, 100, weighed), 0.0)
+    return " ".join(explain(recent.of_request("q")[0]).split())
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (Reason.EXPLOIT, "at best where lmetric looked, enough for it to follow the cache; of the 2 weighed, a has"),
+        (Reason.EXPLORE, "at best where lmetric looked, too little for it to follow the cache; of the 2 weighed"),
+        (Reason.BALANCE, "but load is too uneven for it to look at the cache; of the 2 weighed"),
+        (Reason.REDIRECT, "but who caches most of it is too loaded for it; of the 2 weighed"),
+        (Reason.POLICY, "Of 100 prompt tokens 80 are cached at best where lmetric looked; of the 2 weighed, a has"),
+    ],
+)
+def test_a_rule_with_scores_of_its_own_is_told_by_them(reason: Reason, says: str) -> None:
+    text = scored("lmetric", reason, "a", ("b", 80, 100.0), ("a", 0, 60.5))
+    assert says in text
+    assert "replica cached score (lower is better) * a 0 60.5 b 80 100" in text
+    assert "L load" not in text
+
+
+def test_ties_and_choices_against_the_score_are_told() -> None:
+    assert "a shares the lowest score with 1." in scored("p", Reason.POLICY, "a", ("a", 0, 1), ("b", 0, 1), ("c", 0, 2))
+    assert "a was taken, though its score is not the lowest of the 2 weighed." in scored(
+        "p", Reason.POLICY, "a", ("a", 0, 2), ("b", 0, 1)
+    )
+    assert "a is the only one weighed." in scored("p", Reason.EXPLOIT, "a", ("a", 99, 1))
+
+
 def test_of_a_large_cluster_the_cheapest_and_the_chosen_are_shown() -> None:
     candidates = [(f"r{i:02}", 0, float(i), 0.0, 0.0) for i in range(40)]
     text = explained(Reason.EXPLORE, "r39", *candidates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from preble.core.peers.scoring import choose_lowest
 from preble.core.policy import Choice, ClusterView, lowest
 from preble.core.types import Candidate, Reason
 
@@ -33,6 +34,30 @@ class LeastLoad:
             for slot in view.slots
         ]
         return _choice(view, lowest(view.slots, tokens, rng))
+
+
+class RandomChoice:
+    """Any replica, each as likely as the others."""
+
+    name = "random"
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        return _choice(view, rng.choice(view.slots))
+
+
+class PowerOfTwo:
+    """Of two replicas drawn at random, the one with fewer requests in flight."""
+
+    name = "power_of_two"
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        return two_choices(view, rng, Reason.POLICY)
+
+
+def two_choices(view: ClusterView, rng: Random, reason: Reason) -> Choice:
+    """Of two replicas drawn at random, or of the only one, the one with fewer requests in flight; ties at random."""
+    slots = rng.sample(view.slots, min(2, len(view.slots)))
+    return choose_lowest(view, slots, [view.num_requests[slot] for slot in slots], rng, reason)
 
 
 def _choice(view: ClusterView, slot: int) -> Choice:

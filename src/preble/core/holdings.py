@@ -51,15 +51,16 @@ class IndexSize:
 class Holdings:
     """The records of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: held or about to be, in all.
 
-    `version` grows with every change.
+    `pinned_tokens`: those of them that requests in flight use, each once. `version` grows with every change.
     Keeps the masks of the nodes in step with the records. Every change of a record goes through a method here.
     """
 
-    __slots__ = ("_blocks", "_records", "_ring", "_size", "bit", "used_tokens", "version")
+    __slots__ = ("_blocks", "_records", "_ring", "_size", "bit", "pinned_tokens", "used_tokens", "version")
 
     def __init__(self, slot: int, size: IndexSize) -> None:
         self.bit = 1 << slot
         self.used_tokens = 0
+        self.pinned_tokens = 0
         self.version = 0
         self._size = size
         self._blocks: dict[BlockHash, tuple[Node, int]] = {}
@@ -127,6 +128,7 @@ class Holdings:
             record.pins += 1
             if record.pins == 1:
                 self.used_tokens += node.num_tokens - record.held
+                self.pinned_tokens += node.num_tokens
                 node.full_holders |= self.bit
 
     def unpin(self, leaf: Node) -> list[Node]:
@@ -203,15 +205,16 @@ class Holdings:
                 "a node goes before what is above"
             )
             seen.add(record.node)
-        used = 0
+        used = pinned = 0
         for node, record in self._records.items():
             used += record.tokens_in(node)
+            pinned += node.num_tokens if record.pins else 0
             assert node.tokens and record.node is node and node.holders & self.bit
             assert 0 <= record.held <= node.num_tokens and record.pins >= 0 and record.shares >= 0
             assert record.held or record.pins or record.shares
             assert (node in seen) == bool(record.held or record.pins)
             assert bool(node.full_holders & self.bit) == (record.tokens_in(node) == node.num_tokens)
-        assert used == self.used_tokens
+        assert (used, pinned) == (self.used_tokens, self.pinned_tokens)
 
     def close(self) -> list[Node]:
         """The replica is gone: take its bit off every node; returns those nodes. O(records)."""
@@ -249,6 +252,7 @@ class Holdings:
                 record.pins -= 1
                 if not record.pins:
                     self.used_tokens -= node.num_tokens - record.held
+                    self.pinned_tokens -= node.num_tokens
             if self._settle(node, record):
                 dropped.append(node)
             node = node.parent

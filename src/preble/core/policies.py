@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from preble.core.baselines import LeastLoad, RoundRobin
+from preble.core.baselines import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
 from preble.core.e2 import E2
+from preble.core.peers.aibrix import AibrixPreble
+from preble.core.peers.dynamo import DynamoKv
+from preble.core.peers.kubeai import Chwbl
+from preble.core.peers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.peers.lmetric import LMetric
+from preble.core.peers.ray import RayPrefix
+from preble.core.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.policy import Policy
 from preble.errors import ConfigError
 
@@ -17,6 +24,18 @@ _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
         "e2_per_request": lambda: E2("e2_per_request", rebalance=False, mix_decode=False),
         "round_robin": RoundRobin,
         "least_load": LeastLoad,
+        "random": RandomChoice,
+        "power_of_two": PowerOfTwo,
+        "sglang_cache_aware": SglangCacheAware,
+        "smg_cache_aware": SmgCacheAware,
+        "slim_router": SlimRouter,
+        "dynamo_kv": DynamoKv,
+        "sticky_until_saturated": StickyUntilSaturated,
+        "llmd_blend": LlmdBlend,
+        "chwbl": Chwbl,
+        "ray_prefix": RayPrefix,
+        "lmetric": LMetric,
+        "aibrix_preble": AibrixPreble,
     }
 )
 
@@ -25,12 +44,17 @@ def policy_names() -> tuple[str, ...]:
     """Every name that `make_policy` knows; the first is the default.
 
     `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without its prefill/decode
-    balance, and that with rebalancing and replication.
+    balance, and that with rebalancing and replication. All of them: docs/reference/policies.md.
 
-    >>> policy_names()
+    >>> policy_names()[:5]
     ('e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
     """
     return tuple(_POLICIES)
+
+
+def reads_token_ids(name: str) -> bool:
+    """True if choices of the policy depend on which tokens a prompt has, not only on which prompts share them."""
+    return name == Chwbl.name
 
 
 def make_policy(name: str) -> Policy:

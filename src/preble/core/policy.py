@@ -104,6 +104,11 @@ class ClusterView:
         return self._fleet.replica_id(slot)
 
     @property
+    def replica_ids(self) -> tuple[ReplicaId | None, ...]:
+        """Every replica's id, by slot; another object whenever one joins or leaves."""
+        return self._fleet.ids
+
+    @property
     def num_requests(self) -> list[int]:
         """Requests in flight."""
         return self._fleet.num_requests
@@ -127,6 +132,11 @@ class ClusterView:
     def load_s(self) -> list[float]:
         """L: seconds of work placed in the window."""
         return self._window.load_s
+
+    @property
+    def num_window_requests(self) -> list[int]:
+        """Requests placed in the window, whether or not they have ended."""
+        return self._window.num_requests
 
     @property
     def mean_output_tokens(self) -> list[float]:
@@ -158,6 +168,22 @@ class ClusterView:
         node, slots = found
         allowed = [slot for slot in slots if self._trusted >> slot & 1]
         return (node, allowed) if allowed else None
+
+    def held_tokens(self, slot: int) -> int:
+        """KV tokens that the replica holds or is about to hold."""
+        return self._index.used_tokens(slot)
+
+    def active_tokens(self, slot: int) -> int:
+        """KV tokens of prompts in flight there if the request joins them; what several share counts once. O(depth).
+
+        The output counts not, nobody tells how much there is. For `report_grace_s` after its end a prompt still counts
+        on a replica that reports KV events.
+        """
+        return self._index.pinned_tokens(slot) + self._num_tokens - self._index.pinned_on(self._match, slot)
+
+    def kv_usage(self, slot: int) -> float:
+        """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
+        return min(self._index.pinned_tokens(slot) / self._fleet.capacity[slot], 1.0)
 
     def lightest_load_s(self) -> float:
         """The lowest L of any replica that may get the request. O(replicas)."""

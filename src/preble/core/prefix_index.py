@@ -74,6 +74,10 @@ class PrefixIndex:
         """KV tokens that the replica holds or is about to hold."""
         return self._holdings[slot].used_tokens
 
+    def pinned_tokens(self, slot: int) -> int:
+        """KV tokens that requests in flight on the replica use; what several share counts once."""
+        return self._holdings[slot].pinned_tokens
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
@@ -126,6 +130,15 @@ class PrefixIndex:
         for node in match.path:
             if not node.full_holders & holdings.bit:
                 return min(node.start + holdings.tokens_held(node), match.num_tokens)
+        return match.num_tokens
+
+    def pinned_on(self, match: Match, slot: int) -> int:
+        """Leading tokens that requests in flight on one replica use. O(depth)."""
+        holdings = self._holdings[slot]
+        for node in match.path:
+            record = holdings.get(node)
+            if record is None or not record.pins:
+                return node.start
         return match.num_tokens
 
     def confirmed_on(self, match: Match, slot: int) -> tuple[int, float]:

@@ -101,7 +101,7 @@ class ReplicaSpec:
 
 
 class Reason(StrEnum):
-    """Why a replica was chosen."""
+    """Why a replica was chosen. What each means of E2 and of a baseline: docs/howto/explain.md."""
 
     EXPLOIT = "exploit"
     EXPLORE = "explore"
@@ -109,14 +109,15 @@ class Reason(StrEnum):
     REDIRECT = "redirect"
     REPLICATE = "replicate"
     POLICY = "policy"
-    """A baseline's own rule."""
+    """A rule that does not decide between cache and load, but knows no cache or weighs both at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One replica as the policy saw it for one request. Costs are in seconds of GPU time.
 
-    `matched_tokens`: leading prompt tokens that it is believed to hold.
+    `matched_tokens`: leading prompt tokens that it is believed to hold. `score`: what a rule that reckons in something
+    else than L, M and P compared, in that rule's own unit, lower is better; None for any other.
     """
 
     replica_id: ReplicaId
@@ -124,6 +125,7 @@ class Candidate:
     load_s: float = 0.0
     eviction_s: float = 0.0
     prefill_s: float = 0.0
+    score: float | None = None
 
     @property
     def cost_s(self) -> float:

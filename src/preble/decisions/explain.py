@@ -30,7 +30,8 @@ def _headline(decision: Decision) -> str:
 
 
 def _why(decision: Decision) -> str:
-    return fill(_SENTENCES[decision.reason](decision), WIDTH)
+    sentence = _by_score(decision) if _has_scores(decision) else _SENTENCES[decision.reason](decision)
+    return fill(sentence, WIDTH)
 
 
 def _prompt(decision: Decision) -> str:
@@ -100,21 +101,61 @@ _SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
 )
 
 
+_RULES: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.EXPLOIT: "enough for it to follow the cache",
+        Reason.EXPLORE: "too little for it to follow the cache",
+        Reason.BALANCE: "but load is too uneven for it to look at the cache",
+        Reason.REDIRECT: "but who caches most of it is too loaded for it",
+    }
+)
+
+
+def _has_scores(decision: Decision) -> bool:
+    """True if the rule of a baseline reckoned in scores of its own."""
+    return any(c.score is not None for c in decision.candidates)
+
+
+def _by_score(decision: Decision) -> str:
+    cached = max(c.matched_tokens for c in decision.candidates)
+    prompt = f"Of {decision.num_prompt_tokens} prompt tokens {cached} are cached at best where {decision.policy} looked"
+    if rule := _RULES.get(decision.reason):
+        prompt = f"{prompt}, {rule}"
+    return f"{prompt}; {_lowest_score(decision)}"
+
+
+def _lowest_score(decision: Decision) -> str:
+    scores = {c.replica: c.score for c in decision.candidates if c.score is not None}
+    lowest, own = min(scores.values()), scores.get(decision.replica)
+    ties = sum(score == lowest for score in scores.values()) - 1
+    if len(scores) == 1:
+        return f"{decision.replica} is the only one weighed."
+    if own != lowest:
+        return f"{decision.replica} was taken, though its score is not the lowest of the {len(scores)} weighed."
+    how = f"shares the lowest score with {ties}" if ties else "has the lowest score"
+    return f"of the {len(scores)} weighed, {decision.replica} {how}."
+
+
 def _untrusted(decision: Decision) -> Iterator[str]:
     if decision.untrusted:
         names = ", ".join(decision.untrusted)
         yield fill(f"Not trusted, so that whatever is cached there counted as nothing: {names}.", WIDTH)
 
 
+_COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
+_SCORE_HEAD = f"{'score':>14}  (lower is better)"
+
+
 def _table(decision: Decision) -> Iterator[str]:
-    """The candidates, cheapest first: tokens cached, and costs in ms."""
-    if decision.reason is Reason.POLICY:
+    """The candidates, cheapest first: tokens cached, and costs in ms or the score."""
+    scored = _has_scores(decision)
+    if decision.reason is Reason.POLICY and not scored:
         yield f"  {decision.replica} had {decision.matched_tokens} tokens cached."
         return
-    ranked = sorted(decision.candidates, key=lambda c: c.cost_s)
+    ranked = sorted(decision.candidates, key=lambda c: c.cost_s if c.score is None else c.score)
     shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
     width = max([len("replica"), *(len(c.replica) for c in shown)])
-    yield f"    {'replica':{width}} {'cached':>8} {'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
+    yield f"    {'replica':{width}} {'cached':>8} {_SCORE_HEAD if scored else _COST_HEAD}"
     for candidate in shown:
         yield _row(candidate, width, chosen=candidate.replica == decision.replica)
     if len(shown) < len(ranked):
@@ -124,6 +165,8 @@ def _table(decision: Decision) -> Iterator[str]:
 def _row(candidate: CandidateCost, width: int, *, chosen: bool) -> str:
     costs = (candidate.load_s, candidate.eviction_s, candidate.prefill_s, candidate.cost_s)
     columns = " ".join(f"{1000 * seconds:11.1f}" for seconds in costs)
+    if candidate.score is not None:
+        columns = f"{candidate.score:14,.6g}"
     return f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {columns}"
 
 

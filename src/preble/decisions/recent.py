@@ -14,13 +14,14 @@ CANDIDATES_PER_DECISION = 25
 
 
 class CandidateCost(msgspec.Struct, frozen=True):
-    """One replica as it was weighed. Costs in seconds: L, M and P of Algorithm 2."""
+    """One replica as it was weighed. Costs in seconds: L, M and P of Algorithm 2. `score`: see `Candidate`."""
 
     replica: str
     matched_tokens: int
     load_s: float
     eviction_s: float
     prefill_s: float
+    score: float | None = None
 
     @property
     def cost_s(self) -> float:
@@ -152,7 +153,7 @@ class RecentDecisions:
             num_prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
             candidates=[
-                CandidateCost(c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s)
+                CandidateCost(c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s, c.score)
                 for c in placement.candidates
             ],
             untrusted=placement.untrusted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from preble.core.global_scheduler import GlobalScheduler
+from preble.core.policies import reads_token_ids
 from preble.core.types import BlocksEvicted, CacheCleared, ReplicaId, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,
@@ -24,7 +25,7 @@ from preble.decisions.lines import (
 )
 from preble.decisions.reader import LogReader, Numbered
 from preble.decisions.settings import make_scheduler
-from preble.errors import NoReplicaError, PrebleError, PromptTooLong
+from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLong
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -54,7 +55,13 @@ class Replay:
     """One replay of one log. `scheduler`: in the state in which the log's was after the events played so far."""
 
     def __init__(self, log: LogReader) -> None:
-        """Raises: ConfigError: the log is of a policy that there is not."""
+        """Raises: ConfigError: there is no such policy, or it goes by token ids and those of the log are renamed."""
+        policy = log.header.settings.policy
+        if reads_token_ids(policy) and log.header.tokens != "plain":
+            raise ConfigError(
+                f"{log.path} cannot be replayed: {policy} chooses by token ids, and those of the log are renamed; "
+                'log them as they are (decisions.log_tokens = "plain")'
+            )
         self._log = log
         self.scheduler = make_scheduler(log.header.settings, log.header.profile)
 

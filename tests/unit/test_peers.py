@@ -1,0 +1,660 @@
+"""The peers' rules through the scheduler's door, on examples worked by hand.
+
+Unless said otherwise a prefill takes 1 ms a token, blocks have one token, and prompts are made of runs that share
+nothing, so that "40 of `doc`" is a match of 40 tokens wherever `doc` is held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from preble.core.baselines import PowerOfTwo, RandomChoice
+from preble.core.cost_model import CostModel, CostProfile
+from preble.core.global_scheduler import GlobalScheduler
+from preble.core.peers.aibrix import AibrixPreble
+from preble.core.peers.dynamo import DynamoKv
+from preble.core.peers.kubeai import Chwbl
+from preble.core.peers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.peers.lmetric import LMetric
+from preble.core.peers.ray import RayPrefix
+from preble.core.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
+from preble.core.policies import make_policy, policy_names, reads_token_ids
+from preble.core.policy import Policy
+from preble.core.types import (
+    CacheCleared,
+    Placement,
+    Reason,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+)
+from preble.decisions.names import LogNames
+from preble.decisions.reader import LogReader
+from preble.decisions.replay import Replay
+from preble.decisions.settings import SchedulerSettings
+from preble.errors import ConfigError
+from support.logs import Recording
+
+MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.001, 0.0, 10_000))
+A, B, C, D = (ReplicaId(name) for name in "abcd")
+BASELINES = [name for name in policy_names() if not name.startswith("e2")]
+
+
+def run_of(seed: int, count: int) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(1 << 30) for _ in range(count)]
+
+
+DOC = run_of(1, 100)
+OWN = run_of(2, 100)
+
+
+class Cluster:
+    """A scheduler with a few replicas. What a test needs on one of them is put there, past the rule."""
+
+    def __init__(self, policy: Policy | str, *names: ReplicaId, seed: int = 0, **spec: object) -> None:
+        chosen = make_policy(policy) if isinstance(policy, str) else policy
+        self.scheduler = GlobalScheduler(chosen, MODEL, seed=seed)
+        self.names = frozenset(names)
+        self._count = 0
+        for name in names:
+            self.scheduler.add_replica(ReplicaSpec(name, **{"block_size": 1, **spec}), 0.0)  # type: ignore[arg-type]
+
+    def ask(self, prompt: Sequence[int], avoid: frozenset[ReplicaId] = frozenset()) -> Placement:
+        self._count += 1
+        return self.scheduler.place(Request(RequestId(f"q{self._count}"), pack_tokens(prompt), avoid=avoid), 0.0)
+
+    def put(self, where: ReplicaId, prompt: Sequence[int]) -> RequestId:
+        """A request that waits there for its first token."""
+        return self.ask(prompt, self.names - {where}).request_id
+
+    def decode(self, where: ReplicaId, prompt: Sequence[int]) -> RequestId:
+        """A request that has its first token: it makes nobody wait."""
+        request_id = self.put(where, prompt)
+        self.scheduler.on_first_token(request_id, 0.0)
+        return request_id
+
+    def hold(self, where: ReplicaId, prompt: Sequence[int]) -> None:
+        """A prompt that is cached there, whose request is over."""
+        self.finish(self.decode(where, prompt))
+
+    def busy(self, where: ReplicaId, count: int) -> list[RequestId]:
+        """So many decoding requests that are a token long, all different."""
+        self._count += 1000
+        return [self.decode(where, [self._count + i]) for i in range(count)]
+
+    def forget(self, where: ReplicaId, request_id: RequestId) -> None:
+        """The request is over, and nothing is cached there any more."""
+        self.finish(request_id)
+        self.scheduler.on_evicted(CacheCleared(where), 0.0)
+
+    def finish(self, request_id: RequestId) -> None:
+        self.scheduler.on_finish(request_id, 1, 0.0)
+
+
+def scores(placement: Placement) -> dict[ReplicaId, float | None]:
+    return {candidate.replica_id: candidate.score for candidate in placement.candidates}
+
+
+def chosen(placement: Placement) -> tuple[ReplicaId, Reason]:
+    return placement.replica_id, placement.reason
+
+
+def over_seeds(arrange: Callable[[int], Placement], count: int = 40) -> Counter[ReplicaId]:
+    return Counter(arrange(seed).replica_id for seed in range(count))
+
+
+# what all have in common
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_the_only_replica_gets_everything(policy: str) -> None:
+    made = Cluster(policy, A)
+    for prompt in ([], DOC, DOC, [*DOC, 1], OWN):
+        assert made.ask(prompt).replica_id == A
+    made.scheduler.check()
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_a_prompt_shorter_than_a_block_matches_nothing(policy: str) -> None:
+    made = Cluster(policy, A, B, block_size=16)
+    made.hold(A, DOC[:15])
+    placement = made.ask(DOC[:15])
+    assert placement.matched_tokens == 0
+    assert all(candidate.matched_tokens == 0 for candidate in placement.candidates)
+
+
+@pytest.mark.parametrize("policy", [name for name in BASELINES if name not in ("round_robin", "chwbl")])
+def test_replicas_that_are_equal_to_the_rule_are_drawn_by_lot(policy: str) -> None:
+    assert over_seeds(lambda seed: Cluster(policy, A, B, C, D, seed=seed).ask(DOC)).keys() == {A, B, C, D}
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_a_replica_that_must_be_avoided_is_not_weighed(policy: str) -> None:
+    made = Cluster(policy, A, B, C)
+    made.hold(A, DOC)
+    for _ in range(8):
+        placement = made.ask(DOC, frozenset({A}))
+        assert A not in {placement.replica_id, *scores(placement)}
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_every_policy_goes_by_the_name_it_is_made_by(policy: str) -> None:
+    assert make_policy(policy).name == policy
+
+
+# plain rules
+
+
+def test_random_asks_nothing() -> None:
+    made = Cluster(RandomChoice(), A, B)
+    made.busy(A, 50)
+    placed = Counter(made.ask(DOC).replica_id for _ in range(100))
+    assert min(placed[A], placed[B]) > 30
+
+
+def test_power_of_two_takes_the_less_busy_of_two() -> None:
+    """Of three replicas the busiest loses against either of the others: it is never taken."""
+    made = Cluster(PowerOfTwo(), A, B, C)
+    made.busy(A, 50)
+    made.busy(B, 20)
+    placed = Counter(made.ask([i]).replica_id for i in range(30))
+    # B is taken when the draw is A and B, a third of the time; B never gets up to A's 50, nor C up to B's 20 + x
+    assert placed[A] == 0 and placed[B] > 0 and placed[C] > placed[B]
+
+
+def test_power_of_two_tells_what_it_compared() -> None:
+    made = Cluster(PowerOfTwo(), A, B)
+    made.busy(A, 3)
+    assert scores(made.ask(DOC)) == {A: 3, B: 0}
+
+
+# SGLang
+
+
+def sglang(*names: ReplicaId, seed: int = 0, balance_rel: float = 1.5) -> Cluster:
+    return Cluster(SglangCacheAware(balance_abs=2, balance_rel=balance_rel), *names, seed=seed)
+
+
+def test_sglang_drops_affinity_for_all_when_load_is_uneven() -> None:
+    made = sglang(A, B)
+    made.hold(A, DOC)
+    made.busy(A, 3)
+    placement = made.ask(DOC)
+    # 3 - 0 > 2 and 3 > 1.5 x 0
+    assert chosen(placement) == (B, Reason.BALANCE)
+    assert scores(placement) == {A: 3, B: 0}
+
+
+def test_sglang_follows_the_cache_while_the_difference_is_small() -> None:
+    made = sglang(A, B)
+    made.hold(A, DOC)
+    made.busy(A, 2)
+    placement = made.ask(DOC)
+    # 2 - 0 is not more than 2; 99 of 100 tokens match, the last one never does
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 1, B: 100}
+
+
+def test_sglang_follows_the_cache_while_the_ratio_is_small() -> None:
+    made = sglang(A, B)
+    made.hold(A, DOC)
+    made.busy(A, 9)
+    made.busy(B, 6)
+    # 9 - 6 > 2, but 9 is not more than 1.5 x 6
+    assert chosen(made.ask(DOC)) == (A, Reason.EXPLOIT)
+
+
+def test_sglang_sends_a_miss_to_the_emptiest_cache_however_busy() -> None:
+    made = sglang(A, B)
+    made.hold(A, DOC)
+    made.put(B, run_of(3, 60))
+    placement = made.ask(DOC[:50] + OWN[:50])
+    # 50 of 100 tokens match, which is not more than 0.5; A holds 100 tokens and is idle, B holds 60
+    assert chosen(placement) == (B, Reason.EXPLORE)
+    assert scores(placement) == {A: 100, B: 60}
+
+
+def test_sglang_follows_a_match_just_over_the_threshold() -> None:
+    made = sglang(A, B)
+    made.hold(A, DOC)
+    # 51 of 100
+    assert chosen(made.ask(DOC[:51] + OWN[:49])) == (A, Reason.EXPLOIT)
+
+
+def test_sglang_takes_any_of_those_that_match_longest() -> None:
+    def arrange(seed: int) -> Placement:
+        made = sglang(A, B, C, seed=seed)
+        made.hold(A, DOC)
+        made.hold(B, DOC)
+        made.hold(C, DOC[:80])
+        made.busy(A, 2)
+        return made.ask(DOC)
+
+    assert over_seeds(arrange).keys() == {A, B}
+
+
+def smg(*names: ReplicaId, max_holders: int = 8) -> Cluster:
+    return Cluster(SmgCacheAware(spill_abs=2, max_holders=max_holders), *names)
+
+
+def test_smg_takes_the_least_busy_of_the_holders() -> None:
+    made = smg(A, B, C)
+    made.hold(A, DOC)
+    made.hold(B, DOC)
+    made.busy(A, 2)
+    made.busy(B, 1)
+    placement = made.ask(DOC)
+    assert chosen(placement) == (B, Reason.EXPLOIT)
+    assert scores(placement) == {A: 2, B: 1}
+
+
+def test_smg_looks_at_no_more_holders_than_it_may() -> None:
+    made = smg(A, B, C, max_holders=2)
+    for name in (A, B, C):
+        made.hold(name, DOC)
+    made.busy(A, 2)
+    made.busy(B, 1)
+    assert scores(made.ask(DOC)) == {A: 2, B: 1}
+
+
+def test_smg_sends_a_miss_to_the_least_busy() -> None:
+    made = smg(A, B)
+    made.hold(A, DOC)
+    made.busy(A, 1)
+    placement = made.ask(DOC[:30] + OWN[:70])
+    # 30 of 100 tokens match, which is not more than 0.3
+    assert chosen(placement) == (B, Reason.EXPLORE)
+    assert scores(placement) == {A: 1, B: 0}
+    # 31 of 100 are
+    assert chosen(made.ask(DOC[:31] + run_of(3, 69))) == (A, Reason.EXPLOIT)
+
+
+def test_smg_spills_one_request_and_the_target_becomes_a_holder() -> None:
+    made = smg(A, B, C)
+    made.hold(A, DOC)
+    made.busy(A, 4)
+    made.busy(C, 1)
+    placement = made.ask(DOC)
+    # mean 5/3: 4 > 1.5 x 5/3 and 4 > 5/3 + 2
+    assert chosen(placement) == (B, Reason.REDIRECT)
+    assert scores(placement) == {A: 4, B: 0, C: 1}
+    # now both hold it; B has 1 in flight, C 1, A 4: B has the least of the holders
+    assert scores(made.ask(DOC)) == {A: 4, B: 1}
+
+
+@pytest.mark.parametrize(
+    ("on_a", "on_b"),
+    [
+        (4, 0),  # mean 2: 4 > 1.5 x 2, but 4 is not more than 2 + 2
+        (20, 10),  # mean 15: 20 > 15 + 2, but 20 is not more than 1.5 x 15
+    ],
+)
+def test_smg_spills_only_if_both_bounds_are_passed(on_a: int, on_b: int) -> None:
+    made = smg(A, B)
+    made.hold(A, DOC)
+    made.busy(A, on_a)
+    made.busy(B, on_b)
+    assert chosen(made.ask(DOC)) == (A, Reason.EXPLOIT)
+
+
+def slim(*names: ReplicaId) -> Cluster:
+    """A caches 50 of `DOC`, B 40; C nothing."""
+    made = Cluster(SlimRouter(margin=10, pressure_abs=100, pressure_rel=1.5), *names)
+    made.hold(A, DOC[:50])
+    made.hold(B, DOC[:40])
+    return made
+
+
+def test_slim_router_takes_the_fewest_uncached_tokens() -> None:
+    made = slim(A, B, C)
+    made.put(A, run_of(3, 100))
+    placement = made.ask(DOC)
+    # A misses 50, B 60, C 100, which is more than 50 + 10; A's pressure of 100 is not more than 0 + 100
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 50, B: 60}
+
+
+def test_slim_router_vetoes_whom_pressure_is_on() -> None:
+    made = slim(A, B, C)
+    made.put(A, run_of(3, 101))
+    placement = made.ask(DOC)
+    # in the band A has 101 > 0 + 100 and > 1.5 x 0
+    assert chosen(placement) == (B, Reason.REDIRECT)
+    assert scores(placement) == {A: 50, B: 60}
+
+
+@pytest.mark.parametrize(
+    ("pressure", "outcome"),
+    [
+        (600, (A, Reason.EXPLOIT)),  # 600 > 400 + 100, but 600 is not more than 1.5 x 400
+        (601, (B, Reason.REDIRECT)),
+    ],
+)
+def test_slim_router_vetoes_only_by_difference_and_ratio(pressure: int, outcome: tuple[ReplicaId, Reason]) -> None:
+    made = slim(A, B, C)
+    made.put(A, run_of(3, pressure))
+    made.put(B, run_of(4, 400))
+    assert chosen(made.ask(DOC)) == outcome
+
+
+def test_slim_router_cannot_veto_who_is_alone_in_the_band() -> None:
+    made = slim(A, B, C)
+    made.hold(A, DOC[:80])
+    made.put(A, run_of(3, 5000))
+    placement = made.ask(DOC)
+    # A misses 20, B 60
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 20}
+
+
+def test_slim_router_goes_by_pressure_between_equals() -> None:
+    made = slim(A, B, C)
+    made.put(A, run_of(3, 20))
+    made.put(B, run_of(4, 30))
+    made.put(C, run_of(5, 10))
+    placement = made.ask(OWN)
+    assert chosen(placement) == (C, Reason.EXPLORE)
+    assert scores(placement) == {A: 100, B: 100, C: 100}
+
+
+# Dynamo
+
+
+def test_dynamo_adds_prefill_and_decode_blocks() -> None:
+    made = Cluster(DynamoKv(block_size=10), A, B)
+    waits = made.put(A, DOC)
+    prompt = DOC[:40] + OWN[:10]
+    # A: 100 tokens wait and 10 are missed, 11 blocks; 100 in use and 10 new ones, 11 blocks. B: 50 missed, 50 in use
+    placement = made.ask(prompt)
+    assert chosen(placement) == (B, Reason.POLICY)
+    assert scores(placement) == {A: 22, B: 10}
+    made.forget(B, placement.request_id)
+    made.scheduler.on_first_token(waits, 0.0)
+    # nothing waits on A any more: 1 + 11 blocks
+    placement = made.ask(prompt)
+    assert chosen(placement) == (B, Reason.POLICY)
+    assert scores(placement) == {A: 12, B: 10}
+    made.forget(B, placement.request_id)
+    made.finish(waits)
+    # nothing is in use on A any more, but 40 tokens are cached: 1 + 5 blocks
+    placement = made.ask(prompt)
+    assert chosen(placement) == (A, Reason.POLICY)
+    assert scores(placement) == {A: 6, B: 10}
+
+
+def test_dynamo_weighs_prefill_by_its_overlap_weight() -> None:
+    made = Cluster(DynamoKv(block_size=10, overlap_weight=2), A, B)
+    made.decode(A, DOC)
+    # A: 2 x 1 + 11, B: 2 x 5 + 5
+    placement = made.ask(DOC[:40] + OWN[:10])
+    assert scores(placement) == {A: 13, B: 15}
+    assert placement.replica_id == A
+
+
+def test_dynamo_draws_by_softmax_when_it_has_a_temperature() -> None:
+    def arrange(seed: int) -> Placement:
+        made = Cluster(DynamoKv(block_size=10, temperature=1.0), A, B, seed=seed)
+        made.hold(A, DOC[:40])
+        return made.ask(DOC[:40] + OWN[:10])
+
+    assert scores(arrange(0)) == {A: 6, B: 10}
+    # exp(-(10 - 6) / (10 - 6) / 1) = 0.368 to 1: B gets 0.269 of all
+    assert over_seeds(arrange, 400)[B] / 400 == pytest.approx(0.269, abs=0.07)
+
+
+# llm-d
+
+
+def sticky(*names: ReplicaId) -> Cluster:
+    """100 tokens wait one second; a second is what a request may wait longer for its cache. A caches 80 of `DOC`."""
+    made = Cluster(StickyUntilSaturated(max_penalty_s=1.0, prefill_tokens_per_s=100.0), *names)
+    made.hold(A, DOC[:80])
+    return made
+
+
+def test_sticky_stays_while_the_wait_is_bearable() -> None:
+    made = sticky(A, B)
+    made.put(A, run_of(3, 100))
+    placement = made.ask(DOC)
+    # 80 of 100 is enough; (100 - 0) / 100 = 1 s is not more than 1 s; of the sticky ones A alone is weighed
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 100 + 20}
+
+
+def test_sticky_lets_go_when_it_is_saturated() -> None:
+    made = sticky(A, B)
+    made.put(A, run_of(3, 101))
+    placement = made.ask(DOC)
+    # 1.01 s; A: 101 waiting + 20 missed, B: 100 missed
+    assert chosen(placement) == (B, Reason.REDIRECT)
+    assert scores(placement) == {A: 121, B: 100}
+
+
+def test_sticky_may_stay_when_all_are_weighed() -> None:
+    made = sticky(A, B)
+    long = DOC[:80] + run_of(3, 15)
+    made.hold(A, long + OWN)
+    made.put(A, run_of(4, 101))
+    placement = made.ask([*long, *OWN, 5])
+    # A: 101 waiting + 1 missed, B: 196 missed
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 102, B: 196}
+
+
+def test_sticky_goes_by_token_load_if_too_little_matches() -> None:
+    made = sticky(A, B)
+    made.put(A, run_of(3, 90))
+    placement = made.ask(DOC[:79] + OWN[:21])
+    # 79 of 100; A: 90 waiting + 21 missed, B: 100 missed
+    assert chosen(placement) == (B, Reason.EXPLORE)
+    assert scores(placement) == {A: 111, B: 100}
+
+
+def test_sticky_takes_the_lightest_of_several_that_match_enough() -> None:
+    made = sticky(A, B, C)
+    made.hold(B, DOC[:90])
+    made.put(B, run_of(3, 15))
+    placement = made.ask(DOC)
+    # A: 20 missed; B: 15 waiting + 10 missed
+    assert chosen(placement) == (A, Reason.EXPLOIT)
+    assert scores(placement) == {A: 20, B: 25}
+
+
+def test_llmd_blends_match_queue_and_kv_usage() -> None:
+    made = Cluster(LlmdBlend(), A, B, C, kv_capacity_tokens=1000)
+    made.hold(A, DOC[:60])
+    made.put(A, run_of(3, 100))
+    made.put(A, run_of(4, 100))
+    made.put(B, run_of(5, 50))
+    made.decode(C, run_of(6, 400))
+    placement = made.ask(DOC)
+    assert placement.reason is Reason.POLICY
+    assert scores(placement) == pytest.approx(
+        {
+            A: -(3 * 0.6 + 2 * (2 - 2) / 2 + 2 * (1 - 0.2)),  # 60 of 100 match, 2 wait, 200 of 1000 in use: 3.4
+            B: -(3 * 0.0 + 2 * (2 - 1) / 2 + 2 * (1 - 0.05)),  # 1 waits, 50 of 1000: 2.9
+            C: -(3 * 0.0 + 2 * (2 - 0) / 2 + 2 * (1 - 0.4)),  # none waits, 400 of 1000: 3.2
+        }
+    )
+    assert placement.replica_id == A
+
+
+def test_llmd_gives_equal_queues_the_full_score_and_an_unknown_cache_no_usage() -> None:
+    made = Cluster(LlmdBlend(prefix_weight=1, queue_weight=10, kv_weight=100), A, B)
+    made.hold(B, DOC[:60])
+    made.decode(B, run_of(3, 100))
+    # no capacity is known: usage 0; nobody waits: 10 each
+    placement = made.ask(DOC)
+    assert scores(placement) == pytest.approx({A: -110.0, B: -110.6})
+    assert placement.replica_id == B
+
+
+# KubeAI
+
+
+def test_chwbl_keeps_to_its_place_until_the_load_bound() -> None:
+    made = Cluster(Chwbl(), A, B)
+    homes = [made.ask(DOC).replica_id for _ in range(4)]
+    home, other = homes[0], next(iter({A, B} - {homes[0]}))
+    # total q before each: 0, 1, 2, 3; limits 1.25 x (total + 1) / 2: 0.625, 1.25, 1.875, 2.5; q of the home: 0, 1, 2, 2
+    assert homes == [home, home, other, home]
+
+
+def test_chwbl_hashes_the_first_tokens_only() -> None:
+    made = Cluster(Chwbl(prefix_tokens=25), A, B, C, D)
+
+    def home(prompt: list[int]) -> ReplicaId:
+        placement = made.ask(prompt)
+        made.finish(placement.request_id)
+        return placement.replica_id
+
+    assert {home(DOC[:25] + run_of(i, 30)) for i in range(2, 30)} == {home(DOC)}
+    assert {home([*DOC[:24], i]) for i in range(30)} == {A, B, C, D}
+
+
+def homes(made: Cluster, count: int = 60) -> list[ReplicaId]:
+    """Where prompts go with nothing in flight."""
+    found = []
+    for i in range(count):
+        placement = made.ask(run_of(1000 + i, 30))
+        made.finish(placement.request_id)
+        found.append(placement.replica_id)
+    return found
+
+
+def test_chwbl_moves_only_what_was_on_a_replica_that_left_and_gives_it_back() -> None:
+    made = Cluster(Chwbl(), A, B, C)
+    before = homes(made)
+    made.scheduler.remove_replica(B, 0.0)
+    without = homes(made)
+    assert B not in without
+    assert all(now == then for now, then in zip(without, before, strict=True) if then != B)
+    made.scheduler.add_replica(ReplicaSpec(B, block_size=1), 0.0)
+    assert homes(made) == before
+
+
+def test_chwbl_spreads_prompts_over_the_ring() -> None:
+    assert min(Counter(homes(Cluster(Chwbl(), A, B, C), 300)).values()) > 60
+
+
+def test_chwbl_s_hash_is_the_same_in_every_process() -> None:
+    """Otherwise two gateways, or one restarted, would disagree. Written down once."""
+    assert "".join(homes(Cluster(Chwbl(), A, B, C, D), 24)) == "cbdbbbbadbccdcaccbcbbabb"
+
+
+def test_a_log_of_chwbl_replays_with_plain_tokens_only(tmp_path: Path) -> None:
+    def log(names: LogNames) -> LogReader:
+        recording = Recording(SchedulerSettings(policy="chwbl"), names)
+        for name in (A, B):
+            recording.scheduler.add_replica(ReplicaSpec(name), 0.0)
+        for i in range(20):
+            recording.scheduler.place(Request.of(f"q{i}", run_of(i, 30)), 0.0)
+        return LogReader(recording.written_to(tmp_path / "log.jsonl"))
+
+    assert Replay(log(LogNames())).run().difference is None
+    with pytest.raises(ConfigError, match=r'token ids.*decisions\.log_tokens = "plain"'):
+        Replay(log(LogNames(bytes(range(32)))))
+    assert [name for name in policy_names() if reads_token_ids(name)] == ["chwbl"]
+
+
+# Ray
+
+
+def ray(*names: ReplicaId, seed: int = 0) -> Cluster:
+    return Cluster(RayPrefix(imbalanced_threshold=2), *names, seed=seed)
+
+
+def test_ray_falls_back_to_two_choices_when_queues_are_uneven() -> None:
+    made = ray(A, B)
+    made.hold(A, DOC)
+    made.busy(A, 3)
+    placement = made.ask(DOC)
+    # 3 - 0 > 2
+    assert chosen(placement) == (B, Reason.BALANCE)
+    assert scores(placement) == {A: 3, B: 0}
+
+
+def test_ray_follows_the_longest_match_while_queues_are_even() -> None:
+    made = ray(A, B, C)
+    made.hold(A, DOC)
+    made.hold(B, DOC)
+    made.busy(A, 2)
+    made.busy(B, 1)
+    placement = made.ask(DOC[:10] + OWN[:90])
+    # 2 - 0 is not more than 2; 10 of 100 tokens are not less than 0.1; of the two that match B has fewer in flight
+    assert chosen(placement) == (B, Reason.EXPLOIT)
+    assert scores(placement) == {A: 2, B: 1}
+
+
+def test_ray_sends_a_miss_to_the_emptiest_caches() -> None:
+    made = ray(A, B, C)
+    made.hold(A, DOC)
+    made.hold(B, run_of(3, 50))
+    made.hold(C, run_of(4, 49))
+    made.busy(C, 1)
+    placement = made.ask(DOC[:9] + OWN[:91])
+    # 9 of 100; A holds 100 tokens, B 50, C 49 + 1: of those with 50 B has fewer in flight
+    assert chosen(placement) == (B, Reason.EXPLORE)
+    assert scores(placement) == {B: 0, C: 1}
+
+
+# LMetric
+
+
+def test_lmetric_multiplies_what_is_missed_by_the_batch() -> None:
+    made = Cluster(LMetric(), A, B)
+    made.hold(A, DOC[:80])
+    made.busy(A, 2)
+    placement = made.ask(DOC)
+    # A: 20 x (2 + 1), B: 100 x (0 + 1)
+    assert chosen(placement) == (A, Reason.POLICY)
+    assert scores(placement) == {A: 60, B: 100}
+
+
+def test_lmetric_leaves_the_cache_when_its_batch_is_too_large() -> None:
+    def arrange(seed: int, busy: int) -> Placement:
+        made = Cluster(LMetric(), A, B, seed=seed)
+        made.hold(A, DOC[:80])
+        made.busy(A, busy)
+        return made.ask(DOC)
+
+    # A: 20 x (5 + 1) = 120 against 100; with 4 it is 20 x 5 = 100, a tie
+    assert arrange(0, 5).replica_id == B
+    assert over_seeds(lambda seed: arrange(seed, 4)).keys() == {A, B}
+
+
+# AIBrix
+
+
+def test_aibrix_exploits_the_holder_with_the_fewest_requests_in_the_window() -> None:
+    made = Cluster(AibrixPreble(), A, B, C)
+    made.hold(A, DOC)
+    made.hold(B, DOC)
+    for request_id in made.busy(A, 2):
+        made.finish(request_id)
+    made.busy(B, 1)
+    placement = made.ask(DOC)
+    # A placed 1 + 2 in the window, all ended; B 1 + 1, one in flight
+    assert chosen(placement) == (B, Reason.EXPLOIT)
+    assert scores(placement) == {A: 3, B: 2}
+
+
+def test_aibrix_explores_by_load_alone() -> None:
+    made = Cluster(AibrixPreble(), A, B)
+    made.put(A, DOC)
+    made.put(B, run_of(3, 120))
+    placement = made.ask(DOC[:50] + OWN[:50])
+    # 50 of 100 is not more than 0.5. L: 0.100 s and 0.120 s of prefill, and one request's decode each, 45 tokens
+    decode_s = MODEL.decode_s(45, 100)
+    assert chosen(placement) == (A, Reason.EXPLORE)
+    assert scores(placement) == pytest.approx({A: 0.100 + decode_s, B: 0.120 + decode_s})
+    # 51 of 100 is
+    assert chosen(made.ask(DOC[:51] + run_of(4, 49))) == (A, Reason.EXPLOIT)

@@ -1,0 +1,44 @@
+"""docs/reference/policies.md, held against the policies: every name, every knob with its default, the example."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preble.core.policies import make_policy, policy_names
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
+ROWS = {
+    name: [cell.strip() for cell in rest.split("|")]
+    for name, rest in re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
+}
+
+
+def knobs(name: str) -> dict[str, Any]:
+    """The settings of a policy as it is made by this name."""
+    policy = make_policy(name)
+    parameters = inspect.signature(type(policy)).parameters.values()
+    return {p.name: getattr(policy, f"_{p.name}", p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def test_every_policy_has_its_row_in_order() -> None:
+    assert tuple(ROWS) == policy_names()
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_row_says_rule_knobs_source_and_weakness(name: str) -> None:
+    rule, documented, source, weakness = ROWS[name]
+    assert min(map(len, (rule, weakness))) > 10 and source
+    found = re.findall(r"`(\w+)` ([\w.]+)", documented)
+    assert dict(found) == {knob: str(value) for knob, value in knobs(name).items()}
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert example is not None
+    exec(compile(example[1], "policies.md", "exec"), {})
+    assert re.findall(r"^(0\.\d) 0\.\d+$", capsys.readouterr().out, flags=re.MULTILINE) == ["0.1", "0.3", "0.5"]
