@@ -53,7 +53,7 @@ GLOBAL_HALF = {
     "peers",
     "door",
 }
-LOCAL_HALF = {"block_pool", "sequence", "prefix_cache", "waiting_queue", "local_scheduler"}
+LOCAL_HALF = {"block_pool", "sequence", "decoding", "prefix_cache", "waiting_queue", "local_scheduler"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
 HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}

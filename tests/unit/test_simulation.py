@@ -90,6 +90,42 @@ def test_a_follower_is_sent_its_thinking_time_after_its_parents_end() -> None:
     assert records["child"].cached_tokens == 96
 
 
+QUESTION, ANSWER, MORE = tuple(range(40)), tuple(range(500, 525)), tuple(range(900, 950))
+"""The 64 tokens that are computed of a question and an answer are four blocks, of which the question fills two."""
+
+
+def turn(name: str, token_ids: tuple[int, ...], parent: str | None = None) -> WorkloadRequest:
+    """A request that is answered with as many tokens as ANSWER has, a second after its parent's end."""
+    prompt = (Segment(tokens=pack_tokens(token_ids)),)
+    at = None if parent else 0.0
+    return WorkloadRequest(name, prompt, len(ANSWER), arrival_s=at, session="s", parent=parent, delay_s=1.0)
+
+
+def hits(*turns: WorkloadRequest) -> list[int | None]:
+    """Prompt tokens of each that one replica had cached."""
+    _, records = play(config(), *turns)
+    return [records[asked.request_id].cached_tokens for asked in turns]
+
+
+def test_a_follower_finds_the_answer_that_its_prompt_quotes_in_the_cache() -> None:
+    assert hits(turn("a", QUESTION), turn("b", QUESTION + ANSWER + MORE, parent="a")) == [0, 64]
+
+
+def test_of_several_followers_the_first_tells_the_answer() -> None:
+    other = turn("c", QUESTION + MORE, parent="a")
+    assert hits(turn("a", QUESTION), turn("b", QUESTION + ANSWER + MORE, parent="a"), other) == [0, 64, 32]
+
+
+def test_what_is_not_quoted_of_an_answer_is_made_up() -> None:
+    """Eight tokens of the answer are quoted, which fill the third block; the fourth is made up."""
+    brief = turn("b", QUESTION + ANSWER[:8], parent="a")
+    assert hits(turn("a", QUESTION), brief, turn("c", QUESTION + ANSWER + MORE, parent="a")) == [0, 32, 48]
+
+
+def test_a_follower_that_does_not_continue_its_parents_prompt_quotes_nothing() -> None:
+    assert hits(turn("a", QUESTION), turn("b", QUESTION[:36] + ANSWER + MORE, parent="a")) == [0, 32]
+
+
 def test_kv_events_reach_the_scheduler_after_their_delay() -> None:
     """Evictions of a tiny cache: until they are reported, the scheduler takes the prompt for cached."""
     asked = [ask("a", 64), ask("b", 64, at=1.0, seed=1), ask("c", 64, at=1.2, seed=2), ask("again", 64, at=2.0)]

@@ -7,18 +7,15 @@ sequence is preempted: it loses its blocks, waits in front of all others and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from preble.core.cost_model import CostModel
+from preble.core.decoding import Decoding
 from preble.core.prefix_cache import PrefixCache
 from preble.core.sequence import Finished, Sequence
-from preble.core.types import KvEvent, ReplicaId, Request, RequestId
+from preble.core.types import TOKEN_BYTES, KvEvent, PackedTokens, ReplicaId, Request, RequestId
 from preble.core.waiting_queue import QueueOrder, WaitingQueue
 from preble.errors import PromptTooLong, RequestError, UnknownRequest
-
-OutputToken = Callable[[Request, int], int]
-"""(request, position in its output from 0) -> the token id that is generated there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an iteration made: the new token of each request that got one, and who ended with it."""
+    """Who got a token from an iteration: by a decode, or because the prompt is computed; and who ended with it."""
 
-    tokens: Mapping[RequestId, int]
+    decoded: tuple[RequestId, ...]
+    prefilled: tuple[RequestId, ...]
     finished: tuple[Finished, ...]
 
 
@@ -71,7 +69,6 @@ class LocalScheduler:
     """One replica. Synchronous and deterministic; drive it with `next_batch` and `complete` in turn.
 
     `max_batch_tokens`: new tokens in one iteration; at least `max_running`, so that every decode always fits.
-    `output_token`: what is generated; the output of a real engine is not known to this class.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class LocalScheduler:
         block_size: int = 16,
         max_batch_tokens: int = 2048,
         max_running: int = 256,
-        output_token: OutputToken,
         order: QueueOrder = QueueOrder.FCFS,
         num_groups: int = 10,
     ) -> None:
@@ -93,16 +89,19 @@ class LocalScheduler:
         self.stats = LocalStats()
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
-        self._output_token = output_token
         self._cache = PrefixCache(replica_id, num_blocks, block_size)
         self._queue = WaitingQueue(self._cached_tokens_of, order, num_groups)
         self._sequences: dict[str, Sequence] = {}
-        self._decoding: list[Sequence] = []
+        self._decoding = Decoding()
         """Running sequences with at least one output token, in the order of their last admission."""
         self._prefilling: Sequence | None = None
         """The one prompt that is partly computed. It took the last of a budget, so no running sequence is newer."""
-        self._in_batch: list[Sequence] | None = None
-        """Sequences of the batch that has not been completed and get a token from it; None where there is none."""
+        self._batch: Batch | None = None
+        """The one that has not been completed."""
+        self._prefilled: list[Sequence] = []
+        """Those whose prompt is computed with that batch."""
+        self._ending: list[Sequence] = []
+        """Those that decode their last token in that batch."""
 
     @property
     def num_running(self) -> int:
@@ -116,24 +115,26 @@ class LocalScheduler:
     def num_used_blocks(self) -> int:
         return self._cache.pool.num_used
 
-    def add(self, request: Request, output_tokens: int, now: float) -> None:
-        """Queue a request that will generate exactly `output_tokens` (at least 1). O(prompt).
+    def add(self, request: Request, output: PackedTokens, now: float) -> None:
+        """Queue a request that will generate just `output`, packed token ids, at least 1. O(prompt + output).
 
-        Raises: PromptTooLong: prompt and output can never fit into the cache together. RequestError: the prompt is
-        empty or `output_tokens` is less than 1. UnknownRequest: a request of this id has not ended.
+        A real engine does not know this beforehand, and nothing here is decided by it but when the request ends.
+
+        Raises: PromptTooLong: prompt and output can never fit into the cache together. RequestError: one of them is
+        empty. UnknownRequest: a request of this id has not ended.
         """
         if request.request_id in self._sequences:
             raise UnknownRequest(f"request {request.request_id!r} was added before and has not ended")
-        num_prompt = request.num_prompt_tokens
-        if not num_prompt or output_tokens < 1:
-            raise RequestError(f"need at least 1 prompt and 1 output token, got {num_prompt} and {output_tokens}")
+        num_prompt, num_output = request.num_prompt_tokens, len(output) // TOKEN_BYTES
+        if not num_prompt or not num_output:
+            raise RequestError(f"need at least 1 prompt and 1 output token, got {num_prompt} and {num_output}")
         # The last token is never computed: nothing follows it.
-        if self._blocks_for(num_prompt + output_tokens - 1) > self.num_blocks:
+        if self._blocks_for(num_prompt + num_output - 1) > self.num_blocks:
             raise PromptTooLong(
-                f"{num_prompt} prompt and {output_tokens} output tokens do not fit into a KV cache of "
+                f"{num_prompt} prompt and {num_output} output tokens do not fit into a KV cache of "
                 f"{self.num_blocks * self.block_size} tokens; shorten the prompt or max_tokens"
             )
-        self._sequences[request.request_id] = Sequence(request, output_tokens, self.block_size, now)
+        self._sequences[request.request_id] = Sequence(request, output, self.block_size, now)
         self._queue.add(request.request_id, num_prompt)
 
     def abort(self, request_id: str) -> bool:
@@ -145,8 +146,8 @@ class LocalScheduler:
             self._queue.remove(request_id)
         elif sequence is self._prefilling:
             self._prefilling = None
-        elif sequence in self._decoding:
-            self._decoding.remove(sequence)
+        else:
+            self._decoding.leave(sequence)
         self._release(sequence)
         return True
 
@@ -170,59 +171,57 @@ class LocalScheduler:
 
         Raises: RuntimeError: the last batch has not been completed.
         """
-        if self._in_batch is not None:
+        if self._batch is not None:
             raise RuntimeError("next_batch was called before the last batch was completed")
         if not self._sequences:
             return None
         preempted: list[RequestId] = []
         context_tokens = self._schedule_decodes(preempted)
-        in_batch = self._decoding.copy()
-        decodes = tuple([sequence.request.request_id for sequence in in_batch])
+        decodes = self._decoding.ids
         prefills: list[PrefillChunk] = []
         budget = self._max_batch_tokens - len(decodes)
         if self._prefilling is not None:
-            budget -= self._schedule_chunk(self._prefilling, budget, prefills, in_batch)
+            budget -= self._schedule_chunk(self._prefilling, budget, prefills)
         if not preempted:
-            self._admit(budget, prefills, in_batch, now)
-        self._in_batch = in_batch
-        return Batch(decodes, context_tokens, tuple(prefills), tuple(preempted))
+            self._admit(budget, prefills, now)
+        self._batch = Batch(decodes, context_tokens, tuple(prefills), tuple(preempted))
+        return self._batch
 
     def complete(self, batch: Batch, now: float) -> StepResult:
-        """The iteration is over: give each decode and each finished prefill its token. O(running).
+        """The iteration is over: each decode and each finished prefill has its token. O(prefills + those that end).
 
-        Requests that were aborted since `next_batch` get none. Raises: RuntimeError: no batch is to be completed.
+        Requests that were aborted since `next_batch` got none. Raises: RuntimeError: it is not the last batch, or it was
+        completed before.
         """
-        if self._in_batch is None:
-            raise RuntimeError("complete was called without a batch")
-        in_batch, self._in_batch = self._in_batch, None
-        tokens: dict[RequestId, int] = {}
-        finished: list[Finished] = []
-        num_decodes = len(batch.decodes)
-        for i, sequence in enumerate(in_batch):
+        if batch is not self._batch:
+            raise RuntimeError("complete was called without the last batch, or twice")
+        self._batch = None
+        decoded = self._decoding.ids
+        finished = [self._finish(sequence, now) for sequence in self._ending if sequence.runs]
+        prefilled: list[RequestId] = []
+        for sequence in self._prefilled:
             if not sequence.runs:
                 continue
-            token = self._output_token(sequence.request, sequence.num_output)
-            sequence.append(token, now)
-            tokens[sequence.request.request_id] = token
-            if sequence.num_output == sequence.target:
+            prefilled.append(sequence.request.request_id)
+            sequence.end_prefill(now)
+            if sequence.num_tokens == sequence.final_tokens:
                 finished.append(self._finish(sequence, now))
-            elif i >= num_decodes:
-                self._decoding.append(sequence)
-        if finished:
-            self._decoding = [sequence for sequence in self._decoding if sequence.runs]
-        self.stats.generated_tokens += len(tokens)
-        return StepResult(tokens, tuple(finished))
+            else:
+                self._decoding.join(sequence)
+        self._ending, self._prefilled = [], []
+        self.stats.generated_tokens += len(decoded) + len(prefilled)
+        return StepResult(decoded, tuple(prefilled), tuple(finished))
 
     def check(self) -> None:
         """Assert every invariant of this replica. O(everything); tests only."""
         self._cache.check()
+        self._decoding.check(self._ending)
         self._cache.pool.check(block for sequence in self._sequences.values() for block in sequence.blocks)
         waiting = set(self._queue)
         assert len(waiting) == len(self._queue) <= len(self._sequences)
         for request_id, sequence in self._sequences.items():
             assert sequence.runs == (request_id not in waiting), "a request both runs and waits, or neither"
             assert sequence.runs or not sequence.blocks, "a waiting request holds blocks"
-            assert len(sequence.hashes) == sequence.num_tokens // self.block_size
             assert sequence.num_slots == len(sequence.blocks) * self.block_size
             assert sequence.num_computed <= min(sequence.num_slots, sequence.num_tokens)
             for block_hash in sequence.hashes[: sequence.num_inserted]:
@@ -241,22 +240,22 @@ class LocalScheduler:
 
     def _schedule_decodes(self, preempted: list[RequestId]) -> int:
         """Give every decoding sequence a slot for one token, oldest first; returns their context in tokens."""
-        context_tokens = 0
-        # The list shrinks at its end where sequences are preempted; those have not been visited yet.
-        for sequence in self._decoding:
-            context_tokens += sequence.num_computed
+        # The newest leave where they are preempted; those have not been visited yet.
+        for sequence in self._decoding.due():
             if sequence.num_computed == sequence.num_slots and not self._grow(sequence, preempted):
-                context_tokens -= sequence.num_computed
                 break
             sequence.num_computed += 1
-            if sequence.num_computed % self.block_size == 0:
-                self._insert_full_blocks(sequence)
-        return context_tokens
+            self._insert_full_blocks(sequence)
+            if sequence.num_computed == sequence.final_tokens - 1:
+                self._ending.append(sequence)
+            else:
+                self._decoding.plan_next(sequence)
+        return self._decoding.step()
 
     def _grow(self, sequence: Sequence, preempted: list[RequestId]) -> bool:
         """One more block for a decode; while none is free, preempt the newest. False where it is the newest."""
         while not self._cache.pool.num_free:
-            victim = self._prefilling or self._decoding[-1]
+            victim = self._prefilling or self._decoding.newest
             self._preempt(victim)
             preempted.append(victim.request.request_id)
             if victim is sequence:
@@ -269,13 +268,13 @@ class LocalScheduler:
         if sequence is self._prefilling:
             self._prefilling = None
         else:
-            self._decoding.pop()
+            self._decoding.leave(sequence)
         self._release(sequence)
         sequence.num_preemptions += 1
         self.stats.preemptions += 1
         self._queue.put_back(sequence.request.request_id)
 
-    def _admit(self, budget: int, prefills: list[PrefillChunk], in_batch: list[Sequence], now: float) -> None:
+    def _admit(self, budget: int, prefills: list[PrefillChunk], now: float) -> None:
         """Start waiting requests in the queue's order while budget, places and blocks last."""
         places = self._max_running - self.num_running
         if budget <= 0 or places <= 0 or self._prefilling is not None or not self._queue:
@@ -287,7 +286,7 @@ class LocalScheduler:
                 return
             self._queue.pop()
             places -= 1
-            budget -= self._schedule_chunk(sequence, budget, prefills, in_batch)
+            budget -= self._schedule_chunk(sequence, budget, prefills)
 
     def _start(self, sequence: Sequence, now: float) -> bool:
         """Take blocks for all tokens of a waiting request, cached ones first; False where too few are free."""
@@ -302,9 +301,7 @@ class LocalScheduler:
         sequence.start(self._cache.lock(prefix) + self._cache.allocate(num_new), num_matched, now)
         return True
 
-    def _schedule_chunk(
-        self, sequence: Sequence, budget: int, prefills: list[PrefillChunk], in_batch: list[Sequence]
-    ) -> int:
+    def _schedule_chunk(self, sequence: Sequence, budget: int, prefills: list[PrefillChunk]) -> int:
         """As much of the prompt as the budget allows; returns the tokens taken. Its last chunk yields a token."""
         num_new = min(budget, sequence.num_tokens - sequence.num_computed)
         if num_new <= 0:
@@ -314,7 +311,7 @@ class LocalScheduler:
         self._insert_full_blocks(sequence)
         if sequence.num_computed == sequence.num_tokens:
             self._prefilling = None
-            in_batch.append(sequence)
+            self._prefilled.append(sequence)
         else:
             self._prefilling = sequence
         return num_new
@@ -330,6 +327,7 @@ class LocalScheduler:
 
     def _finish(self, sequence: Sequence, now: float) -> Finished:
         del self._sequences[sequence.request.request_id]
+        self._decoding.leave(sequence)
         finished = sequence.finished(now)
         self._release(sequence)
         return finished

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 
 from preble.core.prefix_cache import hash_blocks
-from preble.core.types import PackedTokens, Request, RequestId
+from preble.core.types import TOKEN_BYTES, PackedTokens, Request, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +30,48 @@ class Sequence:
     """State of one request; `LocalScheduler` alone changes it.
 
     `blocks` have `num_slots` slots for the first tokens, of which the first `num_computed` have their KV; the first
-    `num_inserted` blocks are in the prefix cache. `hashes`: of every block that the known tokens fill.
-    `last_match`: blocks found in the cache when last asked. `runs`: admitted, and not preempted or ended since.
+    `num_inserted` blocks are in the prefix cache. `num_tokens`: of the prompt and of the output so far; `final_tokens`:
+    with all its output. `hashes`: of every block that is ever filled; the last token is not computed, since nothing
+    follows it. `last_match`: blocks found in the cache when last asked. `runs`: admitted, and not preempted or ended
+    since.
+
+    While it decodes, `num_computed` and `num_tokens` grow by one a step of its replica. They are not touched for that:
+    `decode_from(step)` begins it, and `settle(step)` brings them up to date. `turn`: its place among those that decode.
     """
 
     __slots__ = (
         "_arrived_at",
         "_block_size",
+        "_computed_at_step_0",
         "_first_token_at",
         "_num_cached",
         "_started_at",
+        "_tokens",
         "blocks",
+        "final_tokens",
         "hashes",
         "last_match",
         "num_computed",
         "num_inserted",
-        "num_output",
         "num_preemptions",
         "num_slots",
         "num_tokens",
         "request",
         "runs",
-        "target",
-        "tokens",
+        "turn",
     )
 
-    def __init__(self, request: Request, target: int, block_size: int, now: float) -> None:
+    def __init__(self, request: Request, output: PackedTokens, block_size: int, now: float) -> None:
         self.request = request
-        self.target = target
-        """Output tokens after which it ends."""
-        self.tokens = array("I", request.prompt)
-        self.num_tokens = len(self.tokens)
-        self.hashes = hash_blocks(request.prompt, block_size, namespace=request.namespace)
-        self.num_output = self.num_preemptions = self.last_match = 0
+        self.num_tokens = request.num_prompt_tokens
+        self.final_tokens = self.num_tokens + len(output) // TOKEN_BYTES
+        self.num_preemptions = self.last_match = self.turn = 0
+        self._computed_at_step_0 = 0
+        self._tokens = request.prompt + output[:-TOKEN_BYTES]
+        self.hashes = hash_blocks(self._tokens, block_size, namespace=request.namespace)
         self._block_size = block_size
-        self._arrived_at = self._started_at = self._first_token_at = now
+        self._arrived_at = self._started_at = now
+        self._first_token_at: float | None = None
         self._num_cached: int | None = None
         self.blocks: list[int] = []
         self.forget_blocks()
@@ -87,29 +93,43 @@ class Sequence:
         self.num_slots = self.num_computed = self.num_inserted = 0
         self.runs = False
 
-    def append(self, token: int, now: float) -> None:
-        """Add a generated token; hash its block if it fills one."""
-        if not self.num_output:
+    def end_prefill(self, now: float) -> None:
+        """All tokens are computed, and so there is one more."""
+        if self._first_token_at is None:
             self._first_token_at = now
-        self.tokens.append(token)
         self.num_tokens += 1
-        self.num_output += 1
-        if self.num_tokens % self._block_size == 0:
-            tail = self.tokens[-self._block_size :].tobytes()
-            parent = self.hashes[-1] if self.hashes else None
-            self.hashes += hash_blocks(tail, self._block_size, parent, self.request.namespace)
+
+    def decode_from(self, step: int) -> None:
+        """Each step from `step` on computes its last token and gives it another."""
+        self._computed_at_step_0 = self.num_computed - step
+
+    def settle(self, step: int) -> None:
+        """Bring the counts of a decoding sequence up to the beginning of `step`."""
+        self.num_computed = self._computed_at_step_0 + step
+        self.num_tokens = self.num_computed + 1
+
+    def next_due(self, step: int) -> int:
+        """The first step from `step` on for which it needs a block, or which fills one, or gives it its last token."""
+        num_computed = self._computed_at_step_0 + step
+        if num_computed == self.num_slots:
+            return step
+        to_fill_block = self._block_size - 1 - num_computed % self._block_size
+        return step + min(to_fill_block, self.final_tokens - 2 - num_computed)
 
     def packed_blocks(self, start: int, stop: int) -> PackedTokens:
         """The packed tokens of blocks `start` ... `stop` - 1."""
-        return PackedTokens(self.tokens[start * self._block_size : stop * self._block_size].tobytes())
+        block_bytes = self._block_size * TOKEN_BYTES
+        return PackedTokens(self._tokens[start * block_bytes : stop * block_bytes])
 
     def finished(self, now: float) -> Finished:
         """The record of a sequence that has all its output."""
+        assert self._first_token_at is not None
+        num_prompt = self.request.num_prompt_tokens
         return Finished(
             request_id=self.request.request_id,
-            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_prompt_tokens=num_prompt,
             num_cached_tokens=self._num_cached or 0,
-            num_output_tokens=self.num_output,
+            num_output_tokens=self.final_tokens - num_prompt,
             num_preemptions=self.num_preemptions,
             arrived_at=self._arrived_at,
             started_at=self._started_at,

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from preble.core.cost_model import CostModel
 from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats
 from preble.core.sequence import Finished
-from preble.core.types import KvEvent, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.sim.config import SimConfig
-
-_NO_PROMPT_HAS = 1 << 31
-"""Token ids from here on stand for generated tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,6 @@ class SimReplica:
             block_size=config.block_size,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
-            output_token=_output_token,
             order=config.order,
         )
         self._batch: Batch | None = None
@@ -73,9 +69,9 @@ class SimReplica:
     def stats(self) -> LocalStats:
         return self._local.stats
 
-    def add(self, request: Request, output_tokens: int, now: float) -> None:
-        """Queue a request. Raises: PromptTooLong, RequestError."""
-        self._local.add(request, output_tokens, now)
+    def add(self, request: Request, output: PackedTokens, now: float) -> None:
+        """Queue a request that will be answered with `output`. Raises: PromptTooLong, RequestError."""
+        self._local.add(request, output, now)
 
     def begin_iteration(self, now: float) -> float | None:
         """Seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""
@@ -94,8 +90,7 @@ class SimReplica:
         self.busy_s += now - self._began_at
         self.num_iterations += 1
         self.prefill_tokens += batch.num_tokens - len(batch.decodes)
-        prefilled = tuple(chunk.request_id for chunk in batch.prefills if chunk.request_id in result.tokens)
-        return IterationEnd(prefilled, result.finished, self._local.take_events())
+        return IterationEnd(result.prefilled, result.finished, self._local.take_events())
 
     def lose(self, now: float) -> None:
         """It dies. What it spent on the iteration that it could not end counts as spent."""
@@ -106,8 +101,3 @@ class SimReplica:
     def check(self) -> None:
         """Assert every invariant. O(everything); tests only."""
         self._local.check()
-
-
-def _output_token(request: Request, position: int) -> int:
-    """Made up. The same prompt has the same answer; a trace's prompts quote none, as with a real engine."""
-    return _NO_PROMPT_HAS + position

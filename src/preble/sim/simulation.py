@@ -15,7 +15,7 @@ from preble.core.cost_model import CostModel
 from preble.core.door import Scheduler
 from preble.core.policy import Policy
 from preble.core.sequence import Finished
-from preble.core.types import BlocksStored, KvEvent, Placement, ReplicaId, Request, RequestId
+from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
 from preble.decisions.settings import make_scheduler
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
@@ -23,8 +23,9 @@ from preble.sim.agenda import Agenda, Priority
 from preble.sim.config import Failure, FailureKind, SimConfig
 from preble.sim.replica import SimReplica
 from preble.sim.result import HomeRecord, SimResult, totals_by_name
+from preble.sim.script import Script
 from preble.sim.timeline import Timeline
-from preble.workloads import Workload, WorkloadRequest, packed_prompt
+from preble.workloads import Workload, WorkloadRequest
 
 REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED = (
     "replica lost",
@@ -41,6 +42,7 @@ class _Call:
 
     asked: WorkloadRequest
     request: Request
+    answer: PackedTokens
     scheduled_s: float
     replica: SimReplica | None = None
     placement: Placement | None = None
@@ -68,7 +70,7 @@ class Simulation:
     ) -> None:
         self._config = config
         self._workload = workload
-        self._children = workload.children()
+        self._script = Script(workload)
         self._on_record = on_record
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
@@ -128,8 +130,9 @@ class Simulation:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, asked: WorkloadRequest, now: float) -> None:
-        request = Request(RequestId(asked.request_id), packed_prompt(asked), asked.output_tokens)
-        call = self._calls[request.request_id] = _Call(asked, request, now)
+        request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
+        answer = self._script.answer(asked, request.prompt)
+        call = self._calls[request.request_id] = _Call(asked, request, answer, now)
         self._place(call, now)
 
     def _place(self, call: _Call, now: float) -> None:
@@ -156,7 +159,7 @@ class Simulation:
         if call.replica is not replica:
             return
         try:
-            replica.add(call.request, call.asked.output_tokens, now)
+            replica.add(call.request, call.answer, now)
         except RequestError:
             self._scheduler.on_finish(call.request.request_id, 0, now)
             self._end(call, now, error=PROMPT_TOO_LONG)
@@ -197,7 +200,7 @@ class Simulation:
                 error=error,
             )
         )
-        for child in self._children.get(call.asked.request_id, ()):
+        for child in self._script.followers(call.asked):
             if error is None:
                 time_s = max(now + child.delay_s, child.arrival_s or 0.0)
                 self._agenda.at(time_s, Priority.ARRIVAL, partial(self._send, child))
@@ -209,7 +212,8 @@ class Simulation:
         unsent = [asked]
         while unsent:
             asked = unsent.pop()
-            unsent += self._children.get(asked.request_id, ())
+            unsent += self._script.followers(asked)
+            self._script.drop(asked)
             self._record(
                 RequestRecord(request_id=asked.request_id, scheduled_s=now, sent_s=now, end_s=now, error=PARENT_FAILED)
             )

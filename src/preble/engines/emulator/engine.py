@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle, islice
 from zlib import crc32
 
 from preble.core.cost_model import CostModel
 from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats
 from preble.core.sequence import Finished
-from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId, pack_tokens
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.events import KvEventPublisher
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
@@ -94,7 +94,6 @@ class EmulatedEngine:
             block_size=config.block_size,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
-            output_token=self._output_token,
             order=config.order,
         )
         self._live: dict[RequestId, _Live] = {}
@@ -153,8 +152,8 @@ class EmulatedEngine:
     def _start(self, prompt: Prompt, generation: Generation, index: int) -> RequestId:
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
-        self._scheduler.add(request, prompt.output_tokens, asyncio.get_running_loop().time())
         place = (crc32(prompt.tokens) + prompt.seed) % len(self._output_ids)
+        self._scheduler.add(request, self._output(place, prompt.output_tokens), asyncio.get_running_loop().time())
         self._live[request_id] = _Live(generation, index, place)
         return request_id
 
@@ -187,7 +186,7 @@ class EmulatedEngine:
     def _deliver(self, batch: Batch, now: float) -> None:
         result = self._scheduler.complete(batch, now)
         ended = {finished.request_id: finished for finished in result.finished}
-        for request_id in result.tokens:
+        for request_id in (*result.decoded, *result.prefilled):
             live = self._live[request_id]
             text = self._output_pieces[live.place % len(self._output_pieces)]
             live.place += 1
@@ -195,9 +194,9 @@ class EmulatedEngine:
         for request_id in ended:
             del self._live[request_id]
 
-    def _output_token(self, request: Request, position: int) -> int:
-        """The same prompt has the same answer, so that the next turn of a conversation finds this one cached."""
-        return self._output_ids[self._live[request.request_id].place % len(self._output_ids)]
+    def _output(self, place: int, num_tokens: int) -> PackedTokens:
+        """The emulated text from a place on. One prompt has one place, so the next turn finds its answer cached."""
+        return pack_tokens(islice(cycle(self._output_ids), place, place + num_tokens))
 
     async def _publish(self) -> None:
         events = self._scheduler.take_events()
