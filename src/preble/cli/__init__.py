@@ -25,10 +25,12 @@ COMMANDS = MappingProxyType(
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "explain": "preble.cli.explain",
+        "check": "preble.cli.check",
         "replay": "preble.cli.replay",
         "bench": "preble.cli.bench",
         "profile": "preble.cli.profile",
         "simulate": "preble.cli.simulate",
+        "compare": "preble.cli.compare",
         "workload": "preble.cli.workload",
         "demo": "preble.cli.demo",
     }

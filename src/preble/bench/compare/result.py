@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -21,16 +22,17 @@ from preble.workloads import Workload, WorkloadPlan
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation's numbers. `key`: see `Cell.key`. `label`: the workload's name in the comparison.
 
-    `arrivals_per_s`: requests (of sessions: the first ones) over the time in which they arrived. `gpu_s`: seconds of
-    GPU time of all replicas together. `load_imbalance`: see `metrics.balance`. `computed_tokens`: prompt tokens
-    computed, again after a preemption included. `reasons`: placements by reason. `num_replicated`: homes that prefixes
-    got.
+    `num_arrivals`: requests that waited for no other, of sessions the first ones; `arrivals_per_s`: the rate at which
+    they came. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see `metrics.balance`.
+    `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`: placements by reason.
+    `num_replicated`: homes that prefixes got.
     """
 
     key: str
     label: str
     workload: WorkloadPlan
     policy: str
+    num_arrivals: int
     arrivals_per_s: float
     summary: Summary
     gpu_s: float
@@ -58,6 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             label=cell.arm.workload,
             workload=cell.workload,
             policy=cell.config.policy,
+            num_arrivals=len(workload.openers),
             arrivals_per_s=len(workload.openers) / last_s if last_s else 0.0,
             summary=result.summary,
             gpu_s=result.gpu_s,
@@ -122,7 +125,13 @@ class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
             if (run.label, run.policy) == (workload, policy):
                 by_rate.setdefault(run.workload.rps, []).append(run)
         whole = [runs for runs in by_rate.values() if len(runs) == len(self.plan.seeds)]
-        return {fmean(run.rps for run in runs): runs for runs in sorted(whole, key=lambda runs: runs[0].rps)}
+        return dict(sorted((_common_rate(runs), runs) for runs in whole))
+
+
+def _common_rate(runs: Sequence[Run]) -> float:
+    """What was asked for of every seed, or the mean of what they had where arrivals are recorded."""
+    asked = runs[0].workload.rps
+    return fmean(run.rps for run in runs) if asked is None else asked
 
 
 def read_result(path: Path) -> CompareResult:

@@ -13,7 +13,7 @@ MAX_DOUBLINGS = 10
 """Above the start; what holds there holds everything."""
 MAX_HALVINGS = 6
 """Below the start; what does not hold there is given up."""
-TYPICAL_RUNS = 7
+TYPICAL_RUNS = 9
 """That a search takes; for estimates of what is left."""
 
 

@@ -1,0 +1,119 @@
+"""A comparison as figures. Needs matplotlib: the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from preble.bench.compare.numbers import CACHING, E2E_MEAN, LATENCIES, TTFT_P99, Number
+from preble.bench.compare.plan import BASELINE
+from preble.bench.compare.result import CompareResult
+from preble.report import PALETTE, Drawing, draw
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_OWN_COLOURS = MappingProxyType(
+    {"e2": PALETTE[0], "preble": PALETTE[2], "round_robin": PALETTE[3], BASELINE: PALETTE[1]}
+)
+"""The policies that every comparison turns on have the same colour everywhere."""
+_OTHER_COLOURS = (PALETTE[4], PALETTE[5], PALETTE[6], PALETTE[2])
+_GREY = PALETTE[7]
+_OTHERS = "the others"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a policy is drawn. `is_grey`: one of too many to be told apart; tables and bars name it."""
+
+    colour: str
+    is_grey: bool = False
+
+
+def policy_looks(policies: Sequence[str]) -> dict[str, Look]:
+    """A look for each policy. If there are more of the less known than colours for them, all of those are grey."""
+    others = [policy for policy in policies if policy not in _OWN_COLOURS]
+    colours = [colour for colour in _OTHER_COLOURS if colour != _OWN_COLOURS["preble"] or "preble" not in policies]
+    looks = {policy: Look(colour) for policy, colour in _OWN_COLOURS.items() if policy in policies}
+    if len(others) > len(colours):
+        return looks | {policy: Look(_GREY, is_grey=True) for policy in others}
+    return looks | {policy: Look(colour) for policy, colour in zip(others, colours, strict=False)}
+
+
+def workload_drawings(result: CompareResult, workload: str) -> list[Drawing]:
+    """Capacity, then every latency and what the caches did, against the rate."""
+    return [capacity_drawing(result, workload)] + [
+        curve_drawing(result, workload, number) for number in (*LATENCIES, *CACHING)
+    ]
+
+
+def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
+    """A bar a policy, the best on top, with 95 % intervals."""
+    standings = result.standings_of(workload)[::-1]
+    looks = policy_looks(result.plan.policies)
+
+    def fill(figure: Figure) -> None:
+        axes = figure.subplots()
+        means = [one.capacity_rps.mean for one in standings]
+        spread = [one.capacity_rps.half_width or 0.0 for one in standings]
+        names = [one.policy for one in standings]
+        bars = axes.barh(
+            names,
+            means,
+            xerr=spread if any(spread) else None,
+            color=[looks[name].colour for name in names],
+            error_kw={"ecolor": "gray", "capsize": 2.5},
+        )
+        axes.bar_label(bars, [f" {one.bound}{one.capacity_rps.mean:.3g}" for one in standings], padding=3, fontsize=8)
+        axes.set(title=f"{workload}: capacity", xlabel="requests/s within the SLO")
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.14)
+
+    return draw(fill, height_in=max(3.5, 1.2 + 0.24 * len(standings)))
+
+
+def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawing:
+    """One number of every policy against the rate, with 95 % intervals for the policies that have a colour."""
+
+    def fill(figure: Figure) -> None:
+        axes = figure.subplots()
+        for policy, look in sorted(policy_looks(result.plan.policies).items(), key=lambda item: not item[1].is_grey):
+            _draw_policy(axes, result, workload, policy, look, number)
+        bound = {TTFT_P99.name: result.plan.slo.ttft_p99_s, E2E_MEAN.name: result.plan.slo.e2e_mean_s}.get(number.name)
+        if bound is not None:
+            axes.axhline(bound, color="gray", linestyle="--", linewidth=1, label="SLO")
+        axes.set(title=f"{workload}: {number.name}", xlabel="requests/s", ylabel=number.axis)
+        if number in LATENCIES:
+            _log_seconds(axes)
+        figure.legend(loc="outside lower center", ncols=4)
+
+    return draw(fill)
+
+
+def _draw_policy(axes: Axes, result: CompareResult, workload: str, policy: str, look: Look, number: Number) -> None:
+    found = {rps: number.over(runs) for rps, runs in result.runs_of(workload, policy).items()}
+    points = {rps: estimate for rps, estimate in found.items() if estimate is not None}
+    means = [estimate.mean for estimate in points.values()]
+    if look.is_grey:
+        is_named = any(line.get_label() == _OTHERS for line in axes.get_lines())
+        axes.plot(list(points), means, color=look.colour, linewidth=0.9, label=None if is_named else _OTHERS)
+        return
+    axes.plot(list(points), means, color=look.colour, marker="o", markersize=3.5, label=policy, zorder=3)
+    # An interval is symmetric, but nothing here goes below zero, nor on a logarithmic scale below what was seen.
+    lowest = min(means, default=0.0) / 2
+    lows = [max(estimate.low, lowest) for estimate in points.values()]
+    axes.fill_between(
+        list(points), lows, [estimate.high for estimate in points.values()], color=look.colour, alpha=0.13, linewidth=0
+    )
+
+
+def _log_seconds(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())

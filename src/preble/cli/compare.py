@@ -1,0 +1,211 @@
+"""`preble compare`: which policy carries most, on simulated replicas."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
+from preble.cli.failure import INTERRUPTED_STATUS
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, workload_shape_options
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preble.bench.compare import ComparePlan, CompareResult
+    from preble.workloads import WorkloadPlan
+
+FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+DEFAULT_REQUESTS = 2000
+"""Of a named workload, which has no end of its own."""
+PIPED_WIDTH = 120
+"""Of tables that do not go to a terminal."""
+EVERY = "all"
+SEARCHED, RECORDED = "auto", "recorded"
+
+
+class Listed(click.ParamType[tuple[Any, ...]]):
+    """Values with commas between them, each read by `read`, which raises ValueError for what it cannot read."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(self._read(part.strip()) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not {self.name}", param, ctx)
+
+
+def _rate(text: str) -> float | str | None:
+    return text if text == SEARCHED else None if text == RECORDED else float(text)
+
+
+@click.command("compare", short_help="Which policy carries most? Many simulations, one ranking.")
+@click.option(
+    "--workload",
+    "sources",
+    multiple=True,
+    default=("tool_use",),
+    show_default=True,
+    metavar="NAME|FILE",
+    help="A workload or trace file, as for `preble simulate`; once for each.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    type=Listed("names with commas between them", str),
+    multiple=True,
+    default=("e2,round_robin,least_load",),
+    show_default=True,
+    metavar="NAME,...",
+    help="What is compared; all: every policy there is.",
+)
+@click.option(
+    "--rps",
+    "rates",
+    type=Listed(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
+    multiple=True,
+    default=(SEARCHED,),
+    show_default=True,
+    metavar="N,...",
+    help="Requests a second on average. auto: search each policy's capacity, then run all at --load times the best "
+    "one. recorded: as the trace has it.",
+)
+@click.option(
+    "--load",
+    "loads",
+    type=Listed("numbers with commas between them", float),
+    default="0.5,0.8,0.95",
+    show_default=True,
+    metavar="X,...",
+    help="With --rps auto: the rates to compare at, as shares of the best policy's capacity.",
+)
+@click.option(
+    "--seed",
+    "seeds",
+    type=Listed("whole numbers with commas between them", int),
+    multiple=True,
+    default=("0,1,2",),
+    show_default=True,
+    metavar="N,...",
+    help="Each is a repetition with other requests and arrivals; intervals come from them.",
+)
+@workload_shape_options(DEFAULT_REQUESTS)
+@cluster_options
+@click.option(
+    "--slo-ttft",
+    "ttft_p99_s",
+    type=POSITIVE_FLOAT,
+    metavar="S",
+    help="Bound on the p99 of TTFT, in seconds.  [default: 2, unless --slo-e2e is given]",
+)
+@click.option("--slo-e2e", "e2e_mean_s", type=POSITIVE_FLOAT, metavar="S", help="Bound on the mean E2E, in seconds.")
+@click.option("--jobs", type=POSITIVE, help="Simulations at once.  [default: one a core]")
+@click.option(
+    "--json",
+    "save",
+    type=FILE,
+    metavar="FILE",
+    help="Result file, written after each run; the runs that it has already are not made again. - for stdout.",
+)
+@click.option("--html", type=FILE, metavar="FILE", help="Write a page with figures (needs the extra `plot`).")
+def command(save: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
+    """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
+    the highest rate at which the SLO is kept.
+
+    Several seeds say how sure that is. With --json, the same command goes on where it was interrupted, and policies,
+    workloads, rates and seeds can be added.
+
+    \b
+    Examples:
+      preble compare --workload tool_use --policy e2,round_robin,least_load --replicas 4 --html page.html
+      preble compare --workload trace.jsonl.gz --policy all --rps 5,10,20 --seed 0,1,2,3,4 --json result.json
+      preble compare --policy e2,least_load --fail 30:lost:r1 --slo-ttft 1 --json - | jq .standings
+    """
+    from preble.bench.compare import compare
+    from preble.bench.compare.progress import run_progress
+
+    plan = _plan(**options)
+    to_stdout = save is not None and str(save) == "-"
+    path = None if to_stdout else save
+    try:
+        with run_progress() as on_progress:
+            result = compare(plan, path=path, jobs=jobs, on_progress=on_progress)
+    except KeyboardInterrupt:
+        kept = f"what was done is in {path}; the same command goes on from there" if path else "nothing was kept"
+        click.echo(f"preble: interrupted; {kept}", err=True)
+        raise click.exceptions.Exit(INTERRUPTED_STATUS) from None
+    _deliver(result, html, to_stdout=to_stdout)
+
+
+def _plan(
+    *,
+    sources: tuple[str, ...],
+    requests: int | None,
+    policies: tuple[tuple[str, ...], ...],
+    rates: tuple[tuple[float | str | None, ...], ...],
+    loads: tuple[float, ...],
+    seeds: tuple[tuple[int, ...], ...],
+    ttft_p99_s: float | None,
+    e2e_mean_s: float | None,
+    **rest: Any,
+) -> ComparePlan:
+    """What is compared, from the values of the options."""
+    from preble.bench.compare import ComparePlan
+    from preble.core.policies import policy_names
+    from preble.metrics.capacity import CapacitySlo
+
+    names = tuple(name for listed in policies for name in (policy_names() if listed == (EVERY,) else listed))
+    asked = tuple(rate for listed in rates for rate in listed)
+    if SEARCHED in asked and len(asked) > 1:
+        raise ConfigError(f"--rps: either {SEARCHED} or rates, not both")
+    if ttft_p99_s is None and e2e_mean_s is None:
+        ttft_p99_s = 2.0
+    workloads: dict[str, WorkloadPlan] = {}
+    for source in dict.fromkeys(sources):
+        workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, DEFAULT_REQUESTS, **rest)
+    return ComparePlan(
+        workloads=workloads,
+        policies=names,
+        cluster=simulated_cluster(**of_cluster),
+        seeds=tuple(seed for listed in seeds for seed in listed),
+        rates=tuple(rate for rate in asked if not isinstance(rate, str)),
+        loads=loads,
+        slo=CapacitySlo(ttft_p99_s, e2e_mean_s),
+    )
+
+
+def _label(source: str, taken: Mapping[str, Any]) -> str:
+    """A short name for a workload in tables: of a file its name, unless another one has that."""
+    path = Path(source)
+    short = path.name.partition(".")[0] if path.is_file() else source
+    return source if short in taken else short
+
+
+def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from preble.bench.compare.numbers import DEFINITIONS, caution
+    from preble.bench.compare.tables import terminal_tables
+    from preble.cli.output import write_result
+
+    if to_stdout:
+        click.echo(msgspec.json.encode(result))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+        console.print(*terminal_tables(result), DEFINITIONS, sep="\n")
+    for workload in result.plan.workloads:
+        if warning := caution(result, workload):
+            click.echo(f"preble: {warning}", err=True)
+    if html is not None:
+        from preble.bench.compare.page import compare_page
+
+        write_result(html, compare_page(result).encode())
