@@ -218,7 +218,7 @@ def test_the_terminal_shows_workloads_side_by_side() -> None:
     rows = {row[0]: row[1:] for row in named.rows}
     assert tuple(named.columns) == ("", "small", "small (2)")
     assert rows["prompt"] == ("9.50 ± 1.38",) * 2
-    assert rows["requests sharing key portion"] == ("2 ± 0.82",) * 2
+    assert rows["requests per key portion"] == ("2 ± 0.82",) * 2
     assert rows["best hit rate"] == ("50.9 %",) * 2
     assert rows["peak 10 s"] == ("0.30/s",) * 2
     assert [table.caption for table in percentiles] == ["Prompt, tokens", "Output, tokens"]

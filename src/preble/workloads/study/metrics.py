@@ -33,6 +33,8 @@ class Metric:
         spread = self.of(study)
         if spread is None:
             return "-"
+        if self.is_share:
+            return f"{spread.mean * 100:.1f} ± {spread.sd * 100:.1f} %"
         return f"{self.text(spread.mean)} ± {self.text(spread.sd)}"
 
 
@@ -60,7 +62,7 @@ OUTPUT = Metric("output", lambda study: study.output_tokens, "tokens")
 RATIO = Metric("prompt / output", lambda study: study.prompt_to_output)
 SHARED = Metric("shared prefix in prompt", lambda study: study.sharing.fraction, is_share=True)
 KEY_PORTION = Metric("key portion in prompt", lambda study: study.sharing.key_portions.fraction, is_share=True)
-KEY_REQUESTS = Metric("requests sharing key portion", lambda study: study.sharing.key_portions.requests)
+KEY_REQUESTS = Metric("requests per key portion", lambda study: study.sharing.key_portions.requests)
 GAP = Metric("gap between arrivals", lambda study: study.arrivals.gap_s if study.arrivals else None, "s")
 SESSION = Metric("requests of a session", lambda study: study.sessions.requests if study.sessions else None)
 GROWTH = Metric("growth of a prompt", lambda study: study.sessions.growth_tokens if study.sessions else None, "tokens")

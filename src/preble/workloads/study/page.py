@@ -26,7 +26,7 @@ DEFINITIONS = (
     "Shared prefix in prompt: tokens that an earlier prompt began with / tokens of the prompt, in the order of the "
     "requests, by a prefix tree that forgets nothing.\n"
     "Key portion: the deepest node on a prompt's path in that tree with more tokens than all the nodes before it "
-    "together. Requests sharing key portion: how many have the same node as theirs, over the nodes."
+    "together. Requests per key portion: how many have the same node as theirs, over the nodes."
 )
 CACHE = (
     "Best hit rate: all tokens that an earlier prompt began with / all prompt tokens: no prefix cache saves more. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from preble.report import Table
 from preble.workloads.study.metrics import (
@@ -25,6 +26,7 @@ from preble.workloads.study.timing import PEAK_S
 
 PERCENTS = (0, 5, 25, 50, 75, 95, 99, 100)
 
+Value = TypeVar("Value")
 Column = tuple[str, Callable[[Study], str]]
 
 
@@ -66,27 +68,31 @@ def cache_table(studies: Sequence[Study]) -> Table:
 
 def arrivals_table(studies: Sequence[Study]) -> Table | None:
     """None where no workload has arrival times."""
+    if not any(study.arrivals for study in studies):
+        return None
     columns: list[Column] = [
-        ("arrivals", lambda s: f"{s.arrivals.requests:,}" if s.arrivals else "-"),
-        ("duration", lambda s: seconds(s.arrivals.duration_s) if s.arrivals else "-"),
-        ("requests/s", lambda s: _or_dash(s.arrivals.requests_per_s) if s.arrivals else "-"),
-        (f"peak {PEAK_S:g} s", lambda s: f"{number(s.arrivals.peak_requests_per_s)}/s" if s.arrivals else "-"),
-        ("mean gap", lambda s: seconds(s.arrivals.gap_s.mean) if s.arrivals else "-"),
-        ("median gap", lambda s: seconds(s.arrivals.gap_s.percentiles[50]) if s.arrivals else "-"),
-        ("CV of gaps", lambda s: _or_dash(s.arrivals.gap_cv) if s.arrivals else "-"),
+        ("arrivals", lambda study: _of(study.arrivals, lambda a: f"{a.requests:,}")),
+        ("duration", lambda study: _of(study.arrivals, lambda a: seconds(a.duration_s))),
+        ("requests/s", lambda study: _of(study.arrivals, lambda a: _of(a.requests_per_s, number))),
+        (f"peak {PEAK_S:g} s", lambda study: _of(study.arrivals, lambda a: f"{number(a.peak_requests_per_s)}/s")),
+        ("mean gap", lambda study: _of(study.arrivals, lambda a: seconds(a.gap_s.mean))),
+        ("median gap", lambda study: _of(study.arrivals, lambda a: seconds(a.gap_s.percentiles[50]))),
+        ("CV of gaps", lambda study: _of(study.arrivals, lambda a: _of(a.gap_cv, number))),
     ]
-    return _table("Arrivals", columns, studies) if any(study.arrivals for study in studies) else None
+    return _table("Arrivals", columns, studies)
 
 
 def sessions_table(studies: Sequence[Study]) -> Table | None:
     """None where no workload has sessions."""
+    if not any(study.sessions for study in studies):
+        return None
     columns: list[Column] = [
-        ("sessions", lambda study: f"{study.sessions.sessions:,}" if study.sessions else "-"),
+        ("sessions", lambda study: _of(study.sessions, lambda s: f"{s.sessions:,}")),
         (SESSION.name, SESSION.mean_and_sd),
-        ("that wait for another", lambda study: f"{study.sessions.waiting:,}" if study.sessions else "-"),
-        (f"{GROWTH.name}, tokens", GROWTH.mean_and_sd),
+        ("that wait for another", lambda study: _of(study.sessions, lambda s: f"{s.waiting:,}")),
+        (GROWTH.name, GROWTH.mean_and_sd),
     ]
-    return _table("Sessions", columns, studies) if any(study.sessions for study in studies) else None
+    return _table("Sessions: mean ± standard deviation, lengths in tokens", columns, studies)
 
 
 def percentiles_table(metric: Metric, studies: Sequence[Study]) -> Table | None:
@@ -120,5 +126,5 @@ def _table(caption: str, columns: Sequence[Column], studies: Sequence[Study]) ->
     return Table(heads, rows, caption)
 
 
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else number(value)
+def _of(value: Value | None, show: Callable[[Value], str]) -> str:
+    return "-" if value is None else show(value)
