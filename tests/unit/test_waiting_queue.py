@@ -51,15 +51,24 @@ def test_a_round_of_full_groups_picks_in_proportion_to_group_plus_one() -> None:
     assert picks == {str(group): group + 1 for group in range(10)}
 
 
-def test_a_share_that_is_not_used_goes_to_the_next_group() -> None:
-    cached = {"top": 95} | {f"mid{i}": 85 for i in range(30)} | {f"low{i}": 5 for i in range(40)}
+def test_groups_with_nobody_in_them_leave_the_others_their_proportion() -> None:
+    cached = {"top": 95} | {f"mid{i}": 85 for i in range(50)} | {f"low{i}": 5 for i in range(50)}
     queue = filled(QueueOrder.GROUPS, cached)
-    picks = Counter(queue.pop()[:3] for _ in range(55))
-    # Group 9 uses 1 of 10, so group 8 has 9 + 9; groups 7 to 1 are empty and leave 35 to group 0, which has 1.
-    assert picks == {"top": 1, "mid": 18, "low": 36}
+    picks = [queue.pop()[:3] for _ in range(31)]
+    # Group 9 has only one; after it, in each round, nine of group 8 for one of group 0.
+    assert picks == ["top", *["mid"] * 9, "low", *["mid"] * 9, "low", *["mid"] * 9, "low"]
 
 
-def test_a_hit_that_arrives_after_its_share_was_passed_on_does_not_wait_for_the_misses() -> None:
+def test_hits_and_misses_that_both_wait_are_served_ten_to_one() -> None:
+    queue = filled(QueueOrder.GROUPS, {f"{kind}{i}": cached for i in range(60) for kind, cached in KINDS.items()})
+    picks = Counter(queue.pop()[:3] for _ in range(44))
+    assert picks == {"hit": 40, "mis": 4}
+
+
+KINDS = {"mis": 0, "hit": 95}
+
+
+def test_a_hit_that_arrives_amid_misses_is_served_next() -> None:
     cached = {f"miss{i}": 0 for i in range(100)}
     queue = filled(QueueOrder.GROUPS, cached)
     assert {queue.pop()[:4] for _ in range(20)} == {"miss"}

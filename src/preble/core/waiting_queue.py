@@ -39,9 +39,9 @@ def group_of(cached_tokens: int, num_tokens: int, num_groups: int) -> int:
 class _Round:
     """One round of picks: what each group has had of it, and who must be served by its end.
 
-    Group g may be picked from while groups g and above have together had less than their shares, (g + 1) + (g + 2) +
-    ...; so what a group does not use goes to the next lower one, and yet a request that comes to a high group later
-    in the round finds its group's turn unspent.
+    Group g may be picked from while it has had less than its share, g + 1, highest group first; the share of a group
+    with nobody in it goes to nobody, so that the others keep their proportion. A request that comes to a high group
+    later in the round finds its group's turn unspent. Source: docs/decisions/0007.
     """
 
     __slots__ = ("num_picks", "oldest")
@@ -52,13 +52,8 @@ class _Round:
 
     def next_group(self, groups: Sequence[Sized]) -> int | None:
         """The highest group with somebody in it and a share left; None where the round is over. O(groups)."""
-        if sum(self.num_picks) >= shares(len(groups)):
-            return None
-        share = num_picks = 0
         for group in reversed(range(len(groups))):
-            share += group + 1
-            num_picks += self.num_picks[group]
-            if groups[group] and num_picks < share:
+            if groups[group] and self.num_picks[group] <= group:
                 return group
         return None
 
@@ -67,15 +62,9 @@ class _Round:
 
         A round goes down only: a group that it leaves is empty or has had its share. O(groups).
         """
-        left = shares(len(groups)) - sum(self.num_picks)
-        share = num_picks = 0
         for group in reversed(range(len(groups))):
-            share += group + 1
-            num_picks += self.num_picks[group]
-            count = max(min(len(groups[group]), share - num_picks, left), 0)
-            num_picks += count
-            left -= count
-            yield groups[group], count
+            if groups[group]:
+                yield groups[group], min(len(groups[group]), max(group + 1 - self.num_picks[group], 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +87,10 @@ class WaitingQueue:
     `cached_tokens(id)` tells how many leading tokens of a waiting request are cached now. It is asked by `refresh`,
     once for each request, so that the order stands still between two refreshes; call it before each batch.
 
-    GROUPS serves in rounds. A round gives group g a share of g + 1 picks, highest group first; what a group does not
-    use goes to the next lower one; inside a group the first come is first. When a round ends and the request that was
-    the oldest at its start still waits (it changed groups and so evaded its turn), that one is served next. Hence a
-    request with k older ones before it is served within `max_picks(k)` picks, however hit ratios change.
+    GROUPS serves in rounds. A round gives group g a share of g + 1 picks, highest group first, and ends when every
+    group is empty or has had its share; inside a group the first come is first. When a round ends and the request that
+    was the oldest at its start still waits (it changed groups and so evaded its turn), that one is served next. Hence
+    a request with k older ones before it is served within `max_picks(k)` picks, however hit ratios change.
     """
 
     def __init__(
