@@ -40,9 +40,11 @@ class Metric:
 
 def number(value: float) -> str:
     """
-    >>> number(9865.04), number(42.94), number(8.564), number(0.0)
-    ('9,865', '42.9', '8.56', '0')
+    >>> number(9865.04), number(42.94), number(8.564), number(0.0123), number(0.0)
+    ('9,865', '42.9', '8.56', '0.012', '0')
     """
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g}"
     decimals = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 else 2
     return f"{value:,.{decimals}f}"
 

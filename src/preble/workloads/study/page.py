@@ -35,6 +35,9 @@ CACHE = (
 )
 ARRIVALS = "Requests that wait for another one's answer have no time of their own and are not among these."
 WORDS = "Its prompts are text; their tokens are counted so: {}."
+LEGEND_CHARS = 52
+"""What fits into one row of a legend."""
+
 _LINES = ("-", "--", ":")
 _SHARES = tuple(percent / 100 for percent in range(101))
 
@@ -74,7 +77,8 @@ def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
                 axes.plot(spread.percentiles, _SHARES, label=label, drawstyle="steps-post", **_line(place))
         _set_axes(axes, metric, [value for *_, spread in spreads if spread for value in spread.percentiles])
         if len(spreads) > 1:
-            figure.legend(loc="outside upper center", ncols=3)
+            longest = max(len(label) for _, label, _ in spreads)
+            figure.legend(loc="outside upper center", ncols=max(1, min(3, LEGEND_CHARS // (longest + 4))))
 
     return draw(fill)
 
@@ -85,7 +89,7 @@ def _line(place: int) -> dict[str, Any]:
 
 
 def _set_axes(axes: Axes, metric: Metric, values: Sequence[float]) -> None:
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
     name = metric.name + (" (tokens)" if metric.unit == "tokens" else "")
     axes.set(xlabel=name[0].upper() + name[1:], ylabel="Share, cumulative", ylim=(0, 1.02))
@@ -95,10 +99,12 @@ def _set_axes(axes: Axes, metric: Metric, values: Sequence[float]) -> None:
         axes.set_xlim(0, 1.02)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     elif positive:
+        within_two_decades = max(positive) < 100 * min(positive)
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(positive) < 100 * min(positive) else (1,)))
-        axes.xaxis.set_major_formatter(EngFormatter(unit="s" if metric.unit == "s" else ""))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if within_two_decades else (1,), numticks=6))
         axes.xaxis.set_minor_formatter(NullFormatter())
+        unit = "s" if metric.unit == "s" else ""
+        axes.xaxis.set_major_formatter(EngFormatter(unit) if metric.unit else StrMethodFormatter("{x:,g}"))
 
 
 def _arrivals(studies: Sequence[Study]) -> Iterator[Part]:
