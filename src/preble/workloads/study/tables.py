@@ -24,7 +24,7 @@ from preble.workloads.study.metrics import (
 from preble.workloads.study.study import Study
 from preble.workloads.study.timing import PEAK_S
 
-PERCENTS = (0, 5, 25, 50, 75, 95, 99, 100)
+PERCENTS = (5, 25, 50, 75, 95, 99, 100)
 
 Value = TypeVar("Value")
 Column = tuple[str, Callable[[Study], str]]
@@ -100,7 +100,7 @@ def percentiles_table(metric: Metric, studies: Sequence[Study]) -> Table | None:
     spreads = ((label, metric.of(study)) for label, study in zip(labels(studies), studies, strict=True))
     rows = [(label, *(metric.text(spread.percentiles[p]) for p in PERCENTS)) for label, spread in spreads if spread]
     caption = metric.name + (f", {metric.unit}" if metric.unit == "tokens" else "")
-    heads = ("least", *(f"p{percent}" for percent in PERCENTS[1:-1]), "greatest")
+    heads = (*(f"p{percent}" for percent in PERCENTS[:-1]), "max")
     return Table(("", *heads), rows, caption[0].upper() + caption[1:]) if rows else None
 
 
