@@ -49,6 +49,7 @@ GLOBAL_HALF = {
     "belief",
     "fleet",
     "cost_refit",
+    "preble",
     "live_times",
     "peers",
     "door",

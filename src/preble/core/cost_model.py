@@ -93,6 +93,10 @@ class CostModel:
             return 0.0
         return output_tokens * (self._decode_step_s + self.profile.decode_s_per_context_token * context_tokens)
 
+    def decode_sequence_s(self, context_tokens: float) -> float:
+        """Seconds by which one more sequence with so much context makes every decode iteration longer."""
+        return self.profile.decode_s_per_sequence + self.profile.decode_s_per_context_token * context_tokens
+
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
         """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
 

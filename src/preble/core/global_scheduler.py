@@ -103,6 +103,7 @@ class GlobalScheduler:
             cost_model=self._cost_model,
             eviction_costs=self._eviction_costs,
             rebalancer=self._rebalancer,
+            now=now,
         )
         choice = self.policy.choose(view, self._rng)
         assert eligible >> choice.slot & 1, f"{self.policy.name} chose a replica that it must not"

@@ -125,6 +125,7 @@ class Holdings:
             _link_before(record, self._ring)
             record.last_used_s = now
             record.shares += 1
+            node.num_shares += 1
             record.pins += 1
             if record.pins == 1:
                 self.used_tokens += node.num_tokens - record.held
@@ -220,9 +221,10 @@ class Holdings:
         """The replica is gone: take its bit off every node; returns those nodes. O(records)."""
         self.forget_blocks()
         nodes = list(self._records)
-        for node in nodes:
+        for node, record in self._records.items():
             node.holders &= ~self.bit
             node.full_holders &= ~self.bit
+            node.num_shares -= record.shares
         self._size.records -= len(nodes)
         self._records.clear()
         return nodes
@@ -248,6 +250,7 @@ class Holdings:
         while node.parent is not None:
             record = self._records[node]
             record.shares -= shares
+            node.num_shares -= shares
             if pins:
                 record.pins -= 1
                 if not record.pins:

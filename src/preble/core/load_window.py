@@ -55,6 +55,7 @@ class LoadWindow:
         self._sharing: deque[WindowEntry] = deque()
         self._finished: deque[tuple[float, int, int]] = deque()
         self._all_output_tokens = 0
+        self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
         """Reckon with another model from now on. O(replicas).
@@ -88,6 +89,8 @@ class LoadWindow:
 
     def add(self, slot: int, now: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
         """Count a request that is placed now. `prefill_s`: of what it misses. `leaf`: where its prompt ends."""
+        if self._began_at is None:
+            self._began_at = now
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
         self._sharing.append(entry)
@@ -108,6 +111,15 @@ class LoadWindow:
         self._prefill_s[slot] = max(self._prefill_s[slot] - entry.prefill_s, 0.0) if self.num_requests[slot] else 0.0
         self._update(slot)
         return True
+
+    def requests_per_s(self, now: float) -> float:
+        """Mean rate of what was placed in the window, on all replicas. O(replicas).
+
+        Over the time since the first request where that is shorter than the window, though a second at least.
+        """
+        if self._began_at is None:
+            return 0.0
+        return sum(self.num_requests) / min(max(now - self._began_at, 1.0), self.window_s)
 
     def finish(self, slot: int, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""

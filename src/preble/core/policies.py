@@ -15,11 +15,13 @@ from preble.core.peers.lmetric import LMetric
 from preble.core.peers.ray import RayPrefix
 from preble.core.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.policy import Policy
+from preble.core.preble import Preble
 from preble.errors import ConfigError
 
 _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
     {
         "e2": E2,
+        "preble": Preble,
         "e2_rebalance": lambda: E2("e2_rebalance", mix_decode=False),
         "e2_per_request": lambda: E2("e2_per_request", rebalance=False, mix_decode=False),
         "round_robin": RoundRobin,

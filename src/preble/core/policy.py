@@ -61,6 +61,7 @@ class ClusterView:
         "_index",
         "_match",
         "_matched",
+        "_now",
         "_num_tokens",
         "_prefill_s",
         "_rebalancer",
@@ -83,6 +84,7 @@ class ClusterView:
         cost_model: CostModel,
         eviction_costs: dict[int, EvictionCost],
         rebalancer: Rebalancer,
+        now: float,
     ) -> None:
         self.request = request
         self.cost_model = cost_model
@@ -95,6 +97,7 @@ class ClusterView:
         self._window = window
         self._eviction_costs = eviction_costs
         self._rebalancer = rebalancer
+        self._now = now
         self._num_tokens = request.num_prompt_tokens
         self._coverage: Coverage | None = None
         self._matched: dict[int, int] = {}
@@ -142,6 +145,19 @@ class ClusterView:
     def mean_output_tokens(self) -> list[float]:
         """Mean output length seen in the window."""
         return self._window.mean_output_tokens
+
+    @property
+    def requests_per_s(self) -> float:
+        """Mean rate of requests to the whole cluster in the window. O(replicas)."""
+        return self._window.requests_per_s(self._now)
+
+    @property
+    def known_prefix(self) -> Sequence[Node]:
+        """The nodes that the prompt begins with, from the top; of the last one perhaps only the first tokens.
+
+        Of each one `num_shares` says how many requests of the window use it, and `full_holders` who has all of it.
+        """
+        return self._match.path
 
     @property
     def coverage(self) -> Coverage:
@@ -232,20 +248,31 @@ class ClusterView:
         """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
         matched = self.matched_tokens(slots)
         load_s = self.load_s
+        return self.table(
+            slots,
+            matched,
+            load_s=[load_s[slot] for slot in slots],
+            prefill_s=[self.prefill_s(tokens) for tokens in matched],
+        )
+
+    def table(
+        self, slots: Sequence[int], matched: list[int], *, load_s: list[float], prefill_s: list[float]
+    ) -> CostTable:
+        """As `costs`, with a policy's own reckoning of load and prefill. All lists are by position in `slots`."""
         return CostTable(
             slots,
             self._fleet.ids,
             matched,
-            load_s=[load_s[slot] for slot in slots],
+            load_s=load_s,
             eviction_s=self._eviction_s(slots, matched),
-            prefill_s=[self.prefill_s(tokens) for tokens in matched],
+            prefill_s=prefill_s,
         )
 
     def _usable(self, matched: int, slot: int) -> int:
         block_size = self._fleet.block_size[slot]
         return min(matched, max(self._num_tokens - 1, 0)) // block_size * block_size
 
-    def _eviction_s(self, slots: Sequence[int], matched: list[int]) -> list[float]:
+    def _eviction_s(self, slots: Sequence[int], matched: Sequence[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
         num_tokens, outputs, capacity = self._num_tokens, self.mean_output_tokens, self._fleet.capacity
         used = self._index.used_tokens

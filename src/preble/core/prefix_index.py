@@ -320,8 +320,9 @@ class PrefixIndex:
         for node in self.tree.nodes():
             assert not node.holders & ~known and not node.full_holders & ~node.holders
             assert node.holders or node.children, "a node that nobody holds or uses is removed"
-            for slot in slots_of(node.holders):
-                assert self._holdings[slot].get(node) is not None
+            records = [self._holdings[slot].get(node) for slot in slots_of(node.holders)]
+            assert node.num_shares == sum(record.shares for record in records if record is not None)
+            assert None not in records
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
