@@ -64,7 +64,7 @@ def test_the_version_is_shown() -> None:
         (["emulate", "--port", "0"], "Missing option '--profile'"),
         (["bench"], "Missing option '--url'"),
         (["bench", "--url", NOWHERE, "--rps", "0"], "--rps"),
-        (["bench", "--url", NOWHERE, "--workload", "nope", "--rps", "1"], "neither a file nor one of: tool_use"),
+        (["bench", "--url", NOWHERE, "--workload", "nope", "--rps", "1"], "neither a file nor one of: agent"),
         (["bench", "--url", NOWHERE, "--workload", "tool_use"], "give a rate (--rps)"),
         (["bench", "--url", NOWHERE, "--rps", "1", "--requests", "1"], f"nothing answers at {NOWHERE}"),
     ],

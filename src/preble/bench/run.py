@@ -27,8 +27,9 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     rps: float | None = None
     arrivals: str = "poisson"
     cv: float = 1.0
-    zipf: float = 1.1
-    num_prefixes: int = 64
+    popularity: str | None = None
+    zipf: float | None = None
+    num_prefixes: int | None = None
     seed: int = 0
     model: str | None = None
     ignore_eos: bool = True
@@ -67,6 +68,7 @@ def plan(settings: BenchSettings) -> Workload:
         seed=settings.seed,
         arrivals=settings.arrivals,
         cv=settings.cv,
+        popularity=settings.popularity,
         zipf=settings.zipf,
         num_prefixes=settings.num_prefixes,
     ).make()

@@ -80,9 +80,9 @@ def _settings(
 ) -> BenchSettings:
     from preble.bench import BenchSettings
     from preble.metrics import Slo
-    from preble.workloads import workload_names
+    from preble.workloads import is_endless
 
-    if requests is None and workload in workload_names():
+    if requests is None and is_endless(workload):
         requests = DEFAULT_REQUESTS
     slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
     return BenchSettings(requests=requests, workload=workload, slo=slo, **rest)

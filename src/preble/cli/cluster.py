@@ -38,11 +38,11 @@ def workload_plan(
 ) -> tuple[WorkloadPlan, dict[str, Any]]:
     """The plan, from the values of `workload_options` among `rest`; and the other values.
 
-    `requests`: None for all of a file, and for `default_requests` of a named workload.
+    `requests`: None for all of a file, and for `default_requests` of what has no end of its own.
     """
-    from preble.workloads import WorkloadPlan, workload_names
+    from preble.workloads import WorkloadPlan, is_endless
 
-    if requests is None and source in workload_names():
+    if requests is None and is_endless(source):
         requests = default_requests
     of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest

@@ -48,6 +48,10 @@ class PolicyName(click.ParamType[str]):
 PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = click.FloatRange(min=0, min_open=True)
+WORKLOAD_HELP = (
+    "A named workload, a trace file, or several with + between (docs/reference/workloads.md): agent, longdoc, "
+    "multiturn, programming, tool_use, toolbench, video."
+)
 
 
 def policy_option(default: str | None) -> Callable[[Command], Command]:
@@ -90,18 +94,27 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
             "--workload",
             default="tool_use",
             show_default=True,
-            metavar="NAME|FILE",
-            help="tool_use, or a trace file (docs/reference/trace-format.md).",
+            metavar="NAME|FILE|MIX",
+            help=WORKLOAD_HELP,
         ),
-        click.option(
-            "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
-        ),
-        click.option(
-            "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
-        ),
-        workload_shape_options(default_requests),
+        seeded_workload_options(default_requests),
     )
     return _all_of(options)
+
+
+def seeded_workload_options(default_requests: int) -> Callable[[Command], Command]:
+    """What is asked and when, but for the workload itself."""
+    return _all_of(
+        (
+            click.option(
+                "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
+            ),
+            click.option(
+                "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
+            ),
+            workload_shape_options(default_requests),
+        )
+    )
 
 
 def workload_shape_options(default_requests: int) -> Callable[[Command], Command]:
@@ -114,29 +127,30 @@ def workload_shape_options(default_requests: int) -> Callable[[Command], Command
         ),
         click.option(
             "--arrivals",
-            type=click.Choice(("poisson", "gamma", "uniform", "burst")),
             default="poisson",
             show_default=True,
-            help="How requests are spread over time; burst sends all at once.",
+            metavar="KIND|FILE",
+            help="How requests are spread over time: poisson, gamma, uniform, burst (all at once), or as in a trace "
+            "file or a stretch of it, FILE[200:2200].",
         ),
         click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals."),
         click.option(
+            "--popularity",
+            type=click.Choice(("uniform", "zipf", "recorded")),
+            help="How requests are spread over tools, documents or the like.  [default: the workload's own]",
+        ),
+        click.option(
             "--zipf",
             type=click.FloatRange(min=0),
-            default=1.1,
-            show_default=True,
-            help="Popularity skew of a named workload.",
+            help="Exponent of --popularity zipf, which it implies.  [default: 1.1]",
         ),
         click.option(
             "--prefixes",
             "num_prefixes",
             type=POSITIVE,
-            default=64,
-            show_default=True,
-            help="How many different tools (or the like) a named workload has.",
+            help="How many different tools, documents or the like there are.  [default: the workload's own]",
         ),
     )
-
     return _all_of(options)
 
 

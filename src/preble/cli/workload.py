@@ -1,4 +1,4 @@
-"""`preble workload`: what workloads and traces are like."""
+"""`preble workload`: workloads made, and what they are like."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import click
 
 from preble.cli import LazyGroup
 
-COMMANDS = MappingProxyType({"study": "preble.cli.study"})
+COMMANDS = MappingProxyType({"make": "preble.cli.make_workload", "study": "preble.cli.study"})
 
 
-@click.group("workload", cls=LazyGroup, modules=COMMANDS, short_help="What workloads and traces are like.")
+@click.group(
+    "workload", cls=LazyGroup, modules=COMMANDS, short_help="Make workloads; study what they and traces are like."
+)
 def command() -> None:
-    """What workloads and traces are like.
+    """Make workloads, and study what they and traces are like.
 
     \b
-    Example:
+    Examples:
+      preble workload make video --requests 2000 --rps 4 -o video.jsonl.gz
       preble workload study trace.jsonl.gz --html study.html
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from preble.workloads.model import Segment, Workload, WorkloadRequest
 from preble.workloads.plan import WorkloadPlan
-from preble.workloads.registry import make_workload, workload_names
+from preble.workloads.registry import is_endless, make_workload, workload_names
+from preble.workloads.resample import resample
 from preble.workloads.tokens import packed_prompt
 from preble.workloads.trace import read_trace, write_trace
 
@@ -13,9 +14,11 @@ __all__ = [
     "Workload",
     "WorkloadPlan",
     "WorkloadRequest",
+    "is_endless",
     "make_workload",
     "packed_prompt",
     "read_trace",
+    "resample",
     "workload_names",
     "write_trace",
 ]

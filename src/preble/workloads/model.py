@@ -78,6 +78,16 @@ class Workload:
                 children.setdefault(request.parent, []).append(request)
         return children
 
+    def sessions(self) -> list[tuple[WorkloadRequest, ...]]:
+        """Each opener with all that waits for it, directly or not, in order. O(requests)."""
+        opener_of: dict[str, str] = {}
+        sessions: dict[str, list[WorkloadRequest]] = {}
+        for request in self.requests:
+            opener = request.request_id if request.parent is None else opener_of[request.parent]
+            opener_of[request.request_id] = opener
+            sessions.setdefault(opener, []).append(request)
+        return [tuple(session) for session in sessions.values()]
+
     @property
     def has_arrivals(self) -> bool:
         return all(request.arrival_s is not None for request in self.openers)

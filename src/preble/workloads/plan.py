@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
 from preble.errors import ConfigError
 from preble.workloads.arrivals import ARRIVALS, make_arrivals
+from preble.workloads.mix import Part, mixed, parts_of
 from preble.workloads.model import Workload
-from preble.workloads.registry import make_workload
+from preble.workloads.popularity import in_proportion
+from preble.workloads.recorded import recording_file
+from preble.workloads.registry import make_workload, workload_names
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides what is asked and when; kept in results, so that a run can be repeated.
 
-    `source`: a workload's name, or a trace file. `requests`: how many, None for all of a file. `rps`: requests a second
-    on average, None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
-    `make_arrivals`. `zipf`, `num_prefixes`: see `make_workload`.
+    `source`: a workload's name, a trace file, or a mix: several of them with + between, each with a share of the
+    requests and arrivals of its own if wanted, `toolbench:2+video:1@azure.csv[200:2200]`. `requests`: how many in all;
+    None for all of a file. `rps`: requests a second on average, those of sessions that wait for their parents
+    included; None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
+    `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`.
     """
 
     source: str
@@ -26,18 +33,52 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     arrivals: str = "poisson"
     cv: float = 1.0
-    zipf: float = 1.1
-    num_prefixes: int = 64
+    popularity: str | None = None
+    zipf: float | None = None
+    num_prefixes: int | None = None
 
-    def make(self) -> Workload:
+    def make(self, *, needs_times: bool = True) -> Workload:
         """The workload, its openers with arrival times. The same plan gives the same workload.
+
+        `needs_times`: False for a workload without times where nothing says them.
 
         Raises: ConfigError, TraceFormatError.
         """
-        workload = make_workload(self.source, self.requests, self.seed, zipf=self.zipf, num_prefixes=self.num_prefixes)
-        if self.rps is None and self.arrivals in ARRIVALS:
-            if workload.has_arrivals:
+        parts = parts_of(self.source)
+        if len(parts) == 1:
+            return self._made(parts[0], self.requests, self.rps, self.seed, needs_times=needs_times)
+        return mixed(self.source, [self._made(*of_part) for of_part in self._split(parts)])
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that the workload and its arrivals are read from, for whoever keeps results of them."""
+        parts = parts_of(self.source)
+        named = [text for part in parts for text in (part.source, part.arrivals or self.arrivals)]
+        paths = (Path(text) if text in workload_names() else recording_file(text) for text in named)
+        return tuple(path for path in dict.fromkeys(paths) if path.is_file())
+
+    def _split(self, parts: Sequence[Part]) -> Iterator[tuple[Part, int, float | None, int]]:
+        """Each part with its number of requests, its rate and a seed of its own, so that no two ask for the same."""
+        if self.requests is None:
+            raise ConfigError(f"the mix {self.source!r} has no end of its own; say how many requests")
+        counts = in_proportion(self.requests, [part.share for part in parts])
+        if 0 in counts:
+            raise ConfigError(f"{self.requests} requests leave none for a part of {self.source!r}; ask for more")
+        for i, (part, count) in enumerate(zip(parts, counts, strict=True)):
+            rps = None if self.rps is None else self.rps * count / self.requests
+            yield part, count, rps, random.Random(f"part/{self.seed}/{i}").getrandbits(32)
+
+    def _made(
+        self, part: Part, requests: int | None, rps: float | None, seed: int, *, needs_times: bool = True
+    ) -> Workload:
+        workload = make_workload(
+            part.source, requests, seed, popularity=self.popularity, zipf=self.zipf, num_prefixes=self.num_prefixes
+        )
+        arrivals = part.arrivals or self.arrivals
+        if rps is None and arrivals in ARRIVALS:
+            if workload.has_arrivals or not needs_times:
                 return workload
-            raise ConfigError(f"workload {self.source!r} has no arrival times of its own; give a rate (--rps)")
-        rng = random.Random(f"arrivals/{self.seed}")
-        return workload.with_arrivals(make_arrivals(self.arrivals, len(workload.openers), self.rps, rng, cv=self.cv))
+            raise ConfigError(f"workload {part.source!r} has no arrival times of its own; give a rate (--rps)")
+        num_openers = len(workload.openers)
+        openers_rps = None if rps is None else rps * num_openers / len(workload.requests)
+        rng = random.Random(f"arrivals/{seed}")
+        return workload.with_arrivals(make_arrivals(arrivals, num_openers, openers_rps, rng, cv=self.cv))

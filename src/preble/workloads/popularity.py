@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal, cast, get_args
 
 from preble.errors import ConfigError
+
+Kind = Literal["uniform", "zipf", "recorded"]
+POPULARITIES: tuple[Kind, ...] = get_args(Kind)
+DEFAULT_ZIPF = 1.1
+"""The exponent of the paper's ablation; measured on the clients of a large service: 1.1 to 1.25 (ServeGen)."""
 
 
 class Zipf:
@@ -35,3 +43,70 @@ class Zipf:
         0
         """
         return min(bisect_right(self._cumulative, rng.random() * self._cumulative[-1]), len(self._cumulative) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Popularity:
+    """How requests are spread over the things that they ask for, such as tools or documents.
+
+    `kind`: uniform, all alike; zipf, by Zipf's law with exponent `a`; recorded, as the workload itself has it.
+    """
+
+    kind: Kind = "recorded"
+    a: float = 0.0
+
+    def __str__(self) -> str:
+        return f"zipf {self.a:g}" if self.kind == "zipf" else self.kind
+
+    @classmethod
+    def of(cls, kind: str | None, zipf: float | None) -> Popularity | None:
+        """What was asked for; None if nothing was. An exponent alone means zipf.
+
+        Raises: ConfigError: an unknown kind, or an exponent for one that has none.
+
+        >>> Popularity.of(None, 1.2)
+        Popularity(kind='zipf', a=1.2)
+        """
+        if kind is None:
+            return None if zipf is None else cls("zipf", zipf)
+        if kind not in POPULARITIES:
+            raise ConfigError(f"popularity {kind!r} is not known; choose one of {', '.join(POPULARITIES)}")
+        if kind == "zipf":
+            return cls("zipf", DEFAULT_ZIPF if zipf is None else zipf)
+        if zipf is not None:
+            raise ConfigError(f"popularity {kind} has no exponent; leave out zipf ({zipf}), or choose popularity zipf")
+        return cls(cast(Kind, kind))
+
+    def picks(self, num_picks: int, recorded: Sequence[int], rng: random.Random) -> list[int]:
+        """An index into `recorded` for each pick. `recorded`: how often each is asked for in the workload itself.
+
+        Recorded popularity gives each its share of the picks exactly, in random order, as if the workload were
+        shuffled; the others draw each pick by itself, index 0 being the most popular by Zipf's law.
+
+        >>> sorted(Popularity("recorded").picks(6, [4, 2, 6], random.Random(0)))
+        [0, 0, 1, 2, 2, 2]
+        """
+        if self.kind != "recorded":
+            zipf = Zipf(len(recorded), self.a)
+            return [zipf.pick(rng) for _ in range(num_picks)]
+        picks = [index for index, count in enumerate(in_proportion(num_picks, recorded)) for _ in range(count)]
+        rng.shuffle(picks)
+        return picks
+
+
+def in_proportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to `total`, each within one of its share; the largest remainders are rounded up.
+
+    Raises: ConfigError: no weight, a negative one, or nothing but zeros.
+
+    >>> in_proportion(10, [1, 1, 2])
+    [3, 2, 5]
+    """
+    if not weights or min(weights) < 0 or not sum(weights):
+        raise ConfigError(f"shares must be positive numbers, got {list(weights)}")
+    shares = [total * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(weights)), key=lambda i: counts[i] - shares[i])
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts

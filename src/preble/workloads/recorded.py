@@ -14,7 +14,16 @@ _SLICE = re.compile(r"(?P<path>.+)\[(?P<first>\d*):(?P<end>\d*)\]")
 
 def is_recording(text: str) -> bool:
     """Whether `text` names a file, or a stretch of one."""
-    return _parsed(text)[0].is_file()
+    return recording_file(text).is_file()
+
+
+def recording_file(text: str) -> Path:
+    """The file that `text` names a stretch of, or that it names.
+
+    >>> recording_file("azure.csv[200:2200]").name
+    'azure.csv'
+    """
+    return _parsed(text)[0]
 
 
 def recorded_arrivals(text: str, num: int, rps: float | None) -> list[float]:

@@ -1,0 +1,45 @@
+"""`preble workload make`: a workload as a trace file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preble.cli.cluster import workload_plan
+from preble.cli.options import seeded_workload_options
+from preble.errors import ConfigError
+
+FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+DEFAULT_REQUESTS = 5000
+"""Of a named workload, which has no end of its own."""
+
+
+@click.command("make", short_help="Write a workload as a trace file.")
+@click.argument("source", metavar="NAME|FILE|MIX")
+@click.option("-o", "--out", type=FILE, required=True, help="The trace file; compressed where it ends in .gz.")
+@seeded_workload_options(DEFAULT_REQUESTS)
+def command(source: str, out: Path, requests: int | None, **options: Any) -> None:
+    """Write a workload as a trace file: the requests that other commands send for the same options.
+
+    Workloads, and how to mix them: docs/reference/workloads.md.
+
+    Without --rps, and without times of its own, the trace has none; whoever sends it then gives a rate.
+
+    \b
+    Examples:
+      preble workload make video --requests 2000 --rps 4 -o video.jsonl.gz
+      preble workload make toolbench:2+video:1 --requests 3000 --rps 6 --arrivals gamma --cv 3 -o mix.jsonl.gz
+      preble workload make trace.jsonl --popularity zipf --requests 10000 -o skewed.jsonl.gz
+    """
+    from preble.workloads import write_trace
+
+    plan, _ = workload_plan(source, requests, DEFAULT_REQUESTS, **options)
+    workload = plan.make(needs_times=False)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_trace(out, workload)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
+    click.echo(f"{out}: {len(workload.requests):,} requests; {workload.note}", err=True)
