@@ -109,7 +109,9 @@ def test_a_drawing_takes_the_colour_of_the_text_around(drawing: Drawing) -> None
 
 def test_a_drawing_alone_says_which_colours_it_has(drawing: Drawing) -> None:
     assert "prefers-color-scheme:dark" in drawing.standalone()
-    assert drawing.standalone().startswith("<svg ") and drawing.standalone().endswith("</svg>\n")
+    assert drawing.standalone().startswith('<svg width="360pt" height="230.4pt"') and drawing.standalone().endswith(
+        "</svg>\n"
+    )
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,10 @@ class Drawing:
         return _REFERENCE.sub(rf"\g<1>{prefix}", self.svg)
 
     def standalone(self) -> str:
-        """The drawing as a file of its own, which follows the reader's light or dark scheme."""
-        return self.svg.replace(">", f">{_STANDALONE_STYLE}", 1) + "\n"
+        """The drawing as a file of its own, in the size it was drawn for, in the reader's light or dark scheme."""
+        width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)[0]
+        sized = self.svg.replace("<svg ", f'<svg width="{width}pt" height="{height}pt" ', 1)
+        return sized.replace(">", f">{_STANDALONE_STYLE}", 1) + "\n"
 
 
 def draw(
