@@ -12,7 +12,7 @@ from rich.console import Console
 
 from preble.errors import ConfigError
 from preble.report import Drawing, Section, Table, Text, draw, html_page, terminal_tables
-from support.html import PageReader
+from support.pages import PageReader
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

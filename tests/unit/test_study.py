@@ -28,7 +28,7 @@ from preble.workloads.study import (
 )
 from preble.workloads.study.metrics import GAP, PROMPT
 from preble.workloads.study.tables import arrivals_table, sessions_table
-from support.html import PageReader
+from support.pages import PageReader
 
 SYSTEM = Segment("system", tokens=pack_tokens([1, 2]))
 TOOL_A = Segment("a", tokens=pack_tokens(range(10, 16)))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from preble.cli import cli
 from preble.workloads import Segment, Workload, WorkloadRequest, write_trace
 from preble.workloads.study import StudyReport
-from support.html import PageReader
+from support.pages import PageReader
 
 
 def run(*arguments: str) -> Result:
