@@ -1,0 +1,114 @@
+"""Parity with real engines: verified where the gateway has the model's own files, told where it has others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.fakes import until
+from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.gateway.parity_report import Check, Finding, Outcome, ParityReport
+from preble.gateway.server import Gateway, serving
+from support.replicas import TINY_MODEL, VllmPair
+
+pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
+
+SETTINGS = ParityConfig(answer_s=120.0, events_s=120.0, retry_s=600.0)
+
+
+@pytest.fixture
+def urls(vllm_pair: VllmPair, sglang_url: str) -> tuple[str, str]:
+    """A vLLM and an SGLang replica of the tiny model."""
+    return vllm_pair.urls[0], sglang_url
+
+
+@asynccontextmanager
+async def before(urls: tuple[str, ...], tokenizer: Path | None = TINY_MODEL, **replica: Any) -> AsyncIterator[Gateway]:
+    """A gateway that has checked its replicas."""
+    config = GatewayConfig(
+        replicas=tuple(ReplicaConfig(url, **replica) for url in urls),
+        port=0,
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        profile="tiny-cpu",
+        parity=SETTINGS,
+    )
+    async with serving(config) as gateway:
+        live = gateway.dispatcher.live
+        await until(lambda: len(live) == len(urls))
+        async with aiohttp.ClientSession(gateway.url) as http, http.post("/debug/parity") as answer:
+            assert answer.status == 200
+        yield gateway
+
+
+def report_of(gateway: Gateway, engine: str) -> ParityReport:
+    [report] = [
+        replica.parity
+        for replica in gateway.dispatcher.live.values()
+        if replica.info.engine == engine and replica.parity is not None
+    ]
+    return report
+
+
+def findings_of(gateway: Gateway, engine: str) -> dict[Check, Finding]:
+    return {finding.check: finding for finding in report_of(gateway, engine).findings}
+
+
+async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(urls: tuple[str, str]) -> None:
+    async with before(urls) as gateway:
+        assert report_of(gateway, "vllm").outcome is Outcome.VERIFIED
+        assert list(findings_of(gateway, "vllm")) == list(Check)
+        of_sglang = findings_of(gateway, "sglang")
+        assert list(of_sglang) == list(Check)
+        assert {f.outcome for check, f in of_sglang.items() if check is not Check.TOOLS} == {Outcome.VERIFIED}
+        assert report_of(gateway, "sglang").trusted
+        gateway.dispatcher.scheduler.check()
+
+
+async def test_another_template_than_the_engines_is_told(urls: tuple[str, str], tmp_path: Path) -> None:
+    folder = model_copy(tmp_path)
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    async with before(urls, folder) as gateway:
+        for engine in ("vllm", "sglang"):
+            found = findings_of(gateway, engine)
+            assert {check for check, f in found.items() if f.outcome is Outcome.MISMATCH} == {Check.CHAT, Check.TOOLS}
+            assert found[Check.CHAT].position == 0
+            assert not report_of(gateway, engine).trusted
+
+
+async def test_another_tokenizer_than_the_engines_is_told(urls: tuple[str, str], tmp_path: Path) -> None:
+    folder = model_copy(tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["post_processor"] = None  # begins no prompt with a special token
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    async with before(urls, folder) as gateway:
+        for engine in ("vllm", "sglang"):
+            found = findings_of(gateway, engine)
+            assert found[Check.COMPLETION].outcome is found[Check.SPECIAL].outcome is Outcome.MISMATCH
+            assert found[Check.CHAT].outcome is Outcome.VERIFIED
+            assert found[Check.CACHED_TOKENS].outcome is Outcome.VERIFIED
+            assert not report_of(gateway, engine).trusted
+
+
+async def test_without_a_tokenizer_the_second_engine_is_held_against_the_first(urls: tuple[str, str]) -> None:
+    async with before(urls, None) as gateway:
+        first, *_ = gateway.dispatcher.live.values()
+        assert first.parity is not None and first.parity.outcome is Outcome.VERIFIED
+        for engine in ("vllm", "sglang"):
+            found = findings_of(gateway, engine)
+            assert {f.outcome for check, f in found.items() if check is not Check.TOOLS} == {Outcome.VERIFIED}
+
+
+def model_copy(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in TINY_MODEL.iterdir():
+        if file.suffix in (".json", ".jinja"):
+            shutil.copy(file, folder)
+    return folder
