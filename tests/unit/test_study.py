@@ -207,6 +207,11 @@ def test_texts_are_counted_in_words_or_by_the_tokenizer_given() -> None:
     assert by_letters.prompt_tokens.mean == len("one two three\n")
 
 
+def test_a_prompt_of_no_token_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="request '0' has no token"):
+        study(WORKLOAD, tokenize=lambda request: PackedTokens(b""))
+
+
 def test_progress_is_told_after_each_request() -> None:
     told: list[int] = []
     study(WORKLOAD, on_request=lambda: told.append(1))

@@ -74,10 +74,15 @@ def test_texts_are_counted_by_the_tokenizer_given(trace: str, tmp_path: Path) ->
         assert report.tokenizer == str(given)
 
 
-def test_a_named_workload_is_studied_at_its_default_length_for_a_seed() -> None:
+def test_a_named_workload_is_the_same_for_the_same_seed() -> None:
     first, second = (run("tool_use", "--requests", "40", "--seed", seed, "--json", "-") for seed in ("1", "2"))
     again = run("tool_use", "--requests", "40", "--seed", "1", "--json", "-")
     assert first.stdout == again.stdout != second.stdout
+
+
+def test_a_named_workload_has_a_default_length() -> None:
+    result = run("tool_use", "--json", "-")
+    assert msgspec.json.decode(result.stdout, type=StudyReport).studies[0].requests == 5000
 
 
 def test_without_matplotlib_the_page_is_refused_before_any_work(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +96,7 @@ def test_without_matplotlib_the_page_is_refused_before_any_work(trace: str, monk
     ("arguments", "says"),
     [
         (("nope",), "neither a file nor one of"),
+        (("video+agent",), "preble workload make"),
         (("{trace}", "--requests", "9"), "has 3 requests, fewer than the 9 asked for"),
         (("{trace}", "--tokenizer", "{trace}"), "cannot be used"),
         (("{trace}", "--json", "{trace}/study.json"), "cannot write"),

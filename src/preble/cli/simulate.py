@@ -9,7 +9,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
-from preble.errors import ConfigError
+from preble.cli.output import write_result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,15 +67,9 @@ def _deliver(result: SimResult, save: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    if save is not None and str(save) != "-":
-        try:
-            save.parent.mkdir(parents=True, exist_ok=True)
-            save.write_bytes(msgspec.json.encode(result))
-        except OSError as error:
-            raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
-    if save is not None and str(save) == "-":
-        click.echo(msgspec.json.encode(result))
-    else:
+    if save is not None:
+        write_result(save, msgspec.json.encode(result))
+    if str(save) != "-":
         Console().print(_table(result))
 
 

@@ -13,7 +13,7 @@ from preble.cli.output import write_result
 
 if TYPE_CHECKING:
     from preble.core.types import PackedTokens
-    from preble.workloads import Workload, WorkloadRequest
+    from preble.workloads import WorkloadRequest
     from preble.workloads.study import Study, Tokenize
 
 FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
@@ -70,7 +70,7 @@ def command(
         write_result(html_file, study_page(report).encode())
     if json_file is not None:
         write_result(json_file, msgspec.json.encode(report))
-    if str(json_file) != "-":
+    if "-" not in (str(json_file), str(html_file)):
         console = Console()
         for table in summary_tables(studies):
             console.print(*terminal_tables(table, console.width), "", sep="\n")
@@ -81,23 +81,16 @@ def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -
     from rich.console import Console
     from rich.progress import Progress
 
+    from preble.workloads import is_endless, make_workload
     from preble.workloads.study import study
 
     is_terminal = sys.stderr.isatty()
     click.echo(f"reading {source}", err=True)
-    workload = _workload(source, requests, seed)
+    workload = make_workload(source, requests or (DEFAULT_REQUESTS if is_endless(source) else None), seed)
     click.echo(f"studying {workload.name}: {len(workload.requests):,} requests", err=True)
     with Progress(console=Console(stderr=True), disable=not is_terminal, transient=True) as progress:
         task = progress.add_task(workload.name, total=len(workload.requests))
         return study(workload, tokenize=tokenize, on_request=lambda: progress.advance(task))
-
-
-def _workload(source: str, requests: int | None, seed: int) -> Workload:
-    from preble.workloads import make_workload, workload_names
-
-    if requests is None and (source in workload_names() or not Path(source).is_file()):
-        requests = DEFAULT_REQUESTS
-    return make_workload(source, requests, seed)
 
 
 def _tokenize(tokenizer: Path | None) -> Tokenize:

@@ -63,7 +63,7 @@ def study(
     `tokenize`: a model's tokenizer for prompts of text; the built-in one takes words for tokens. Keeps the distinct
     tokens of all prompts in memory, four bytes each; one prompt at a time is put together.
 
-    Raises: ConfigError: the workload has no request.
+    Raises: ConfigError: the workload has no request, or a prompt has no token.
     """
     if not workload.requests:
         raise ConfigError(f"workload {workload.name!r} has no request, so there is nothing to study")
@@ -71,6 +71,8 @@ def study(
 
     def prompt(request: WorkloadRequest) -> PackedTokens:
         tokens = tokenize(request)
+        if not tokens:
+            raise ConfigError(f"the prompt of request {request.request_id!r} has no token; leave the request out")
         lengths.append(len(tokens) // TOKEN_BYTES)
         on_request()
         return tokens
