@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _OWN_COLOURS = MappingProxyType(
-    {"e2": PALETTE[0], "preble": PALETTE[2], "round_robin": PALETTE[3], BASELINE: PALETTE[1]}
+    {"round_robin": PALETTE[3], BASELINE: PALETTE[1], "e2": PALETTE[0], "preble": PALETTE[2]}
 )
 """The policies that every comparison turns on have the same colour everywhere."""
 _OTHER_COLOURS = (PALETTE[4], PALETTE[5], PALETTE[6], PALETTE[2])
@@ -58,7 +58,7 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
         means = [one.capacity_rps.mean for one in standings]
-        spread = [one.capacity_rps.half_width or 0.0 for one in standings]
+        spread = [0.0 if one.bound else one.capacity_rps.half_width or 0.0 for one in standings]
         names = [one.policy for one in standings]
         bars = axes.barh(
             names,
@@ -80,7 +80,7 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
-        for policy, look in sorted(policy_looks(result.plan.policies).items(), key=lambda item: not item[1].is_grey):
+        for policy, look in policy_looks(result.plan.policies).items():
             _draw_policy(axes, result, workload, policy, look, number)
         bound = {TTFT_P99.name: result.plan.slo.ttft_p99_s, E2E_MEAN.name: result.plan.slo.e2e_mean_s}.get(number.name)
         if bound is not None:
@@ -88,7 +88,7 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
         axes.set(title=f"{workload}: {number.name}", xlabel="requests/s", ylabel=number.axis)
         if number in LATENCIES:
             _log_seconds(axes)
-        figure.legend(loc="outside lower center", ncols=4)
+        figure.legend(loc="outside lower center", ncols=6, columnspacing=1.2, handlelength=1.3, handletextpad=0.5)
 
     return draw(fill)
 
@@ -99,7 +99,7 @@ def _draw_policy(axes: Axes, result: CompareResult, workload: str, policy: str, 
     means = [estimate.mean for estimate in points.values()]
     if look.is_grey:
         is_named = any(line.get_label() == _OTHERS for line in axes.get_lines())
-        axes.plot(list(points), means, color=look.colour, linewidth=0.9, label=None if is_named else _OTHERS)
+        axes.plot(list(points), means, color=look.colour, linewidth=0.9, zorder=1, label=None if is_named else _OTHERS)
         return
     axes.plot(list(points), means, color=look.colour, marker="o", markersize=3.5, label=policy, zorder=3)
     # An interval is symmetric, but nothing here goes below zero, nor on a logarithmic scale below what was seen.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,10 +47,10 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
         _check("workload", self.workloads.values())
         _check("policy", self.policies)
         _check("seed", self.seeds)
-        if self.rates:
-            _check("rate", self.rates)
-        if any(rate is not None and rate <= 0 for rate in self.rates) or not all(load > 0 for load in self.loads):
-            raise ConfigError(f"compare: rates and loads must be positive, got {self.rates} and {self.loads}")
+        _check("rate", self.rates or self.loads)
+        numbers = [*(rate for rate in self.rates if rate is not None), *self.loads]
+        if not all(0 < number < inf for number in numbers):
+            raise ConfigError(f"compare: rates and loads must be positive numbers, got {self.rates} and {self.loads}")
         if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
             raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
         if self.slo == CapacitySlo():

@@ -10,7 +10,7 @@ from preble.bench.compare.plan import BASELINE, ComparePlan
 from preble.bench.compare.result import Run, Standing
 from preble.metrics import Summary
 from preble.metrics.capacity import Bound, Capacity, capacity
-from preble.metrics.estimates import estimate
+from preble.metrics.estimates import Estimate, estimate
 
 _ORDER = (Bound.AT_LEAST, Bound.EXACT, Bound.BELOW)
 
@@ -51,12 +51,17 @@ def standings(
             capacity_rps=estimate([one.rps for one in found[policy]]),
             bound=_common_bound(found[policy]),
             share_of_best=means[policy] / max(means.values()),
-            versus_baseline=None
-            if BASELINE not in found
-            else estimate([a.rps / b.rps - 1 for a, b in zip(found[policy], found[BASELINE], strict=True)]),
+            versus_baseline=_versus_baseline(found, policy),
         )
         for rank, policy in enumerate(sorted(found, key=place), start=1)
     ]
+
+
+def _versus_baseline(found: Mapping[str, Sequence[Capacity]], policy: str) -> Estimate | None:
+    """Capacity / the baseline's − 1, seed by seed; None where that is not known, or not even on which side of zero."""
+    if BASELINE not in found or Bound.EXACT not in (_common_bound(found[policy]), _common_bound(found[BASELINE])):
+        return None
+    return estimate([own.rps / its.rps - 1 for own, its in zip(found[policy], found[BASELINE], strict=True)])
 
 
 def _common_bound(of_seeds: Sequence[Capacity]) -> Bound:

@@ -77,7 +77,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     `rank`: from 1. `capacity_rps`: over the seeds. `bound`: whether that is the capacity, or only bounds it.
     `share_of_best`: its capacity / that of the first. `versus_baseline`: its capacity / that of `least_load` − 1, seed
-    by seed; None where `least_load` was not run.
+    by seed; None where `least_load` was not run, or neither capacity is known exactly. If one of them is not, it only
+    bounds the truth.
     """
 
     workload: str

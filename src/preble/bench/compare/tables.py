@@ -10,6 +10,7 @@ import rich.table
 from preble.bench.compare.numbers import E2E_MEAN, columns, headline_rate
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.result import CompareResult, Run, Standing
+from preble.metrics.capacity import Bound
 from preble.report import Table
 
 WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
@@ -18,9 +19,13 @@ WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
 def ranking_table(result: CompareResult, workload: str) -> Table:
     """The policies by capacity; those that carry less than the baseline are marked."""
     standings = result.standings_of(workload)
+    baseline = next((one for one in standings if one.policy == BASELINE), None)
     return Table(
         ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}"),
-        [(_ranked(one), _capacity(one), f"{one.share_of_best:.0%}", _against_baseline(one)) for one in standings],
+        [
+            (f"{one.rank}. {one.policy}", _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline))
+            for one in standings
+        ],
         caption=f"Capacity: the highest rate with {slo_text(result)}. {WORSE}.",
         marked=frozenset(number for number, one in enumerate(standings) if one.is_worse),
     )
@@ -104,20 +109,18 @@ def _for_terminal(table: Table, title: str) -> rich.table.Table:
     return shown
 
 
-def _ranked(standing: Standing) -> str:
-    return f"{standing.rank}. {standing.policy}"
-
-
 def _capacity(standing: Standing) -> str:
     estimate = standing.capacity_rps
     interval = "" if estimate.half_width is None or standing.bound else f" ± {estimate.half_width:.2g}"
     return f"{standing.bound}{estimate.mean:.3g}{interval}"
 
 
-def _against_baseline(standing: Standing) -> str:
+def _against(standing: Standing, baseline: Standing | None) -> str:
     against = standing.versus_baseline
-    if against is None or standing.policy == BASELINE:
+    if against is None or baseline is None or standing is baseline:
         return "-"
+    if Bound.EXACT is not standing.bound or Bound.EXACT is not baseline.bound:
+        return f"{_mark(standing)}{'≤' if standing.is_worse else '≥'} {against.mean:+.0%}"
     interval = "" if against.half_width is None else f" ± {against.half_width:.0%}"
     return f"{_mark(standing)}{against.mean:+.0%}{interval}"
 

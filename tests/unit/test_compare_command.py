@@ -1,0 +1,115 @@
+"""`preble compare` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from preble.cli import cli
+from preble.core.policies import policy_names
+from preble.workloads import WorkloadPlan, write_trace
+
+SMALL = ("--requests", "10", "--replicas", "2", "--kv-tokens", "24000", "--rps", "5,50", "--seed", "0,1", "--jobs", "1")
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["compare", *arguments])
+
+
+def test_people_get_a_ranking_progress_and_a_caution_on_stderr() -> None:
+    result = compare(*SMALL)
+    assert result.exit_code == 0
+    for word in ("tool_use", "e2", "round_robin", "least_load", "capacity", "TTFT p99 ≤ 2 s", "≥ 50", "hit rate ="):
+        assert word in result.stdout
+    assert "compare: 12/12 runs" in result.stderr
+    assert "Give more requests" in result.stderr
+
+
+def test_programs_get_the_result_on_stdout() -> None:
+    result = compare(*SMALL, "--json", "-", "--slo-e2e", "3", "--fail", "0.5:restarted:r1", "--order", "groups")
+    data = json.loads(result.stdout)
+    assert data["is_complete"] and len(data["runs"]) == 12 and len(data["standings"]) == 3
+    assert data["plan"]["slo"] == {"ttft_p99_s": None, "e2e_mean_s": 3.0}
+    assert data["plan"]["cluster"]["failures"] == [{"time_s": 0.5, "kind": "restarted", "replica": "r1"}]
+    assert data["plan"]["cluster"]["order"] == "groups"
+    assert {run["workload"]["requests"] for run in data["runs"]} == {10}
+
+
+def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path) -> None:
+    file, page = tmp_path / "result.json", tmp_path / "made" / "page.html"
+    assert compare(*SMALL, "--json", str(file)).exit_code == 0
+    before = file.read_bytes()
+    again = compare(*SMALL, "--json", str(file), "--html", str(page))
+    assert (again.exit_code, file.read_bytes()) == (0, before)
+    assert "runs" not in again.stderr
+    assert page.read_text(encoding="utf-8").count("<svg") == 8
+
+
+def test_options_can_be_listed_or_repeated() -> None:
+    options = ("--rps", "5", "--rps", "50", "--seed", "0", "--seed", "1", "--policy", "e2", "--policy", "chwbl,random")
+    result = compare("--requests", "10", "--replicas", "2", "--jobs", "1", "--json", "-", *options)
+    plan = json.loads(result.stdout)["plan"]
+    assert (plan["rates"], plan["seeds"], plan["policies"]) == ([5, 50], [0, 1], ["e2", "chwbl", "random"])
+
+
+def test_all_policies_are_all_there_are() -> None:
+    result = compare("--requests", "4", "--rps", "5", "--seed", "0", "--jobs", "1", "--policy", "all", "--json", "-")
+    assert tuple(json.loads(result.stdout)["plan"]["policies"]) == policy_names()
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    sources: list[str] = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        trace = tmp_path / folder / "mine.jsonl"
+        write_trace(trace, WorkloadPlan(source="tool_use", requests=3, rps=5.0, seed=len(sources)).make())
+        sources += ["--workload", str(trace)]
+    result = compare(*sources, "--rps", "recorded", "--seed", "0", "--policy", "e2", "--jobs", "1", "--json", "-")
+    assert list(json.loads(result.stdout)["plan"]["workloads"]) == ["mine", str(tmp_path / "b" / "mine.jsonl")]
+
+
+def test_an_interruption_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(cell: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("preble.bench.compare.run.run_cell", interrupted)
+    file = tmp_path / "result.json"
+    result = compare(*SMALL, "--json", str(file))
+    assert result.exit_code == 130
+    assert f"{file}; the same command goes on from there" in result.stderr
+    assert "nothing was kept" in compare(*SMALL).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--policy", "best"), "unknown policy 'best'"),
+        (("--policy", "e2,e2"), "policy is given twice"),
+        (("--workload", "nope", "--jobs", "1"), "neither a file nor one of"),
+        (("--rps", "fast"), "'fast' is not auto, recorded, or numbers"),
+        (("--rps", "auto,5"), "either auto or rates"),
+        (("--rps", "-5"), "must be positive"),
+        (("--rps", "recorded", "--jobs", "1"), "no arrival times of its own"),
+        (("--seed", "1.5"), "'1.5' is not whole numbers"),
+        (("--load", "half"), "'half' is not numbers"),
+        (("--slo-ttft", "0"), "--slo-ttft"),
+        (("--fail", "5:lost:r9"), "replica 'r9' is not there"),
+        (("--profile", "h900"), "no profile is called 'h900'"),
+        (("--arrivals", "burst"), "give rates"),
+        (("--jobs", "0"), "--jobs"),
+    ],
+)
+def test_what_is_wrong_gets_one_line_and_status_2(arguments: tuple[str, ...], says: str) -> None:
+    result = compare(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr.splitlines()[-1]
+
+
+def test_a_page_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = compare(*SMALL, "--html", str(tmp_path / "file" / "page.html"))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("preble: cannot write")
