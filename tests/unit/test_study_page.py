@@ -5,23 +5,19 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
-from preble.report import terminal_tables
 from preble.workloads import make_workload
-from preble.workloads.study import StudyReport, study, summary_tables
+from preble.workloads.study import StudyReport, study
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "study-a-trace.md").read_text(encoding="utf-8")
-WIDTH = 80
 
 
 @pytest.fixture
@@ -36,11 +32,8 @@ def kept(script: Any) -> StudyReport:
     return msgspec.json.decode(script.RESULTS.read_bytes(), type=StudyReport)
 
 
-def test_the_table_on_the_page_is_what_a_terminal_shows(kept: StudyReport) -> None:
-    console = Console(file=StringIO(), width=WIDTH)
-    console.print(*terminal_tables(summary_tables(kept.studies)[0], WIDTH), sep="\n")
-    shown = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    assert "\n".join(shown).strip() in PAGE
+def test_the_table_on_the_page_is_what_a_terminal_shows(kept: StudyReport, script: Any) -> None:
+    assert f"{script.shown(kept)}\n```" in PAGE
 
 
 def test_the_command_on_the_page_has_the_workloads_of_the_results(kept: StudyReport, script: Any) -> None:
@@ -54,7 +47,7 @@ def test_every_figure_of_the_script_is_on_the_page(script: Any) -> None:
 
 @pytest.mark.parametrize("name", ["toolbench", "video"])
 def test_the_kept_results_are_those_of_this_version(kept: StudyReport, name: str) -> None:
-    """Where this fails, run benchmarks/repro/study.py and put its table on the page."""
+    """Where this fails, run benchmarks/repro/study.py."""
     before = kept.studies[kept.sources.index(name)]
     now = study(make_workload(name, kept.requests, kept.seed))
     assert now.sharing.prompt_tokens == before.sharing.prompt_tokens
