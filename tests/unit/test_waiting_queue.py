@@ -39,6 +39,13 @@ def test_groups_serve_hits_before_misses_and_fcfs_inside_a_group() -> None:
     assert drain(filled(QueueOrder.GROUPS, cached)) == ["hot1", "hot2", "warm", "cold"]
 
 
+def test_an_order_is_known_by_its_name_too() -> None:
+    queue = filled("lpm", {"a": 0, "b": 50})  # type: ignore[arg-type]
+    assert drain(queue) == ["b", "a"]
+    with pytest.raises(ValueError, match="'fair'"):
+        WaitingQueue(lambda item: 0, "fair")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("cached", "group"), [(0, 0), (9, 0), (10, 1), (63, 6), (60, 6), (99, 9), (100, 9)])
 def test_the_group_is_the_floor_of_hit_ratio_times_groups(cached: int, group: int) -> None:
     assert group_of(cached, 100, 10) == group

@@ -102,8 +102,8 @@ class WaitingQueue:
         if num_groups < 1:
             raise ValueError(f"a queue needs at least 1 group, got {num_groups}")
         self._cached_tokens = cached_tokens
-        self._order = order
-        self._num_groups = num_groups if order is QueueOrder.GROUPS else 1
+        self._order = QueueOrder(order)  # a plain "lpm" would be no order known here, and so the first come first
+        self._num_groups = num_groups if self._order is QueueOrder.GROUPS else 1
         self._num_tokens: dict[str, int] = {}
         """Waiting requests and their lengths, oldest first."""
         self._returned: deque[str] = deque()
