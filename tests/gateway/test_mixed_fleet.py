@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.fakes import until
-from preble.gateway.config import GatewayConfig, ReplicaConfig
+from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
 from support.replicas import MODEL_NAME, TINY_MODEL, VllmPair, prompt_of
 
@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
 @pytest.fixture
 async def gateway(vllm_pair: VllmPair, sglang_url: str) -> AsyncIterator[Gateway]:
     replicas = (ReplicaConfig(vllm_pair.urls[0]), ReplicaConfig(sglang_url))
-    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu")
+    parity = ParityConfig(enabled=False)
+    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
     async with serving(config) as running:
         await until(lambda: len(running.dispatcher.live) == 2)
         yield running

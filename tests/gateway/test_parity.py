@@ -431,6 +431,30 @@ async def test_a_check_under_way_does_not_keep_a_dead_replica_in_the_rotation(se
             await until(lambda: gateway.num_live == 0)
 
 
+async def test_a_replica_too_small_for_the_prompt_is_said_to_be(serve: Serve, byte_tokens: str) -> None:
+    one = CachingReplica(max_model_len=64)
+    await one.start()
+    try:
+        async with serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
+            finding = (await report_of(gateway, one))["findings"]["cached_tokens"]
+            assert (finding["outcome"], finding["detail"]) == ("unchecked", "the replica has no room for 64 tokens")
+            assert one.prompts == []
+    finally:
+        await one.stop()
+
+
+async def test_a_replica_that_leaves_during_a_check_leaves_nothing_behind(serve: Serve, byte_tokens: str) -> None:
+    async with caching() as [one], serve([one], tokenizer=byte_tokens) as gateway:
+        one.tokenize_gated = True
+        asked = asyncio.create_task(reports(gateway, anew=True))
+        await until(lambda: one.tokenizing == 1)
+        one.healthy = False
+        await until(lambda: gateway.num_live == 0)
+        one.gate.set()
+        assert list(await asked) == [one.url]
+        assert "preble_replica_parity{" not in await gateway.metrics()
+
+
 async def test_off_it_runs_only_when_asked(serve: Serve, byte_tokens: str) -> None:
     off = ParityConfig(enabled=False)
     async with caching() as [one], serve([one], parity=off, tokenizer=byte_tokens) as gateway:

@@ -17,7 +17,7 @@ from preble.core.cost_model import CostModel
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
 from preble.core.types import unpack_tokens
-from preble.gateway.config import GatewayConfig, ReplicaConfig
+from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
 from preble.gateway.tokens import PromptTokenizer
 from preble.profiles import load_profile
@@ -66,7 +66,8 @@ def e2(report_grace_s: float) -> GlobalScheduler:
 async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) -> AsyncIterator[Gateway]:
     """A gateway in front of both replicas; at the end nothing may be in flight."""
     replicas = tuple(ReplicaConfig(url) for url in vllm_pair.urls)
-    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu")
+    parity = ParityConfig(enabled=False)
+    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
     async with serving(config, scheduler) as running:
         await until(lambda: len(running.dispatcher.live) == 2)
         await events_flow(running.url, vllm_pair.urls)

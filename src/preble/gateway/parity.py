@@ -114,7 +114,6 @@ TEXT_PROBES = (
                 {"role": "user", "content": "Where is the fox?"},
                 {"role": "assistant", "content": "", "tool_calls": [_CALL]},
                 {"role": "tool", "tool_call_id": "call00001", "content": "line 1"},
-                {"role": "user", "content": "Thank you."},
             ],
             "tools": [_FIND],
         },
@@ -197,8 +196,8 @@ class ParityCheck:
 
         `sent`: gets the prompts that the replica has computed.
         """
-        if self._num_tokens > longest_prompt(self.replica.info.spec):
-            return _unchecked(Check.CACHED_TOKENS, f"the replica takes no prompt of {self._num_tokens} tokens")
+        if self._num_tokens >= longest_prompt(self.replica.info.spec):
+            return _unchecked(Check.CACHED_TOKENS, f"the replica has no room for {self._num_tokens} tokens")
         ids = await self._plain_ids()
         if len(ids) < MIN_DISTINCT_IDS:
             return _unchecked(Check.CACHED_TOKENS, "the replica's token ids are not known, it has no /tokenize")
@@ -219,7 +218,7 @@ class ParityCheck:
             return []
 
     async def _sent(self, prompt: list[int]) -> int | None:
-        """Have the replica compute a prompt; how much of it it says it had cached. Raises: EngineError."""
+        """Have the replica compute a prompt; how many of its tokens it says it had cached. Raises: EngineError."""
         fields = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         async with self.replica.engine.send(COMPLETIONS, msgspec.json.encode(fields), {}) as response:
             answer = await _whole(response)

@@ -56,7 +56,7 @@ class ParityWatch:
         return [task.result() for task in tasks]
 
     async def check(self, replica: LiveReplica) -> ParityReport:
-        """Check one replica now, and let what is found have its consequences if it is still live then."""
+        """Check one replica now. What is found has its consequences if the replica is still live then."""
         started = time.monotonic()
         check = ParityCheck(replica, self._dispatcher, self._reference(replica), self._settings, self._rng)
         findings = await check.run()
@@ -72,8 +72,9 @@ class ParityWatch:
             took_s=time.monotonic() - started,
             findings=findings,
         )
-        replica.parity = report
-        self._telemetry.parity_checked(report, is_known=is_known)
+        if self._dispatcher.live.get(replica.engine.replica_id) is replica:
+            replica.parity = report
+            self._telemetry.parity_checked(report, is_known=is_known)
         return report
 
     def _reference(self, replica: LiveReplica) -> TokenIds | None:

@@ -19,7 +19,7 @@ from preble.errors import EngineError
 from preble.gateway.parity_report import Check, Outcome, ParityReport
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
-PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
+_PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
 _PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
@@ -178,7 +178,7 @@ class Telemetry:
         log = self.log.bind(replica=report.replica, trusted=report.trusted)
         for finding in report.findings:
             if finding.outcome is Outcome.MISMATCH:
-                log.warning("parity_mismatch", check=finding.check.value, detail=finding.detail, hint=PARITY_HINT)
+                log.warning("parity_mismatch", check=finding.check.value, detail=finding.detail, hint=_PARITY_HINT)
         unchecked = {f.check.value: f.detail for f in report.findings if f.outcome is Outcome.UNCHECKED}
         if unchecked:
             log.warning("parity_unchecked", **unchecked)
