@@ -260,6 +260,21 @@ def test_what_is_zero_everywhere_is_drawn_too() -> None:
     assert "burst" in draw_cdf(GAP, [study(at_once), study(at_once)]).svg
 
 
+def test_names_are_drawn_as_they_are() -> None:
+    pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
+    names = ("_hidden", "a$b", "$x^2$", "火 <b>")
+    drawing = draw_cdf(PROMPT, [study(replace(WORKLOAD, name=name)) for name in names])
+    legend = PageReader(drawing.svg).words.replace("\u200b", "")
+    assert all(name in legend for name in names)
+
+
+def test_requests_that_wait_are_no_arrivals() -> None:
+    waiting = replace(REQUESTS[1], session="s", parent="0")
+    first = replace(REQUESTS[0], session="s")
+    arrivals = study(replace(WORKLOAD, requests=(first, waiting, *REQUESTS[2:]))).arrivals
+    assert arrivals is not None and arrivals.requests == 5
+
+
 def test_more_workloads_than_colours_are_told_apart_by_their_lines() -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     drawing = draw_cdf(PROMPT, [study(WORKLOAD)] * 9)

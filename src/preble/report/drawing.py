@@ -6,6 +6,7 @@ Needs matplotlib: the extra `plot`.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -88,10 +89,12 @@ def draw(
     from cycler import cycler
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=PALETTE)}):
+    with mpl.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=PALETTE)}), warnings.catch_warnings():
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         fill(figure)
         text = StringIO()
+        # Letters that matplotlib's font lacks are no matter: the reader's fonts draw the text.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return Drawing(_element(text.getvalue()), caption)
 

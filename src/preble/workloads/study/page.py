@@ -67,8 +67,7 @@ def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
 
     A workload's colour depends on its place among `studies` only, so that it is the same in every drawing.
     """
-
-    spreads = [(place, label, metric.of(study)) for place, (label, study) in enumerate(_named(studies))]
+    spreads = [(place, _shown(label), metric.of(study)) for place, (label, study) in enumerate(_named(studies))]
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
@@ -81,6 +80,11 @@ def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
             figure.legend(loc="outside upper center", ncols=max(1, min(3, LEGEND_CHARS // (longest + 4))))
 
     return draw(fill)
+
+
+def _shown(label: str) -> str:
+    """The label so that matplotlib shows it as it is: it hides what begins with _ and reads mathematics between $."""
+    return ("\u200b" if label.startswith("_") else "") + label.replace("$", r"\$")
 
 
 def _line(place: int) -> dict[str, Any]:

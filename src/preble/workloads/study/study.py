@@ -89,6 +89,6 @@ def study(
         output_tokens=distribution(outputs),
         prompt_to_output=distribution(ratios),
         sharing=sharing,
-        arrivals=study_arrivals([r.arrival_s for r in workload.requests if r.arrival_s is not None]),
+        arrivals=study_arrivals([r.arrival_s for r in workload.openers if r.arrival_s is not None]),
         sessions=study_sessions(workload.requests, lengths),
     )

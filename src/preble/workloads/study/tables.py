@@ -46,7 +46,7 @@ def labels(studies: Sequence[Study]) -> list[str]:
 
 
 def prompts_table(studies: Sequence[Study]) -> Table:
-    """Table 1 of the paper, with the prompt-to-output ratio and the number of key portions."""
+    """Table 1 of the paper, with the prompt-to-output ratio."""
     columns = [
         ("requests", lambda study: f"{study.requests:,}"),
         *((metric.name, metric.mean_and_sd) for metric in (PROMPT, OUTPUT, RATIO, SHARED, KEY_PORTION, KEY_REQUESTS)),
