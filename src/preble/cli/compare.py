@@ -11,7 +11,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, workload_shape_options
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, workload_shape_options
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _rate(text: str) -> float | str | None:
     multiple=True,
     default=("tool_use",),
     show_default=True,
-    metavar="NAME|FILE",
-    help="A workload or trace file, as for `preble simulate`; once for each.",
+    metavar="NAME|FILE|MIX",
+    help=f"{WORKLOAD_HELP} Once for each.",
 )
 @click.option(
     "--policy",
@@ -191,17 +191,14 @@ def _label(source: str, taken: Mapping[str, Any]) -> str:
 
 def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> None:
     import msgspec
-    from rich.console import Console
 
-    from preble.bench.compare.numbers import DEFINITIONS, caution
-    from preble.bench.compare.tables import terminal_tables
+    from preble.bench.compare.numbers import caution
     from preble.cli.output import write_result
 
     if to_stdout:
         click.echo(msgspec.json.encode(result))
     else:
-        console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-        console.print(*terminal_tables(result), DEFINITIONS, sep="\n")
+        _show(result)
     for workload in result.plan.workloads:
         if warning := caution(result, workload):
             click.echo(f"preble: {warning}", err=True)
@@ -209,3 +206,20 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
         from preble.bench.compare.page import compare_page
 
         write_result(html, compare_page(result).encode())
+
+
+def _show(result: CompareResult) -> None:
+    """Every workload's ranking, of several an overview, and what the columns mean."""
+    from rich.console import Console
+
+    from preble.bench.compare.numbers import DEFINITIONS
+    from preble.bench.compare.tables import overview_table, terminal_table
+    from preble.report import terminal_tables
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    tables = [terminal_table(result, workload) for workload in result.plan.workloads]
+    if len(tables) > 1:
+        tables.append(overview_table(result))
+    for table in tables:
+        console.print(*terminal_tables(table, console.width), sep="\n")
+    console.print(DEFINITIONS, highlight=False)

@@ -104,7 +104,7 @@ def caution(result: CompareResult, workload: str) -> str:
     """A sentence where the runs are too short to be trusted near the capacity; "" where they are not."""
     best = result.standings_of(workload)[0].capacity_rps.mean
     runs = next(iter(result.runs_of(workload, result.plan.policies[0]).values()))
-    lasting_s = runs[0].num_arrivals / best
+    lasting_s = runs[0].summary.requests / best
     patience_s = result.plan.slo.ttft_p99_s or result.plan.slo.e2e_mean_s or 0.0
     if lasting_s >= _MANY * patience_s:
         return ""

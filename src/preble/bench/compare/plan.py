@@ -109,8 +109,7 @@ class Cell:
     @property
     def file_digests(self) -> tuple[str, ...]:
         """Of the files that the workload is read from."""
-        paths = [Path(text) for text in (self.workload.source, self.workload.arrivals)]
-        return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in paths if path.is_file())
+        return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in self.workload.files())
 
 
 @lru_cache(maxsize=256)

@@ -22,8 +22,8 @@ from preble.workloads import Workload, WorkloadPlan
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation's numbers. `key`: see `Cell.key`. `label`: the workload's name in the comparison.
 
-    `num_arrivals`: requests that waited for no other, of sessions the first ones; `arrivals_per_s`: the rate at which
-    they came. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see `metrics.balance`.
+    `arrivals_per_s`: all requests, those of sessions that waited for others too, over the time in which the others
+    arrived. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see `metrics.balance`.
     `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`: placements by reason.
     `num_replicated`: homes that prefixes got.
     """
@@ -32,7 +32,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     workload: WorkloadPlan
     policy: str
-    num_arrivals: int
     arrivals_per_s: float
     summary: Summary
     gpu_s: float
@@ -60,8 +59,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             label=cell.arm.workload,
             workload=cell.workload,
             policy=cell.config.policy,
-            num_arrivals=len(workload.openers),
-            arrivals_per_s=len(workload.openers) / last_s if last_s else 0.0,
+            arrivals_per_s=len(workload.requests) / last_s if last_s else 0.0,
             summary=result.summary,
             gpu_s=result.gpu_s,
             load_imbalance=load_imbalance([replica.gpu_s for replica in totals]),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from statistics import fmean
 
-import rich.box
-import rich.table
-
 from preble.bench.compare.numbers import E2E_MEAN, columns, headline_rate
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.result import CompareResult, Run, Standing
@@ -78,35 +75,17 @@ def slo_text(result: CompareResult) -> str:
     return ", ".join(f"{name} ≤ {bound:g} s" for name, bound in bounds if bound is not None) + " and no failure"
 
 
-def terminal_tables(result: CompareResult) -> list[rich.table.Table]:
-    """The ranking of each workload with its numbers at one telling rate; of several workloads an overview, too."""
-    tables = [_for_terminal(_short_table(result, workload), workload) for workload in result.plan.workloads]
-    if len(result.plan.workloads) > 1:
-        tables.append(_for_terminal(overview_table(result), "all workloads"))
-    return tables
-
-
-def _short_table(result: CompareResult, workload: str) -> Table:
+def terminal_table(result: CompareResult, workload: str) -> Table:
+    """The ranking with the numbers at one telling rate beside it."""
     ranking = ranking_table(result, workload)
     rps = headline_rate(result, workload)
     numbers = rate_table(result, workload, rps, with_intervals=False)
     return Table(
         ("policy", "capacity", *ranking.columns[3:], *numbers.columns[1:]),
-        [(place[0], *place[1:2], *place[3:], *row[1:]) for place, row in zip(ranking.rows, numbers.rows, strict=True)],
-        caption=f"{ranking.caption} The other numbers: at {rps:.4g} requests/s.",
+        [(*place[:2], *place[3:], *row[1:]) for place, row in zip(ranking.rows, numbers.rows, strict=True)],
+        caption=f"{workload}. {ranking.caption} The other numbers: at {rps:.4g} requests/s.",
         marked=ranking.marked,
     )
-
-
-def _for_terminal(table: Table, title: str) -> rich.table.Table:
-    shown = rich.table.Table(
-        title=title, caption=table.caption, caption_justify="left", box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for number, column in enumerate(table.columns):
-        shown.add_column(column.replace(" ", "\n", 1), justify="right" if number else "left", no_wrap=True)
-    for number, row in enumerate(table.rows):
-        shown.add_row(*row, style="red" if number in table.marked else None)
-    return shown
 
 
 def _capacity(standing: Standing) -> str:

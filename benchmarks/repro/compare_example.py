@@ -1,0 +1,74 @@
+"""The example of docs/howto/compare-policies.md: four policies on two replicas, under tool use.
+
+    python benchmarks/repro/compare_example.py             # simulate (about 5 minutes on two cores), draw
+    python benchmarks/repro/compare_example.py --draw      # draw from the results that are there
+
+It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
+
+    preble compare --workload toolbench --policy e2,sglang_cache_aware,round_robin,least_load --replicas 2 \\
+        --requests 1000 --json FILE
+
+Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
+"""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from preble.bench.compare import ComparePlan, CompareResult, compare, read_result
+from preble.bench.compare.figures import capacity_drawing, curve_drawing
+from preble.bench.compare.numbers import TTFT_P99
+from preble.bench.compare.progress import run_progress
+from preble.bench.compare.tables import terminal_table
+from preble.profiles import load_profile
+from preble.report import terminal_tables
+from preble.sim import SimConfig
+from preble.workloads import WorkloadPlan
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "compare_example.json"
+FIGURES = ROOT / "docs" / "howto" / "compare-policies"
+WORKLOAD = "toolbench"
+WIDTH = 110
+"""Of the terminal on the page."""
+
+
+def example() -> ComparePlan:
+    return ComparePlan(
+        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1000)},
+        policies=("e2", "sglang_cache_aware", "round_robin", "least_load"),
+        cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2),
+    )
+
+
+def shown(result: CompareResult) -> str:
+    """What a terminal shows, but for the meaning of the columns."""
+    console = Console(file=StringIO(), width=WIDTH)
+    console.print(*terminal_tables(terminal_table(result, WORKLOAD), WIDTH), sep="\n")
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip()
+
+
+def draw(result: CompareResult) -> None:
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    for name, drawing in (
+        ("capacity", capacity_drawing(result, WORKLOAD)),
+        ("ttft-p99", curve_drawing(result, WORKLOAD, TTFT_P99)),
+    ):
+        (FIGURES / f"{name}.svg").write_text(drawing.standalone(), encoding="utf-8")
+
+
+def main() -> None:
+    if "--draw" not in sys.argv[1:]:
+        with run_progress() as on_progress:
+            compare(example(), path=RESULTS, on_progress=on_progress)
+    result = read_result(RESULTS)
+    print(shown(result))
+    draw(result)
+
+
+if __name__ == "__main__":
+    main()
