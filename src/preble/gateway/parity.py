@@ -79,46 +79,31 @@ PROSE = (
     "The quick brown fox jumps over the lazy dog while five wizards vex a bold queen. Numbers such as 3.14159, 2718 or"
     " 1,000,000 cost more tokens than words do, and so does code: def area(r): return 3 * r ** 2  # about right"
 )
-_FIND = {
-    "type": "function",
-    "function": {
-        "name": "find",
-        "description": "Find a text in the files.",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-    },
-}
-_CALL = {"id": "call00001", "type": "function", "function": {"name": "find", "arguments": '{"text": "fox"}'}}
-TEXT_PROBES = (
-    TextProbe(Check.COMPLETION, {"prompt": PROSE}),
-    TextProbe(
-        Check.SPECIAL,
-        {
-            "prompt": "Ünïcödé — 你好，世界 — Привет — שלום — 🙂👩‍👩‍👧 e\u0301\r\n\t  <s></s><|im_start|>user<|im_end|>"
-            "<|endoftext|><|begin_of_text|><|bos|><|eot_id|>[INST]<bos><eos>"
-        },
-    ),
-    TextProbe(
-        Check.CHAT,
-        {
-            "messages": [
-                {"role": "user", "content": "Where is the fox?"},
-                {"role": "assistant", "content": "Over the dog."},
-                {"role": "user", "content": "And now? 🦊"},
-            ]
-        },
-    ),
-    TextProbe(
-        Check.TOOLS,
-        {
-            "messages": [
-                {"role": "user", "content": "Where is the fox?"},
-                {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-                {"role": "tool", "tool_call_id": "call00001", "content": "line 1"},
-            ],
-            "tools": [_FIND],
-        },
-    ),
+SPECIAL = (
+    "Ünïcödé — 你好，世界 — Привет — שלום — 🙂👩‍👩‍👧 e\u0301\r\n\t  <s></s><|im_start|>user<|im_end|><|endoftext|>"
+    "<|begin_of_text|><|bos|><|eot_id|>[INST]<bos><eos>"
 )
+
+
+def text_probes() -> tuple[TextProbe, ...]:
+    """The prompts whose token ids are compared, one of each kind that clients send."""
+    question = {"role": "user", "content": "Where is the fox? 🦊"}
+    answer = {"role": "assistant", "content": "Over the dog."}
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tool = {"name": "find", "description": "Find a text in the files.", "parameters": schema}
+    call_id = "call00001"  # some templates want nine letters or digits
+    call = {"id": call_id, "type": "function", "function": {"name": "find", "arguments": '{"text": "fox"}'}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "line 1"}
+    return (
+        TextProbe(Check.COMPLETION, {"prompt": PROSE}),
+        TextProbe(Check.SPECIAL, {"prompt": SPECIAL}),
+        TextProbe(Check.CHAT, {"messages": [question, answer, {"role": "user", "content": "And now?"}]}),
+        TextProbe(
+            Check.TOOLS,
+            {"messages": [question, calling, result], "tools": [{"type": "function", "function": tool}]},
+        ),
+    )
 
 
 @dataclass(slots=True)
@@ -138,7 +123,7 @@ class ParityCheck:
     async def run(self) -> list[Finding]:
         """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
         num_unindexed = self.dispatcher.scheduler.num_unindexed
-        findings = [await self._bounded(probe.check, self._compared(probe)) for probe in TEXT_PROBES]
+        findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         sent: list[PackedTokens] = []
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
         if self.replica.info.spec.reports_events:
