@@ -52,8 +52,9 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[Path, ...]:
         """The files that the workload and its arrivals are read from, for whoever keeps results of them."""
         parts = parts_of(self.source)
-        named = [text for part in parts for text in (part.source, part.arrivals or self.arrivals)]
-        paths = (Path(text) if text in workload_names() else recording_file(text) for text in named)
+        named = {part.source: None for part in parts if part.source not in workload_names()}
+        named |= {part.arrivals or self.arrivals: None for part in parts}
+        paths = (recording_file(text) for text in named if text not in ARRIVALS)
         return tuple(path for path in dict.fromkeys(paths) if path.is_file())
 
     def _split(self, parts: Sequence[Part]) -> Iterator[tuple[Part, int, float | None, int]]:

@@ -41,7 +41,8 @@ def _tool_use(
 ) -> Workload:
     """Its texts were never recorded with a popularity, so Zipf's law is its own."""
     a = DEFAULT_ZIPF if popularity is None or popularity.kind == "recorded" else popularity.a
-    return tool_use(num_requests, seed, zipf=a, num_prefixes=num_prefixes or DEFAULT_TOOLS)
+    num_tools = DEFAULT_TOOLS if num_prefixes is None else num_prefixes
+    return tool_use(num_requests, seed, zipf=a, num_prefixes=num_tools)
 
 
 _GENERATORS: Mapping[str, Generator] = MappingProxyType(

@@ -34,8 +34,10 @@ def resample(
     (recorded), or all of its group, were drawn. A session drawn again gets a few tokens, or a few letters, of its own
     after the segments that all its prompts begin with, so that what was asked once is still unique.
 
-    Raises: ConfigError: fewer groups than `num_prefixes`, or no groups where they are needed.
+    Raises: ConfigError: fewer groups than `num_prefixes`, no groups where they are needed, or nothing to draw.
     """
+    if num_requests < 1 or (num_prefixes is not None and num_prefixes < 1):
+        raise ConfigError(f"at least one request and one prefix must be drawn, got {num_requests} and {num_prefixes}")
     rng = random.Random(f"resample/{seed}")
     popularity = popularity or Popularity()
     groups = _groups(workload, needed=num_prefixes is not None or popularity.kind != "recorded")

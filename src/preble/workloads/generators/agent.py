@@ -19,9 +19,9 @@ from preble.workloads.lengths import Lengths
 from preble.workloads.model import Workload, WorkloadRequest
 from preble.workloads.popularity import Popularity, in_proportion
 
-TASK_TOKENS = Lengths("normal", 1720, 345, low=600, high=3000)
+TASK_TOKENS = Lengths("normal", 1715, 335, low=600, high=3000)
 """The first prompt of an episode: its id, the demonstration, the task."""
-STEPS = Lengths("normal", 48, 8)
+STEPS = Lengths("normal", 48, 7.7)
 OBSERVATION_TOKENS = Lengths("gamma", 7.5, 5)
 OUTPUT_TOKENS = Lengths("gamma", 16, 13)
 

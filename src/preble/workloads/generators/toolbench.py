@@ -15,8 +15,8 @@ TOOLBENCH = SharedPrefix(
     name="toolbench",
     noun="tool",
     system_tokens=190,
-    shared_tokens=Lengths("gamma", 1430, 735, low=60, high=3700),
-    uses=Lengths("lognormal", 42, 76, high=600),
+    shared_tokens=Lengths("gamma", 1430, 760, low=60, high=3700),
+    uses=Lengths("lognormal", 42, 80, high=650),
     question_tokens=Lengths("lognormal", 205, 90, low=20, high=600),
     output_tokens=Lengths("normal", 43, 16),
 )
