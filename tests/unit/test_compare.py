@@ -106,6 +106,20 @@ def test_any_number_of_jobs_gives_the_same_file(result: CompareResult, tmp_path:
     assert read_result(tmp_path / "two.json") == result
 
 
+def test_rates_may_be_given_in_any_order(result: CompareResult) -> None:
+    other = compare(small(rates=(50.0, 5.0)), jobs=1)
+    assert (other.standings, other.rates, other.runs) == (result.standings, result.rates, result.runs)
+
+
+def test_requests_that_come_all_at_once_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    trace = tmp_path / "burst.jsonl"
+    write_trace(trace, WorkloadPlan(source="tool_use", requests=6, rps=1.0, arrivals="burst").make())
+    burst = {"burst": WorkloadPlan(source=str(trace))}
+    own = compare(small(workloads=burst, rates=(None,), seeds=(0,)), jobs=1)
+    assert {run.rps for run in own.runs} == {6.0}
+    assert all(one.share_of_best == 1.0 for one in own.standings)
+
+
 def test_what_fails_on_a_cluster_fails_in_every_run() -> None:
     cluster = SimConfig(profile=PROFILE, replicas=2, failures=(Failure.parse("0:lost:r0"), Failure.parse("0:lost:r1")))
     failed = compare(small(cluster=cluster, policies=("e2",), seeds=(0,), rates=(5.0,)), jobs=1)

@@ -23,9 +23,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation's numbers. `key`: see `Cell.key`. `label`: the workload's name in the comparison.
 
     `arrivals_per_s`: all requests, those of sessions that waited for others too, over the time in which the others
-    arrived. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see `metrics.balance`.
-    `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`: placements by reason.
-    `num_replicated`: homes that prefixes got.
+    arrived, a second at least. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see
+    `metrics.balance`. `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`:
+    placements by reason. `num_replicated`: homes that prefixes got.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             label=cell.arm.workload,
             workload=cell.workload,
             policy=cell.config.policy,
-            arrivals_per_s=len(workload.requests) / last_s if last_s else 0.0,
+            arrivals_per_s=len(workload.requests) / max(last_s, 1.0),
             summary=result.summary,
             gpu_s=result.gpu_s,
             load_imbalance=load_imbalance([replica.gpu_s for replica in totals]),

@@ -127,8 +127,9 @@ class _Comparison:
         self._write(self._result({}, (), is_complete=False))
 
     def _rates(self, workload: str) -> list[float | None]:
+        """The rates at which every policy is run, ascending."""
         if not self._plan.is_search:
-            return list(self._plan.rates)
+            return sorted(self._plan.rates, key=lambda rate: rate or 0.0)
         return [*rates_to_compare(self._plan, self._capacities(workload))]
 
     def _capacities(self, workload: str) -> dict[str, list[Capacity]]:

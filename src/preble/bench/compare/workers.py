@@ -57,7 +57,7 @@ def workers(jobs: int | None) -> Iterator[Pool]:
     One job needs no process but this one. Raises: PrebleError: a process died.
     """
     if jobs is None:
-        jobs = len(os.sched_getaffinity(0))
+        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if jobs < 1:
         raise ConfigError(f"compare: jobs must be at least 1, got {jobs}")
     if jobs == 1:
