@@ -99,7 +99,8 @@ class Workload:
         """
         if num_requests > len(self.requests):
             raise ConfigError(
-                f"workload {self.name!r} has {len(self.requests)} requests, fewer than the {num_requests} asked for"
+                f"workload {self.name!r} has {len(self.requests)} requests, fewer than the {num_requests} asked for; "
+                "draw some of them again with popularity recorded, or ask for fewer"
             )
         return replace(self, requests=self.requests[:num_requests])
 
