@@ -18,6 +18,7 @@ from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.sglang import SglangEngine, with_request_id
 from support.arrangements import assert_cores_order
 from support.belief import Belief, believing
+from support.relay import TcpRelay
 from support.replicas import (
     KV_TOKENS,
     MAX_MODEL_LEN,
@@ -25,6 +26,7 @@ from support.replicas import (
     PLACES,
     ROOT,
     SGLANG,
+    RunningReplicas,
     prompt_of,
     require_sglang,
 )
@@ -220,6 +222,46 @@ async def test_events_tell_what_is_cached_to_the_block(endpoints: KvEventEndpoin
         await replica.idle()
         await replica.flush()
         await eventually(lambda: len(belief) == 0, "a flush is told at once")
+        assert await predicted_and_found(belief, endpoints, replica, prompts[-1]) == (0, 0)
+
+
+async def test_a_missed_stretch_of_events_is_made_up_for(endpoints: KvEventEndpoints, replica: Replica) -> None:
+    before, missed = prompt_of(7, 200), [prompt_of(520 + i, 290) for i in range(8)]
+    async with (
+        TcpRelay(endpoints.endpoint) as relay,
+        believing(KvEventEndpoints(relay.address, endpoints.replay, endpoints.topic)) as belief,
+    ):
+        await replica.complete(before)
+        await belief.settled(endpoints)
+        position, starts_over = belief.stream.position, belief.stream.counters.starts_over
+        await relay.cut()
+        for prompt in missed:
+            await replica.complete(prompt)
+        assert belief.stream.position == position, "nothing came through"
+        relay.mend()
+        hits = 0
+        for prompt in [*reversed(missed), before]:
+            predicted, found = await predicted_and_found(belief, endpoints, replica, prompt)
+            assert predicted == found
+            hits += found > 0
+        assert 0 < hits < 9, "some were evicted meanwhile"
+        assert belief.stream.counters.starts_over == starts_over, "what was missed was asked for"
+
+
+@pytest.mark.slow
+async def test_a_killed_engine_is_noticed_and_its_successor_followed(
+    sglang: RunningReplicas, endpoints: KvEventEndpoints, replica: Replica
+) -> None:
+    prompt = prompt_of(9, 200)
+    async with believing(endpoints) as belief:
+        await replica.complete(prompt)
+        assert await predicted_and_found(belief, endpoints, replica, prompt) == (192, 192)
+        starts_over = belief.stream.counters.starts_over
+        await sglang.kill(0)
+        await sglang.start(0)
+        await eventually(lambda: belief.stream.counters.starts_over > starts_over, "it is noticed", timeout_s=120.0)
+        assert await predicted_and_found(belief, endpoints, replica, prompt) == (0, 0)
+        assert await predicted_and_found(belief, endpoints, replica, prompt) == (192, 192)
 
 
 async def test_prompts_with_a_cache_salt_are_told_apart(engine: SglangEngine, replica: Replica) -> None:

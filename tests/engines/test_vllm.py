@@ -283,9 +283,11 @@ async def test_a_missed_stretch_of_events_is_made_up_for(replica: Replica, endpo
             await replica.complete(prompt)
         assert belief.stream.position == position, "nothing came through"
         relay.mend()
-        for prompt in [*missed, before]:
-            predicted, cached = await predicted_and_found(belief, endpoints, replica, prompt)
-            assert predicted == cached
+        found = [
+            await predicted_and_found(belief, endpoints, replica, prompt) for prompt in [*reversed(missed), before]
+        ]
+        assert [predicted for predicted, _ in found] == [cached for _, cached in found]
+        assert 0 < sum(cached > 0 for _, cached in found) < len(found), "some were evicted meanwhile"
         assert belief.stream.counters.starts_over == 1, "what was missed was asked for, nothing had to be forgotten"
 
 

@@ -60,8 +60,8 @@ def require(program: Path, engine: str) -> None:
 
 
 @contextmanager
-def running_sglang(log_dir: Path) -> Iterator[str]:
-    """Start one replica, give its URL, stop it."""
+def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
+    """Start one replica, stop it."""
     options = LaunchOptions(
         engine="sglang",
         replicas=1,
@@ -77,25 +77,20 @@ def running_sglang(log_dir: Path) -> Iterator[str]:
     )
     with mock.patch.dict(os.environ, PREBLE_QUEUE_ORDER="groups"):
         fleet = Fleet(options)
-    with asyncio.Runner() as runner:
-        try:
-            runner.run(fleet.__aenter__())
-            yield fleet.urls[0]
-        finally:
-            runner.run(fleet.stop())
+    with running(fleet) as loop:
+        yield RunningReplicas(fleet.replicas, loop)
 
 
 @dataclass(frozen=True, slots=True)
-class VllmPair:
-    """Two running replicas. `urls` stay the same when one is killed and started again."""
+class RunningReplicas:
+    """Replicas that run. `urls` stay the same when one is killed and started again."""
 
-    replicas: tuple[ReplicaProcess, ReplicaProcess]
+    replicas: tuple[ReplicaProcess, ...]
     loop: asyncio.AbstractEventLoop
 
     @property
-    def urls(self) -> tuple[str, str]:
-        first, second = self.replicas
-        return first.url, second.url
+    def urls(self) -> tuple[str, ...]:
+        return tuple(replica.url for replica in self.replicas)
 
     async def kill(self, index: int) -> None:
         """Kill one replica as a crash would. Start it again before the test ends."""
@@ -110,6 +105,15 @@ class VllmPair:
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop that owns the processes: it outlives the loop of any one test."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+class VllmPair(RunningReplicas):
+    """Two of them."""
+
+    @property
+    def urls(self) -> tuple[str, str]:
+        first, second = self.replicas
+        return first.url, second.url
 
 
 @contextmanager
@@ -129,16 +133,23 @@ def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
         dev_endpoints=True,
         ready_timeout_s=READY_TIMEOUT_S,
     )
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="vllm-pair")
-    thread.start()
     plain = Fleet(options)
     with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=WITH_PREBLE))
-    try:
-        asyncio.run_coroutine_threadsafe(bring_up(plain, with_preble), loop).result()
+    with running(plain, with_preble) as loop:
         yield VllmPair((*plain.replicas, *with_preble.replicas), loop)
+
+
+@contextmanager
+def running(*fleets: Fleet) -> Iterator[asyncio.AbstractEventLoop]:
+    """Bring all of them up in a loop of their own, in a thread that ends with them."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="real-engines")
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(bring_up(*fleets), loop).result()
+        yield loop
     finally:
-        for fleet in (plain, with_preble):
+        for fleet in fleets:
             asyncio.run_coroutine_threadsafe(fleet.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
