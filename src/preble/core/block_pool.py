@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
     """A fixed number of blocks, ids 0 ... num_blocks - 1, each either in use (one or more users) or free.
 
-    Free blocks keep their content until they are taken again; they are taken in the order in which they were freed.
-    It knows nothing of what a block holds.
+    Free blocks with content keep it until they are taken again, in the order in which they were freed; those without
+    are taken before them. It knows nothing of what a block holds.
     """
 
-    __slots__ = ("_free", "_num_users", "num_blocks")
+    __slots__ = ("_empty", "_kept", "_num_new", "_num_users", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least 1 block, got {num_blocks}")
         self.num_blocks = num_blocks
         self._num_users = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._empty: list[int] = []
+        """Free blocks that were used and have no content; the last one is taken next."""
+        self._num_new = num_blocks
+        """Blocks that were never used: as many as that at the end of all; taken after the empty ones."""
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Free blocks with content, the one freed longest ago first."""
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._kept) + len(self._empty) + self._num_new
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     def is_used(self, block: int) -> bool:
         return self._num_users[block] > 0
@@ -37,39 +42,50 @@ class BlockPool:
         """How many of these blocks are free. O(blocks)."""
         return sum(not self._num_users[block] for block in blocks)
 
-    def take(self) -> int:
-        """The free block that was freed longest ago, now with one user. O(1).
+    def take(self, num_blocks: int) -> list[int]:
+        """Free blocks, in the order in which they are to be reused, now with one user each. O(num_blocks).
 
-        Raises: IndexError: no block is free; ask `num_free` first.
+        Raises: IndexError: too few are free.
         """
-        if not self._free:
-            raise IndexError("no free block")
-        block, _ = self._free.popitem(last=False)
-        self._num_users[block] = 1
-        return block
+        if num_blocks > self.num_free:
+            raise IndexError(f"{num_blocks} blocks asked for, {self.num_free} are free")
+        empty, kept = self._empty, self._kept
+        taken = [empty.pop() for _ in range(min(num_blocks, len(empty)))]
+        first_new, num_new = self.num_blocks - self._num_new, min(num_blocks - len(taken), self._num_new)
+        taken += range(first_new, first_new + num_new)
+        self._num_new -= num_new
+        taken += [kept.popitem(last=False)[0] for _ in range(num_blocks - len(taken))]
+        for block in taken:
+            self._num_users[block] = 1
+        return taken
 
     def retain(self, blocks: Iterable[int]) -> None:
-        """Add one user to each block; a free one is in use again with its content. O(blocks)."""
-        for block in blocks:
-            if not self._num_users[block]:
-                del self._free[block]
-            self._num_users[block] += 1
+        """Add one user to each block; a free one is in use again with its content. O(blocks).
 
-    def release(self, blocks: Sequence[int], is_worthless: Callable[[int], bool]) -> None:
+        Raises: KeyError: a block is free and has no content.
+        """
+        num_users, kept = self._num_users, self._kept
+        for block in blocks:
+            users = num_users[block]
+            if not users:
+                del kept[block]
+            num_users[block] = users + 1
+
+    def release(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
         """Take one user from each block, the last one first, so that the end of a prompt is reused before its head.
 
-        Blocks without another user become free: `is_worthless` ones to be taken next, the others last. O(blocks).
+        Blocks without another user become free. `contents`: of every block of the pool, None where it has none.
+        O(blocks).
         """
+        num_users, kept, empty = self._num_users, self._kept, self._empty
         for block in reversed(blocks):
-            self._num_users[block] -= 1
-            if not self._num_users[block]:
-                self._free[block] = None
-                if is_worthless(block):
-                    self._free.move_to_end(block, last=False)
-
-    def free_blocks(self) -> Iterable[int]:
-        """The free blocks, the next one to be taken first."""
-        return iter(self._free)
+            users = num_users[block] = num_users[block] - 1
+            if users:
+                continue
+            if contents[block] is None:
+                empty.append(block)
+            else:
+                kept[block] = None
 
     def check(self, expected_users: Iterable[int]) -> None:
         """Assert that each block is used as often as in `expected_users` (ids, repeated), or free. Tests only."""
@@ -77,4 +93,5 @@ class BlockPool:
         for block in expected_users:
             counts[block] += 1
         assert counts == self._num_users, "users of blocks do not match the sequences that hold them"
-        assert set(self._free) == {block for block, users in enumerate(counts) if not users}, "free list is wrong"
+        free = [*self._kept, *self._empty, *range(self.num_blocks - self._num_new, self.num_blocks)]
+        assert sorted(free) == [block for block, users in enumerate(counts) if not users], "free lists are wrong"

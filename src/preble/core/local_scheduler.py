@@ -190,8 +190,8 @@ class LocalScheduler:
     def complete(self, batch: Batch, now: float) -> StepResult:
         """The iteration is over: each decode and each finished prefill has its token. O(prefills + those that end).
 
-        Requests that were aborted since `next_batch` got none. Raises: RuntimeError: it is not the last batch, or it was
-        completed before.
+        Requests that were aborted since `next_batch` got none. Raises: RuntimeError: it is not the last batch, or it
+        was completed before.
         """
         if batch is not self._batch:
             raise RuntimeError("complete was called without the last batch, or twice")

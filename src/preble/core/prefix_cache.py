@@ -115,16 +115,21 @@ class PrefixCache:
 
     def lock(self, prefix: Sequence[int]) -> list[int]:
         """The blocks of cached hashes, each with one more user. Raises: KeyError: one is not cached."""
-        blocks = [self._block_of[block_hash] for block_hash in prefix]
+        blocks = list(map(self._block_of.__getitem__, prefix))
         self.pool.retain(blocks)
         return blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
         """New blocks with one user each; what they held is forgotten. Raises: IndexError: too few are free."""
-        if num_blocks > self.pool.num_free:
-            raise IndexError(f"{num_blocks} blocks asked for, {self.pool.num_free} are free")
-        blocks = [self.pool.take() for _ in range(num_blocks)]
-        evicted = [block_hash for block in blocks if (block_hash := self._forget(block)) is not None]
+        blocks = self.pool.take(num_blocks)
+        hash_of = self._hash_of
+        evicted: list[int] = []
+        for block in blocks:
+            block_hash = hash_of[block]
+            if block_hash is not None:
+                evicted.append(block_hash)
+                hash_of[block] = None
+                del self._block_of[block_hash]
         if evicted:
             self.version += 1
             self._events.append(BlocksEvicted(self._replica_id, tuple(evicted)))
@@ -138,23 +143,23 @@ class PrefixCache:
         The parents, `hashes[:start]`, are cached. `tokens`: packed ids of exactly these blocks. Where another block
         already has the hash, `blocks` is changed in place to use that one, and its own block is released.
         """
-        first_new = stop
-        for i in range(start, stop):
-            known = self._block_of.get(hashes[i])
-            if known is None:
-                first_new = min(first_new, i)
-                self._remember(blocks[i], hashes[i])
-            elif known != blocks[i]:
+        first_new = start
+        # Parents of cached blocks are cached, so all known blocks come before all others.
+        while first_new < stop and (known := self._block_of.get(hashes[first_new])) is not None:
+            if known != blocks[first_new]:
                 self.pool.retain((known,))
-                self.release(blocks[i : i + 1])
-                blocks[i] = known
+                self.release(blocks[first_new : first_new + 1])
+                blocks[first_new] = known
+            first_new += 1
         if first_new == stop:
             return
+        new = hashes[first_new:stop]
+        self._remember(blocks[first_new:stop], new)
         self.version += 1
         self._events.append(
             BlocksStored(
                 self._replica_id,
-                tuple(hashes[first_new:stop]),
+                tuple(new),
                 hashes[first_new - 1] if first_new else None,
                 PackedTokens(tokens[(first_new - start) * self.block_size * TOKEN_BYTES :]),
                 self.block_size,
@@ -164,7 +169,7 @@ class PrefixCache:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take one user from each block of a sequence, given in the sequence's order. Cached ones stay findable."""
-        self.pool.release(blocks, lambda block: self._hash_of[block] is None)
+        self.pool.release(blocks, self._hash_of)
 
     def clear(self) -> bool:
         """Forget everything, if nothing is in use; otherwise change nothing and return False."""
@@ -189,14 +194,7 @@ class PrefixCache:
         known = sum(block_hash is not None for block_hash in self._hash_of)
         assert known == len(self._block_of), "a block has a hash that does not find it"
 
-    def _remember(self, block: int, block_hash: int) -> None:
-        assert self._hash_of[block] is None, "a block was inserted twice"
-        self._block_of[block_hash] = block
-        self._hash_of[block] = block_hash
-
-    def _forget(self, block: int) -> int | None:
-        block_hash = self._hash_of[block]
-        if block_hash is not None:
-            self._hash_of[block] = None
-            del self._block_of[block_hash]
-        return block_hash
+    def _remember(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
+        self._block_of.update(zip(hashes, blocks, strict=True))
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            self._hash_of[block] = block_hash

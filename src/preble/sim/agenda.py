@@ -46,6 +46,13 @@ class Agenda:
         """Have `event` happen at `time_s`. O(log events)."""
         heappush(self._heap, (time_s, int(priority), next(self._count), event))
 
+    def at_once(self, now: float, priority: Priority, event: Event) -> None:
+        """As `at` for the time that it is: where nothing comes before `event`, it happens in this call."""
+        if self._heap and self._heap[0][:2] <= (now, priority):
+            self.at(now, priority, event)
+        else:
+            event(now)
+
     def pop(self) -> tuple[float, Event]:
         """Take out what happens next, with its time. Raises: IndexError: nothing is left."""
         time_s, _, _, event = heappop(self._heap)

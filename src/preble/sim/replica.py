@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from preble.core.cost_model import CostModel
-from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats
-from preble.core.sequence import Finished
-from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats, StepResult
+from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request
 from preble.sim.config import SimConfig
-
-
-@dataclass(frozen=True, slots=True)
-class IterationEnd:
-    """What an iteration made. `prefilled`: requests whose prompt is computed now, so that they have a token."""
-
-    prefilled: tuple[RequestId, ...]
-    finished: tuple[Finished, ...]
-    events: list[KvEvent]
 
 
 class SimReplica:
@@ -81,7 +69,7 @@ class SimReplica:
         self._began_at = now
         return self._batch.iteration_s(self._cost_model)
 
-    def end_iteration(self, now: float) -> IterationEnd:
+    def end_iteration(self, now: float) -> StepResult:
         """The iteration that began last is over."""
         batch = self._batch
         assert batch is not None, "no iteration runs"
@@ -90,7 +78,11 @@ class SimReplica:
         self.busy_s += now - self._began_at
         self.num_iterations += 1
         self.prefill_tokens += batch.num_tokens - len(batch.decodes)
-        return IterationEnd(result.prefilled, result.finished, self._local.take_events())
+        return result
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed in its cache since the last call, in order."""
+        return self._local.take_events()
 
     def lose(self, now: float) -> None:
         """It dies. What it spent on the iteration that it could not end counts as spent."""

@@ -267,18 +267,19 @@ class Simulation:
     def _end_iteration(self, replica: SimReplica, now: float) -> None:
         if not replica.is_alive:
             return
-        end = replica.end_iteration(now)
-        for request_id in end.prefilled:
+        result = replica.end_iteration(now)
+        for request_id in result.prefilled:
             call = self._calls[request_id]
             if call.first_token_s is None:
                 call.first_token_s = now
                 self._scheduler.on_first_token(request_id, now)
-        for finished in end.finished:
+        for finished in result.finished:
             self._finish(finished, now)
-        if end.events and self._config.event_delay_s is not None:
+        events = replica.take_events()
+        if events and self._config.event_delay_s is not None:
             time_s = now + self._config.event_delay_s
-            self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, end.events))
-        self._agenda.at(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+            self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
+        self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
 
     def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
         if not replica.is_alive:
