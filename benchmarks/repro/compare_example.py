@@ -1,12 +1,12 @@
 """The example of docs/howto/compare-policies.md: four policies on two replicas, under tool use.
 
-    python benchmarks/repro/compare_example.py             # simulate (about 5 minutes on two cores), draw
+    python benchmarks/repro/compare_example.py             # simulate (about 10 minutes on two cores), draw
     python benchmarks/repro/compare_example.py --draw      # draw from the results that are there
 
 It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
 
     preble compare --workload toolbench --policy e2,sglang_cache_aware,round_robin,least_load --replicas 2 \\
-        --requests 1000 --json FILE
+        --requests 1600 --seed 0,1,2,3,4 --json FILE
 
 Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
 """
@@ -39,9 +39,10 @@ WIDTH = 110
 
 def example() -> ComparePlan:
     return ComparePlan(
-        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1000)},
+        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1600)},
         policies=("e2", "sglang_cache_aware", "round_robin", "least_load"),
         cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2),
+        seeds=(0, 1, 2, 3, 4),
     )
 
 

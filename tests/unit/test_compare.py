@@ -417,7 +417,7 @@ def test_policies_that_carry_less_than_the_baseline_are_marked(result: CompareRe
         for one in result.standings
     ]
     table = ranking_table(msgspec.structs.replace(result, standings=worse), "tools")
-    [row] = [number for number, row in enumerate(table.rows) if "round_robin" in row[0]]
+    [row] = [number for number, row in enumerate(table.rows) if row[0] == "round_robin"]
     assert table.marked == {row}
     assert table.rows[row][3] == "▽ -25% ± 50%"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from preble.bench.compare.numbers import CACHING, E2E_MEAN, LATENCIES, TTFT_P99, Number
+from preble.bench.compare.numbers import CACHING, E2E_MEAN, LATENCIES, SECONDS, TTFT_P99, Number
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.result import CompareResult
 from preble.report import PALETTE, Drawing, draw
@@ -88,7 +88,7 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
         axes.set(title=f"{workload}: {number.name}", xlabel="requests/s", ylabel=number.axis)
         if number in LATENCIES:
             _log_seconds(axes)
-        figure.legend(loc="outside lower center", ncols=6, columnspacing=1.2, handlelength=1.3, handletextpad=0.5)
+        figure.legend(loc="outside lower center", ncols=3)
 
     return draw(fill)
 
@@ -102,11 +102,14 @@ def _draw_policy(axes: Axes, result: CompareResult, workload: str, policy: str, 
         axes.plot(list(points), means, color=look.colour, linewidth=0.9, zorder=1, label=None if is_named else _OTHERS)
         return
     axes.plot(list(points), means, color=look.colour, marker="o", markersize=3.5, label=policy, zorder=3)
-    # An interval is symmetric, but nothing here goes below zero, nor on a logarithmic scale below what was seen.
-    lowest = min(means, default=0.0) / 2
-    lows = [max(estimate.low, lowest) for estimate in points.values()]
-    axes.fill_between(
-        list(points), lows, [estimate.high for estimate in points.values()], color=look.colour, alpha=0.13, linewidth=0
+    spread = [estimate.half_width or 0.0 for estimate in points.values()]
+    if number.axis == SECONDS:
+        # On a logarithmic scale a symmetric interval may reach down to zero; it is cut where the scale would be ruined.
+        below = [min(half, mean - min(means) / 2) for half, mean in zip(spread, means, strict=True)]
+    else:
+        below = spread
+    axes.errorbar(
+        list(points), means, [below, spread], fmt="none", ecolor=look.colour, elinewidth=1.0, alpha=0.45, zorder=2
     )
 
 

@@ -19,10 +19,7 @@ def ranking_table(result: CompareResult, workload: str) -> Table:
     baseline = next((one for one in standings if one.policy == BASELINE), None)
     return Table(
         ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}"),
-        [
-            (f"{one.rank}. {one.policy}", _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline))
-            for one in standings
-        ],
+        [(one.policy, _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline)) for one in standings],
         caption=f"Capacity: the highest rate with {slo_text(result)}. {WORSE}.",
         marked=frozenset(number for number, one in enumerate(standings) if one.is_worse),
     )
