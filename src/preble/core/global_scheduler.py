@@ -244,10 +244,11 @@ class GlobalScheduler:
 
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
-        dues = [self._window.next_expiry(), self._rebalancer.next_search(), self._belief.next_timer()]
-        if self._refit is not None:
-            dues.append(self._refit.due_at)
-        earliest = min(due for due in dues if due is not None)
+        earliest = self._belief.next_timer()
+        corrected_at = self._refit.due_at if self._refit is not None else None
+        for due in (self._window.next_expiry(), self._rebalancer.next_search(), corrected_at):
+            if due is not None and due < earliest:
+                earliest = due
         return None if earliest == inf else earliest
 
     def on_timer(self, now: float) -> list[PrefixHomeChange]:

@@ -160,9 +160,11 @@ class LoadWindow:
 
     def next_expiry(self) -> float | None:
         """When the oldest entry leaves the window; None if it is empty."""
-        starts = [self._placed[0].placed_at] if self._placed else []
-        starts += [self._finished[0][0]] if self._finished else []
-        return min(starts) + self.window_s if starts else None
+        if not self._finished:
+            return self._placed[0].placed_at + self.window_s if self._placed else None
+        finished_at = self._finished[0][0]
+        oldest = min(self._placed[0].placed_at, finished_at) if self._placed else finished_at
+        return oldest + self.window_s
 
     def entries(self) -> list[WindowEntry]:
         """What counts now, oldest first. O(n); for tests."""

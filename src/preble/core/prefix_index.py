@@ -221,9 +221,12 @@ class PrefixIndex:
                 return False
             base, depth = found
         end = depth + len(event.tokens) // TOKEN_BYTES
-        match = self.tree.match_below(base, depth, event.tokens)
-        known = match.num_tokens == end
-        path = list(match.path) if known else self.tree.insert_below(base, depth, event.tokens)
+        if depth == base.end and _is_alone_at_end(holdings, base):
+            self.tree.grow(base, event.tokens)
+            path = [base]
+        else:
+            match = self.tree.match_below(base, depth, event.tokens)
+            path = list(match.path) if match.num_tokens == end else self.tree.extend(match, event.tokens)
         _name_blocks(holdings, path, depth, event)
         for node in path:
             held = holdings.tokens_held(node)
@@ -419,6 +422,18 @@ def _lower_held(holdings: Holdings, node: Node, limit: int, now: float) -> list[
     """Let no more than `limit` tokens of the node be held; returns the node if its record is gone by that, else []."""
     lower = holdings.tokens_held(node) > limit
     return [node] if lower and holdings.set_held(node, limit, now) else []
+
+
+def _is_alone_at_end(holdings: Holdings, node: Node) -> bool:
+    """Whether the node is a leaf that this replica alone has a record of, holds whole, and no request uses.
+
+    Then what follows belongs to the same node: a leaf of its own would be merged with it (`Holdings.can_merge`). So an
+    answer, which is reported block by block, is one node and not one a block.
+    """
+    if node.children is not None or node.holders != holdings.bit or node.full_holders != holdings.bit:
+        return False
+    record = holdings.get(node)
+    return record is not None and not record.pins and not record.shares
 
 
 def _holds_below(holdings: Holdings, node: Node) -> bool:

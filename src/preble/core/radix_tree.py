@@ -152,6 +152,15 @@ class RadixTree:
             path.append(self._add_leaf(last, rest))
         return path
 
+    def grow(self, leaf: Node, tokens: bytes) -> None:
+        """Put `tokens` at the end of a leaf's run. O(tokens of the leaf)."""
+        assert not leaf.children and leaf.parent is not None, "only a leaf can grow"
+        num_tokens = len(tokens) // TOKEN_BYTES
+        leaf.tokens += tokens
+        leaf.num_tokens += num_tokens
+        leaf.end += num_tokens
+        self.num_tokens += num_tokens
+
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` after its first `at` tokens, 0 < at < its tokens; returns the new upper part. O(tokens of node).
 
