@@ -33,6 +33,13 @@ def test_gaps_have_the_mean_and_the_variation_asked_for(kind: str, cv: float) ->
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.05)
 
 
+def test_on_off_arrivals_keep_the_rate_and_the_pauses() -> None:
+    times = make_arrivals("onoff", 4000, 10.0, random.Random(1))
+    assert len(times) / times[-1] == pytest.approx(10.0, rel=0.1)
+    assert all(time_s % 20.0 < 10.0 for time_s in times)
+    assert times == sorted(times) and times[0] == 0.0
+
+
 def test_uniform_arrivals_are_equally_spaced() -> None:
     assert make_arrivals("uniform", 4, 2.0, random.Random(0)) == [0.0, 0.5, 1.0, 1.5]
 

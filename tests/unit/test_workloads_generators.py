@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from preble.core.types import TOKEN_BYTES
 from preble.errors import ConfigError
 from preble.workloads import Workload, make_workload, packed_prompt, read_trace, write_trace
 from preble.workloads.lengths import Family, Lengths
@@ -172,3 +173,12 @@ def test_lengths_have_the_mean_and_deviation_asked_for_and_keep_their_bounds(fam
     assert statistics.pstdev(drawn) == pytest.approx(100, rel=0.03)
     bounded = [Lengths(family, 500, 100, low=450, high=520).draw(rng) for _ in range(500)]
     assert (min(bounded), max(bounded)) == (450, 520)
+
+
+def test_unshared_prompts_share_nothing_and_have_the_lengths_of_azures_conversations() -> None:
+    workload = make_workload("unshared", 5000, 0)
+    prompts = [packed_prompt(request) for request in workload.requests]
+    assert len({prompt[:16] for prompt in prompts}) == len(prompts)
+    assert statistics.fmean(len(prompt) / TOKEN_BYTES for prompt in prompts) == pytest.approx(1155, rel=0.1)
+    assert statistics.fmean(request.output_tokens for request in workload.requests) == pytest.approx(211, rel=0.1)
+    assert workload == make_workload("unshared", 5000, 0) != make_workload("unshared", 5000, 1)

@@ -130,8 +130,8 @@ def workload_shape_options(default_requests: int) -> Callable[[Command], Command
             default="poisson",
             show_default=True,
             metavar="KIND|FILE",
-            help="How requests are spread over time: poisson, gamma, uniform, burst (all at once), or as in a trace "
-            "file or a stretch of it, FILE[200:2200].",
+            help="How requests are spread over time: poisson, gamma, uniform, onoff, burst (all at once), or as in a "
+            "trace file or a stretch of it, FILE[200:2200].",
         ),
         click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals."),
         click.option(

@@ -9,7 +9,9 @@ from itertools import accumulate
 from preble.errors import ConfigError
 from preble.workloads.recorded import is_recording, recorded_arrivals
 
-ARRIVALS = ("poisson", "gamma", "uniform", "burst")
+ARRIVALS = ("poisson", "gamma", "uniform", "onoff", "burst")
+ON_S = OFF_S = 10.0
+"""How long the periods of on-off arrivals are, in seconds."""
 
 
 def make_arrivals(
@@ -18,8 +20,9 @@ def make_arrivals(
     """Arrival times, ascending, the first at 0.0.
 
     `rps`: mean requests a second. `cv`: coefficient of variation of the gaps, for gamma only: 1 is Poisson, above it
-    come bursts. Kinds: poisson, gamma, uniform (equal gaps), burst (all at once), or recorded: a trace file or a
-    stretch of one, FILE[200:2200], whose gaps are scaled to `rps`, or left as they are where it is None.
+    come bursts. Kinds: poisson, gamma, uniform (equal gaps), onoff (Poisson at twice the rate for ten seconds, then
+    nothing for ten), burst (all at once), or recorded: a trace file or a stretch of one, FILE[200:2200], whose gaps are
+    scaled to `rps`, or left as they are where it is None.
 
     Raises: ConfigError: an unknown kind, a rate or cv that is not positive, no rate for what needs one, a recording
     without times. TraceFormatError: a bad trace file.
@@ -36,6 +39,8 @@ def make_arrivals(
         return gamma_arrivals(num_requests, rps, cv, rng)
     if kind == "uniform":
         return [i / rps for i in range(num_requests)]
+    if kind == "onoff":
+        return onoff_arrivals(num_requests, rps, rng)
     if kind == "burst":
         return [0.0] * num_requests
     raise ConfigError(
@@ -47,6 +52,13 @@ def gamma_arrivals(num_requests: int, rps: float, cv: float, rng: random.Random)
     """Gaps from a gamma distribution of mean 1/rps and coefficient of variation cv: shape 1/cv², scale cv²/rps."""
     shape = 1 / cv**2
     return _from_gaps(rng.gammavariate(shape, 1 / (shape * rps)) for _ in range(num_requests - 1))
+
+
+def onoff_arrivals(num_requests: int, rps: float, rng: random.Random) -> list[float]:
+    """Poisson arrivals of mean `rps` that all fall into the on-periods: `ON_S` of arrivals, then `OFF_S` of none."""
+    rate_on = rps * (ON_S + OFF_S) / ON_S
+    busy_s = _from_gaps(rng.expovariate(rate_on) for _ in range(num_requests - 1))
+    return [time_s + OFF_S * (time_s // ON_S) for time_s in busy_s]
 
 
 def _from_gaps(gaps: Iterable[float]) -> list[float]:

@@ -13,6 +13,7 @@ from preble.workloads.generators.longdoc import LONGDOC
 from preble.workloads.generators.multiturn import multiturn
 from preble.workloads.generators.programming import PROGRAMMING
 from preble.workloads.generators.toolbench import TOOLBENCH
+from preble.workloads.generators.unshared import unshared
 from preble.workloads.generators.video import VIDEO
 from preble.workloads.loaders import load
 from preble.workloads.mix import parts_of
@@ -53,6 +54,7 @@ _GENERATORS: Mapping[str, Generator] = MappingProxyType(
         "programming": PROGRAMMING,
         "tool_use": _tool_use,
         "toolbench": TOOLBENCH,
+        "unshared": unshared,
         "video": VIDEO,
     }
 )
