@@ -19,6 +19,9 @@ Clock = Callable[[], float]
 LOOK_TIMEOUT_S = 30.0
 """For the endpoint to say which models it serves."""
 
+KEEP_ALIVE_S = 2.0
+"""For idle connections: engines close them after 5 s, and a request sent just then is lost."""
+
 REPLICA_HEADER = "x-preble-replica"
 REASON_HEADER = "x-preble-reason"
 
@@ -102,7 +105,7 @@ class BenchClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=min(30.0, self._timeout_s)),
         )
