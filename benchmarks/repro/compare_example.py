@@ -1,12 +1,12 @@
 """The example of docs/howto/compare-policies.md: four policies on two replicas, under tool use.
 
-    python benchmarks/repro/compare_example.py             # simulate (about 10 minutes on two cores), draw
+    python benchmarks/repro/compare_example.py             # simulate (about 5 minutes on two cores), draw
     python benchmarks/repro/compare_example.py --draw      # draw from the results that are there
 
 It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
 
     preble compare --workload toolbench --policy e2,sglang_cache_aware,round_robin,least_load --replicas 2 \\
-        --requests 1600 --seed 0,1,2,3,4 --json FILE
+        --kv-tokens 60000 --slo-ttft 1 --requests 1000 --json FILE
 
 Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
 """
@@ -24,6 +24,7 @@ from preble.bench.compare.figures import capacity_drawing, curve_drawing
 from preble.bench.compare.numbers import TTFT_P99
 from preble.bench.compare.progress import run_progress
 from preble.bench.compare.tables import terminal_table
+from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
 from preble.report import terminal_tables
 from preble.sim import SimConfig
@@ -39,10 +40,10 @@ WIDTH = 110
 
 def example() -> ComparePlan:
     return ComparePlan(
-        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1600)},
+        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1000)},
         policies=("e2", "sglang_cache_aware", "round_robin", "least_load"),
-        cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2),
-        seeds=(0, 1, 2, 3, 4),
+        cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2, kv_tokens=60_000),
+        slo=CapacitySlo(ttft_p99_s=1.0),
     )
 
 

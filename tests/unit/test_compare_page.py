@@ -1,0 +1,53 @@
+"""docs/howto/compare-policies.md shows what its kept results say, and these are what Preble computes."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from preble.bench.compare import CompareResult, read_result
+from preble.bench.compare.numbers import caution
+
+pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "howto" / "compare-policies.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "repro"))
+    yield importlib.import_module("compare_example")
+    sys.modules.pop("compare_example")
+
+
+@pytest.fixture
+def kept(script: Any) -> CompareResult:
+    return read_result(script.RESULTS)
+
+
+def test_the_table_on_the_page_is_what_a_terminal_shows(kept: CompareResult, script: Any) -> None:
+    assert kept.is_complete and not kept.other_runs
+    assert f"{script.shown(kept)}\n```" in PAGE
+
+
+def test_the_runs_of_the_example_are_long_enough(kept: CompareResult, script: Any) -> None:
+    assert caution(kept, script.WORKLOAD) == ""
+
+
+def test_the_command_on_the_page_is_the_plan_of_the_results(kept: CompareResult, script: Any) -> None:
+    from preble.cli.compare import _plan, command
+
+    [line] = [part for part in PAGE.split("```") if part.startswith("console\n$ preble compare")]
+    shown = line.removeprefix("console\n$ ").partition("\ntoolbench")[0].replace("\\\n", "")
+    options = command.make_context("compare", shlex.split(shown)[2:]).params
+    for name in ("save", "html", "jobs"):
+        options.pop(name)
+    asked, run, meant = map(msgspec.to_builtins, (_plan(**options), kept.plan, script.example()))
+    assert asked == run == meant
