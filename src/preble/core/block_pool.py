@@ -1,13 +1,20 @@
-"""The KV blocks of one replica: which are in use, how often, and which is reused next."""
+"""The KV blocks of one replica: which are in use, and which is reused next.
+
+A *run* is the list of blocks that one sequence uses, in its order. Runs share beginnings: two that share a block are
+the same up to it. So blocks in use form trees, and a block's users are the runs that end with it and the blocks in use
+that follow it. By that a run is taken or given up in time of the blocks whose state changes, not of its length: where
+many share a prefix, that is its end.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise, takewhile
 
 
 class BlockPool:
-    """A fixed number of blocks, ids 0 ... num_blocks - 1, each either in use (one or more users) or free.
+    """A fixed number of blocks, ids 0 ... num_blocks - 1, each either in use (by one or more users) or free.
 
     Free blocks with content keep it until they are taken again, in the order in which they were freed; those without
     are taken before them. It knows nothing of what a block holds.
@@ -38,12 +45,12 @@ class BlockPool:
     def is_used(self, block: int) -> bool:
         return self._num_users[block] > 0
 
-    def count_free(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks are free. O(blocks)."""
-        return sum(not self._num_users[block] for block in blocks)
+    def count_free(self, backwards: Iterable[int]) -> int:
+        """How many blocks of a run, given from its end on, are free. O(those)."""
+        return sum(1 for _ in takewhile(lambda block: not self._num_users[block], backwards))
 
     def take(self, num_blocks: int) -> list[int]:
-        """Free blocks, in the order in which they are to be reused, now with one user each. O(num_blocks).
+        """A run of free blocks, in the order in which they are to be reused; it may continue another. O(num_blocks).
 
         Raises: IndexError: too few are free.
         """
@@ -59,39 +66,54 @@ class BlockPool:
             self._num_users[block] = 1
         return taken
 
-    def retain(self, blocks: Iterable[int]) -> None:
-        """Add one user to each block; a free one is in use again with its content. O(blocks).
+    def retain(self, run: Sequence[int]) -> None:
+        """Use a run once more; its free blocks are in use again with their content. O(free blocks in it).
 
-        Raises: KeyError: a block is free and has no content.
+        Raises: KeyError: one is free and has no content.
         """
         num_users, kept = self._num_users, self._kept
-        for block in blocks:
-            users = num_users[block]
-            if not users:
-                del kept[block]
-            num_users[block] = users + 1
+        for block in reversed(run):
+            num_users[block] += 1
+            if num_users[block] > 1:
+                return
+            del kept[block]
 
-    def release(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        """Take one user from each block, the last one first, so that the end of a prompt is reused before its head.
+    def release(self, run: Sequence[int], contents: Sequence[object]) -> None:
+        """Use a run no longer, its end first, so that the end of a prompt is reused before its head.
 
         Blocks without another user become free. `contents`: of every block of the pool, None where it has none.
-        O(blocks).
+        O(blocks that become free).
         """
         num_users, kept, empty = self._num_users, self._kept, self._empty
-        for block in reversed(blocks):
-            users = num_users[block] = num_users[block] - 1
-            if users:
-                continue
+        for block in reversed(run):
+            num_users[block] -= 1
+            if num_users[block]:
+                return
             if contents[block] is None:
                 empty.append(block)
             else:
                 kept[block] = None
 
-    def check(self, expected_users: Iterable[int]) -> None:
-        """Assert that each block is used as often as in `expected_users` (ids, repeated), or free. Tests only."""
-        counts = [0] * self.num_blocks
-        for block in expected_users:
-            counts[block] += 1
-        assert counts == self._num_users, "users of blocks do not match the sequences that hold them"
+    def replace(self, run: list[int], start: int, known: Sequence[int]) -> None:
+        """Change `run` to use the blocks `known` from index `start` on, and free those that stood there.
+
+        Those that stood there have no content and are in no other run; those known have content. O(run).
+        """
+        stop = start + len(known)
+        own, run[start:stop] = run[start:stop], known
+        self.retain(run[:stop])
+        for block in own:
+            self._num_users[block] = 0
+        self._empty += own
+        if start:
+            self._num_users[run[start - 1]] -= 1
+
+    def check(self, runs: Iterable[Sequence[int]]) -> None:
+        """Assert that just the blocks of these runs are in use, and by whom. O(everything); tests only."""
+        runs = [run for run in runs if run]
+        follows = {pair for run in runs for pair in pairwise(run)}
+        assert len({after for _, after in follows}) == len(follows), "two runs that share a block differ before it"
+        users = Counter([run[-1] for run in runs]) + Counter([before for before, _ in follows])
+        assert [users[block] for block in range(self.num_blocks)] == self._num_users, "users of blocks are wrong"
         free = [*self._kept, *self._empty, *range(self.num_blocks - self._num_new, self.num_blocks)]
-        assert sorted(free) == [block for block, users in enumerate(counts) if not users], "free lists are wrong"
+        assert sorted(free) == [block for block in range(self.num_blocks) if not users[block]], "free lists are wrong"

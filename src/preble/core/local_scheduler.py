@@ -216,7 +216,7 @@ class LocalScheduler:
         """Assert every invariant of this replica. O(everything); tests only."""
         self._cache.check()
         self._decoding.check(self._ending)
-        self._cache.pool.check(block for sequence in self._sequences.values() for block in sequence.blocks)
+        self._cache.pool.check(sequence.blocks for sequence in self._sequences.values())
         waiting = set(self._queue)
         assert len(waiting) == len(self._queue) <= len(self._sequences)
         for request_id, sequence in self._sequences.items():

@@ -107,20 +107,23 @@ class PrefixCache:
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in cached)
 
     def can_hold(self, num_blocks: int, prefix: Sequence[int]) -> bool:
-        """Whether `lock(prefix)` and then `num_blocks` new blocks can be had now. O(prefix)."""
+        """Whether `lock(prefix)` and then `num_blocks` new blocks can be had now. O(free blocks in the prefix)."""
         if num_blocks + len(prefix) <= self.pool.num_free:
             return True
-        free_in_prefix = self.pool.count_free(self._block_of[block_hash] for block_hash in prefix)
+        free_in_prefix = self.pool.count_free(map(self._block_of.__getitem__, reversed(prefix)))
         return num_blocks <= self.pool.num_free - free_in_prefix
 
     def lock(self, prefix: Sequence[int]) -> list[int]:
-        """The blocks of cached hashes, each with one more user. Raises: KeyError: one is not cached."""
+        """A run of the blocks of cached hashes. Raises: KeyError: one is not cached."""
         blocks = list(map(self._block_of.__getitem__, prefix))
         self.pool.retain(blocks)
         return blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """New blocks with one user each; what they held is forgotten. Raises: IndexError: too few are free."""
+        """New blocks, to continue a run or to begin one; what they held is forgotten.
+
+        Raises: IndexError: too few are free.
+        """
         blocks = self.pool.take(num_blocks)
         hash_of = self._hash_of
         evicted: list[int] = []
@@ -140,17 +143,13 @@ class PrefixCache:
     ) -> None:
         """Make `blocks[start:stop]`, whose tokens are computed, known by `hashes[start:stop]`.
 
-        The parents, `hashes[:start]`, are cached. `tokens`: packed ids of exactly these blocks. Where another block
-        already has the hash, `blocks` is changed in place to use that one, and its own block is released.
+        They were not before; the parents, `hashes[:start]`, are cached. `tokens`: packed ids of exactly these blocks.
+        Where another block already has the hash, `blocks` is changed in place to use that one, and its own block is
+        released.
         """
-        first_new = start
-        # Parents of cached blocks are cached, so all known blocks come before all others.
-        while first_new < stop and (known := self._block_of.get(hashes[first_new])) is not None:
-            if known != blocks[first_new]:
-                self.pool.retain((known,))
-                self.release(blocks[first_new : first_new + 1])
-                blocks[first_new] = known
-            first_new += 1
+        first_new = start + self.match(hashes[start:stop])
+        if first_new > start:
+            self.pool.replace(blocks, start, list(map(self._block_of.__getitem__, hashes[start:first_new])))
         if first_new == stop:
             return
         new = hashes[first_new:stop]
@@ -168,7 +167,7 @@ class PrefixCache:
         )
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Take one user from each block of a sequence, given in the sequence's order. Cached ones stay findable."""
+        """Use a run no longer. Cached blocks stay findable."""
         self.pool.release(blocks, self._hash_of)
 
     def clear(self) -> bool:
