@@ -57,11 +57,15 @@ class BlockPool:
         if num_blocks > self.num_free:
             raise IndexError(f"{num_blocks} blocks asked for, {self.num_free} are free")
         empty, kept = self._empty, self._kept
-        taken = [empty.pop() for _ in range(min(num_blocks, len(empty)))]
-        first_new, num_new = self.num_blocks - self._num_new, min(num_blocks - len(taken), self._num_new)
-        taken += range(first_new, first_new + num_new)
-        self._num_new -= num_new
-        taken += [kept.popitem(last=False)[0] for _ in range(num_blocks - len(taken))]
+        taken: list[int] = []
+        while empty and len(taken) < num_blocks:
+            taken.append(empty.pop())
+        if self._num_new:
+            first_new, num_new = self.num_blocks - self._num_new, min(num_blocks - len(taken), self._num_new)
+            taken += range(first_new, first_new + num_new)
+            self._num_new -= num_new
+        while len(taken) < num_blocks:
+            taken.append(kept.popitem(last=False)[0])
         for block in taken:
             self._num_users[block] = 1
         return taken

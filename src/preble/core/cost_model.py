@@ -105,10 +105,13 @@ class CostModel:
         of a decode iteration is paid only where it exceeds that; attention is added for each sequence.
         """
         p = self.profile
-        num_tokens = num_decodes + sum(n for n, _ in prefills)
+        num_tokens, context_s = num_decodes, 0.0
+        for new_tokens, tokens_before in prefills:
+            num_tokens += new_tokens
+            context_s += self._context_s(new_tokens, tokens_before)
         if not num_tokens:
             return 0.0
-        seconds = self._alone_s(num_tokens) + sum(self._context_s(n, before) for n, before in prefills)
+        seconds = self._alone_s(num_tokens) + context_s
         if not num_decodes:
             return seconds
         decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token

@@ -276,10 +276,11 @@ class LocalScheduler:
 
     def _admit(self, budget: int, prefills: list[PrefillChunk], now: float) -> None:
         """Start waiting requests in the queue's order while budget, places and blocks last."""
-        places = self._max_running - self.num_running
-        if budget <= 0 or places <= 0 or self._prefilling is not None or not self._queue:
+        if budget <= 0 or self._prefilling is not None or not self._queue:
             return
-        self._queue.refresh()
+        places = self._max_running - self.num_running
+        if places > 0:
+            self._queue.refresh()
         while budget > 0 and places > 0 and (request_id := self._queue.peek()) is not None:
             sequence = self._sequences[request_id]
             if not self._start(sequence, now):

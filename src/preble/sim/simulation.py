@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from preble.core.cost_model import CostModel
 from preble.core.door import Scheduler
@@ -75,6 +76,8 @@ class Simulation:
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
         self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.profile)
+        self._timer_s = -inf
+        """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
         self._live: dict[ReplicaId, SimReplica] = {}
         self._all_replicas: list[SimReplica] = []
@@ -87,11 +90,12 @@ class Simulation:
     def run(self) -> SimResult:
         """Play the workload to its end."""
         self._set_out()
-        now = 0.0
-        while len(self._records) < len(self._workload.requests):
+        now, num_requests = 0.0, len(self._workload.requests)
+        while len(self._records) < num_requests:
             time_s, event = self._agenda.pop()
             if time_s > now:
-                self._run_timers(time_s)
+                if time_s >= self._timer_s:
+                    self._run_timers(time_s)
                 now = time_s
             event(now)
         return SimResult(
@@ -117,6 +121,12 @@ class Simulation:
             assert not self._calls and not self._scheduler.num_in_flight
             assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
 
+    @property
+    def _door(self) -> Scheduler:
+        """The scheduler, to be told something: when its timer is due has to be asked anew then."""
+        self._timer_s = -inf
+        return self._scheduler
+
     def _set_out(self) -> None:
         for replica_id in self._config.initial_replicas:
             self._add_replica(replica_id, 0.0)
@@ -137,7 +147,7 @@ class Simulation:
 
     def _place(self, call: _Call, now: float) -> None:
         try:
-            placement = self._scheduler.place(call.request, now)
+            placement = self._door.place(call.request, now)
         except NoReplicaError:
             self._end(call, now, error=NO_REPLICA)
             return
@@ -161,7 +171,7 @@ class Simulation:
         try:
             replica.add(call.request, call.answer, now)
         except RequestError:
-            self._scheduler.on_finish(call.request.request_id, 0, now)
+            self._door.on_finish(call.request.request_id, 0, now)
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
         call.delivered = True
@@ -170,7 +180,7 @@ class Simulation:
     def _finish(self, finished: Finished, now: float) -> None:
         call = self._calls[finished.request_id]
         cached_tokens = finished.num_cached_tokens
-        self._scheduler.on_finish(finished.request_id, finished.num_output_tokens, now, cached_tokens=cached_tokens)
+        self._door.on_finish(finished.request_id, finished.num_output_tokens, now, cached_tokens=cached_tokens)
         self._end(call, now, output_tokens=finished.num_output_tokens, cached_tokens=cached_tokens)
 
     def _end(
@@ -226,7 +236,7 @@ class Simulation:
 
     def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
         replica = SimReplica(replica_id, self._config, self._cost_model)
-        self._scheduler.add_replica(replica.spec, now)
+        self._door.add_replica(replica.spec, now)
         self._live[replica_id] = replica
         self._all_replicas.append(replica)
 
@@ -235,7 +245,7 @@ class Simulation:
         orphans: list[Request] = []
         if failure.kind is not FailureKind.ADDED:
             self._live.pop(replica_id).lose(now)
-            orphans = self._scheduler.remove_replica(replica_id, now)
+            orphans = self._door.remove_replica(replica_id, now)
         if failure.kind is not FailureKind.LOST:
             self._add_replica(replica_id, now)
         for request in orphans:
@@ -272,7 +282,7 @@ class Simulation:
             call = self._calls[request_id]
             if call.first_token_s is None:
                 call.first_token_s = now
-                self._scheduler.on_first_token(request_id, now)
+                self._door.on_first_token(request_id, now)
         for finished in result.finished:
             self._finish(finished, now)
         events = replica.take_events()
@@ -286,19 +296,25 @@ class Simulation:
             return
         for event in events:
             if isinstance(event, BlocksStored):
-                self._scheduler.on_stored(event, now)
+                self._door.on_stored(event, now)
             else:
-                self._scheduler.on_evicted(event, now)
+                self._door.on_evicted(event, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _run_timers(self, until_s: float) -> None:
         """Let the scheduler do what is due by `until_s`, each thing at its time."""
-        while (due_s := self._scheduler.next_timer()) is not None and due_s <= until_s:
-            for change in self._scheduler.on_timer(due_s):
+        while (due_s := self._next_timer()) <= until_s:
+            for change in self._door.on_timer(due_s):
                 self._homes.append(
                     HomeRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_homes)
                 )
+
+    def _next_timer(self) -> float:
+        if self._timer_s == -inf:
+            due_s = self._scheduler.next_timer()
+            self._timer_s = inf if due_s is None else due_s
+        return self._timer_s
 
     def _sample(self, now: float) -> None:
         for replica in self._live.values():
