@@ -106,6 +106,15 @@ def test_any_number_of_jobs_gives_the_same_file(result: CompareResult, tmp_path:
     assert read_result(tmp_path / "two.json") == result
 
 
+def test_a_workload_can_have_an_slo_of_its_own() -> None:
+    two = {name: WorkloadPlan(source="tool_use", requests=12, zipf=zipf) for name, zipf in (("a", 0.0), ("b", 1.0))}
+    strict = {"b": CapacitySlo(ttft_p99_s=1e-6)}
+    both = compare(small(workloads=two, slos=strict, rates=(5.0,), seeds=(0,)), jobs=1)
+    assert {one.bound for one in both.standings_of("a")} == {Bound.AT_LEAST}
+    assert {one.bound for one in both.standings_of("b")} == {Bound.BELOW}
+    assert "≤ 1 s" in ranking_table(both, "a").caption and "≤ 1e-06 s" in ranking_table(both, "b").caption
+
+
 def test_rates_may_be_given_in_any_order(result: CompareResult) -> None:
     other = compare(small(rates=(50.0, 5.0)), jobs=1)
     assert (other.standings, other.rates, other.runs) == (result.standings, result.rates, result.runs)
@@ -437,6 +446,14 @@ def test_short_runs_are_said_to_be_too_short(result: CompareResult) -> None:
     assert caution(patient, "tools") == ""
 
 
+def test_an_slo_that_nothing_keeps_or_nothing_breaks_is_said(result: CompareResult) -> None:
+    strict = compare(small(slo=CapacitySlo(ttft_p99_s=1e-6), rates=(5.0,), seeds=(0,)), jobs=1)
+    assert "no policy keeps the SLO" in caution(strict, "tools")
+    assert headline_rate(strict, "tools") == 5.0
+    lax = compare(small(slo=CapacitySlo(ttft_p99_s=99.0), rates=(), seeds=(0,), policies=("e2",)), jobs=1)
+    assert "do not fill the replicas" in caution(lax, "tools")
+
+
 def test_the_page_needs_nothing_else_and_names_everything(result: CompareResult) -> None:
     page = compare_page(result)
     assert curve_drawing(result, "tools", TTFT_MEAN).inline("s0-3-") in page  # drawn again, to the byte
@@ -484,6 +501,8 @@ def test_known_policies_keep_their_colours_and_too_many_others_are_grey() -> Non
         ({"rates": (), "loads": ()}, "at least one rate"),
         ({"loads": (0.0,)}, "must be positive"),
         ({"slo": CapacitySlo()}, "bounds nothing"),
+        ({"slos": {"tools": CapacitySlo()}}, "bounds nothing"),
+        ({"slos": {"video": CapacitySlo(ttft_p99_s=1.0)}}, "SLO is given for video; the workloads are tools"),
         ({"rates": (), "workloads": {"all at once": WorkloadPlan(source="tool_use", arrivals="burst")}}, "give rates"),
         ({"workloads": {name: WorkloadPlan(source="tool_use") for name in "ab"}}, "workload is given twice"),
     ],

@@ -55,6 +55,14 @@ def test_options_can_be_listed_or_repeated() -> None:
     assert (plan["rates"], plan["seeds"], plan["policies"]) == ([5, 50], [0, 1], ["e2", "chwbl", "random"])
 
 
+def test_bounds_are_for_every_workload_or_for_one() -> None:
+    options = ("--workload", "tool_use", "--workload", "video", "--slo-ttft", "1", "--slo-ttft", "video=5")
+    result = compare(*SMALL, *options, "--slo-e2e", "video=30", "--policy", "e2", "--json", "-")
+    plan = json.loads(result.stdout)["plan"]
+    assert plan["slo"] == {"ttft_p99_s": 1.0, "e2e_mean_s": None}
+    assert plan["slos"] == {"video": {"ttft_p99_s": 5.0, "e2e_mean_s": 30.0}}
+
+
 def test_all_policies_are_all_there_are() -> None:
     result = compare("--requests", "4", "--rps", "5", "--seed", "0", "--jobs", "1", "--policy", "all", "--json", "-")
     assert tuple(json.loads(result.stdout)["plan"]["policies"]) == policy_names()
@@ -96,6 +104,7 @@ def test_an_interruption_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.M
         (("--seed", "1.5"), "'1.5' is not whole numbers"),
         (("--load", "half"), "'half' is not numbers"),
         (("--slo-ttft", "0"), "--slo-ttft"),
+        (("--slo-e2e", "long=1"), "SLO is given for long; the workloads are tool_use"),
         (("--fail", "5:lost:r9"), "replica 'r9' is not there"),
         (("--profile", "h900"), "no profile is called 'h900'"),
         (("--arrivals", "burst"), "give rates"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 2000
 """Of a named workload, which has no end of its own."""
+DEFAULT_TTFT_S = 2.0
+"""MLPerf's bound on the p99 of TTFT for Llama 2 70B in its server scenario."""
 PIPED_WIDTH = 120
 """Of tables that do not go to a terminal."""
 EVERY = "all"
@@ -41,6 +43,18 @@ class Listed(click.ParamType[tuple[Any, ...]]):
             return tuple(self._read(part.strip()) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not {self.name}", param, ctx)
+
+
+class SloBound(click.ParamType[tuple[str, float]]):
+    """A bound in seconds with the label of a workload before it, or "" for every workload."""
+
+    name = "bound"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        workload, _, seconds = str(value).rpartition("=")
+        return workload, float(POSITIVE_FLOAT(seconds, param, ctx))
 
 
 def _rate(text: str) -> float | str | None:
@@ -102,11 +116,19 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--slo-ttft",
     "ttft_p99_s",
-    type=POSITIVE_FLOAT,
-    metavar="S",
-    help="Bound on the p99 of TTFT, in seconds.  [default: 2, unless --slo-e2e is given]",
+    type=SloBound(),
+    multiple=True,
+    metavar="[WORKLOAD=]S",
+    help="Bound on the p99 of TTFT, in seconds, for all workloads or one.  [default: 2, unless --slo-e2e is given]",
 )
-@click.option("--slo-e2e", "e2e_mean_s", type=POSITIVE_FLOAT, metavar="S", help="Bound on the mean E2E, in seconds.")
+@click.option(
+    "--slo-e2e",
+    "e2e_mean_s",
+    type=SloBound(),
+    multiple=True,
+    metavar="[WORKLOAD=]S",
+    help="Bound on the mean E2E, in seconds, for all workloads or one.",
+)
 @click.option("--jobs", type=POSITIVE, help="Simulations at once.  [default: one a core]")
 @click.option(
     "--json",
@@ -153,8 +175,8 @@ def _plan(
     rates: tuple[tuple[float | str | None, ...], ...],
     loads: tuple[float, ...],
     seeds: tuple[tuple[int, ...], ...],
-    ttft_p99_s: float | None,
-    e2e_mean_s: float | None,
+    ttft_p99_s: tuple[tuple[str, float], ...],
+    e2e_mean_s: tuple[tuple[str, float], ...],
     **rest: Any,
 ) -> ComparePlan:
     """What is compared, from the values of the options."""
@@ -166,8 +188,9 @@ def _plan(
     asked = tuple(rate for listed in rates for rate in listed)
     if SEARCHED in asked and len(asked) > 1:
         raise ConfigError(f"--rps: either {SEARCHED} or rates, not both")
-    if ttft_p99_s is None and e2e_mean_s is None:
-        ttft_p99_s = 2.0
+    ttft, e2e = dict(ttft_p99_s), dict(e2e_mean_s)
+    if "" not in ttft and "" not in e2e:
+        ttft[""] = DEFAULT_TTFT_S
     workloads: dict[str, WorkloadPlan] = {}
     for source in dict.fromkeys(sources):
         workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, DEFAULT_REQUESTS, **rest)
@@ -178,7 +201,12 @@ def _plan(
         seeds=tuple(seed for listed in seeds for seed in listed),
         rates=tuple(rate for rate in asked if not isinstance(rate, str)),
         loads=loads,
-        slo=CapacitySlo(ttft_p99_s, e2e_mean_s),
+        slo=CapacitySlo(ttft.get(""), e2e.get("")),
+        slos={
+            label: CapacitySlo(ttft.get(label, ttft.get("")), e2e.get(label, e2e.get("")))
+            for label in dict.fromkeys((*ttft, *e2e))
+            if label
+        },
     )
 
 

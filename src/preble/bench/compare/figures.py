@@ -82,7 +82,8 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
         axes = figure.subplots()
         for policy, look in policy_looks(result.plan.policies).items():
             _draw_policy(axes, result, workload, policy, look, number)
-        bound = {TTFT_P99.name: result.plan.slo.ttft_p99_s, E2E_MEAN.name: result.plan.slo.e2e_mean_s}.get(number.name)
+        slo = result.plan.slo_of(workload)
+        bound = {TTFT_P99.name: slo.ttft_p99_s, E2E_MEAN.name: slo.e2e_mean_s}.get(number.name)
         if bound is not None:
             axes.axhline(bound, color="gray", linestyle="--", linewidth=1, label="SLO")
         axes.set(title=f"{workload}: {number.name}", xlabel="requests/s", ylabel=number.axis)

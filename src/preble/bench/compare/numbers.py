@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from preble.bench.compare.result import CompareResult, Run
+from preble.metrics.capacity import Bound
 from preble.metrics.estimates import Estimate, estimate
 from preble.metrics.summary import Distribution
 
@@ -89,7 +90,7 @@ def headline_rate(result: CompareResult, workload: str) -> float:
     """The highest of the compared rates at which some policy keeps the SLO with every seed; the lowest if none does."""
     rates = shown_rates(result, workload)
     policies = [result.runs_of(workload, policy) for policy in result.plan.policies]
-    slo = result.plan.slo
+    slo = result.plan.slo_of(workload)
     kept = [rps for rps in rates if any(all(slo.is_met_by(run.summary) for run in runs[rps]) for runs in policies)]
     return max(kept, default=min(rates))
 
@@ -101,16 +102,27 @@ def shown_rates(result: CompareResult, workload: str) -> list[float]:
 
 
 def caution(result: CompareResult, workload: str) -> str:
-    """A sentence where the runs are too short to be trusted near the capacity; "" where they are not."""
-    best = result.standings_of(workload)[0].capacity_rps.mean
-    runs = next(iter(result.runs_of(workload, result.plan.policies[0]).values()))
-    lasting_s = runs[0].summary.requests / best
-    patience_s = result.plan.slo.ttft_p99_s or result.plan.slo.e2e_mean_s or 0.0
+    """A sentence where the capacities found say little, why, and what to do; "" where they are to be trusted."""
+    best, slo = result.standings_of(workload)[0], result.plan.slo_of(workload)
+    if best.bound is Bound.BELOW:
+        return (
+            f"{workload}: no policy keeps the SLO at any rate that was tried, down to {best.capacity_rps.mean:.3g} "
+            f"requests/s; some requests may take longer whoever serves them. Loosen the SLO, of this workload alone if "
+            "it should hold for others, or try lower rates."
+        )
+    if best.bound is Bound.AT_LEAST and result.plan.is_search:
+        return (
+            f"{workload}: the SLO is kept up to {best.capacity_rps.mean:.3g} requests/s and further: all requests "
+            "together do not fill the replicas, or sessions wait for their own answers. Give more requests."
+        )
+    run = next(run for run in result.runs if run.label == workload)
+    lasting_s = run.summary.requests / best.capacity_rps.mean
+    patience_s = slo.ttft_p99_s or slo.e2e_mean_s or 0.0
     if lasting_s >= _MANY * patience_s:
         return ""
     return (
         f"{workload}: at the best capacity all requests arrive within {lasting_s:.1f} s, too short for queues to grow; "
-        f"capacities come out too high. Give more requests: {_MANY * patience_s * best:.0f} or more."
+        f"capacities come out too high. Give more requests: {_MANY * patience_s * best.capacity_rps.mean:.0f} or more."
     )
 
 

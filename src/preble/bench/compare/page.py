@@ -5,7 +5,7 @@ from __future__ import annotations
 from preble.bench.compare.figures import workload_drawings
 from preble.bench.compare.numbers import DEFINITIONS, caution, shown_rates
 from preble.bench.compare.result import CompareResult
-from preble.bench.compare.tables import overview_table, ranking_table, rate_table, slo_text
+from preble.bench.compare.tables import overview_table, ranking_table, rate_table
 from preble.report import Section, Table, Text, html_page
 from preble.report.page import Part
 
@@ -20,7 +20,7 @@ def compare_page(result: CompareResult) -> str:
         "Policies compared",
         [*sections, Section("How this was made", [_settings(result), Text(DEFINITIONS)])],
         subtitle=f"{len(result.plan.policies)} policies on {cluster.replicas} simulated replicas "
-        f"({cluster.profile.name}); {slo_text(result)}",
+        f"({cluster.profile.name})",
     )
 
 

@@ -30,7 +30,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     all of the simulation but `policy` and `seed`, which are filled in too. `seeds`: of the workload, its arrivals and
     the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
     has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
-    policy. `slo`: what capacity means.
+    policy. `slo`: what capacity means, and `slos`: by label, where it means something else; a long document takes
+    longer than a question, whatever the policy.
 
     Raises: ConfigError: something is missing, double or cannot be.
     """
@@ -42,6 +43,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float | None, ...] = ()
     loads: tuple[float, ...] = (0.5, 0.8, 0.95)
     slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
+    slos: dict[str, CapacitySlo] = {}
 
     def __post_init__(self) -> None:
         _check("workload", self.workloads.values())
@@ -53,7 +55,11 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"compare: rates and loads must be positive numbers, got {self.rates} and {self.loads}")
         if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
             raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
-        if self.slo == CapacitySlo():
+        if not self.slos.keys() <= self.workloads.keys():
+            raise ConfigError(
+                f"compare: an SLO is given for {', '.join(self.slos)}; the workloads are {', '.join(self.workloads)}"
+            )
+        if CapacitySlo() in (self.slo, *self.slos.values()):
             raise ConfigError("compare: the SLO bounds nothing, so there is no capacity; bound the TTFT or the E2E")
         for policy in self.policies:
             msgspec.structs.replace(self.cluster, policy=policy)  # refuses a policy that does not exist
@@ -62,6 +68,10 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     def is_search(self) -> bool:
         """Whether the rates have to be found first."""
         return not self.rates
+
+    def slo_of(self, workload: str) -> CapacitySlo:
+        """What capacity means on the workload of that label."""
+        return self.slos.get(workload, self.slo)
 
     def arms(self) -> Iterator[Arm]:
         """Workload by workload and seed by seed, for each policy one."""

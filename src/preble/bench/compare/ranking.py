@@ -9,15 +9,15 @@ from statistics import fmean
 from preble.bench.compare.plan import BASELINE, ComparePlan
 from preble.bench.compare.result import Run, Standing
 from preble.metrics import Summary
-from preble.metrics.capacity import Bound, Capacity, capacity
+from preble.metrics.capacity import Bound, Capacity, CapacitySlo, capacity
 from preble.metrics.estimates import Estimate, estimate
 
 _ORDER = (Bound.AT_LEAST, Bound.EXACT, Bound.BELOW)
 
 
-def run_capacity(plan: ComparePlan, runs: Sequence[Run]) -> Capacity:
+def run_capacity(slo: CapacitySlo, runs: Sequence[Run]) -> Capacity:
     """The capacity that runs of one policy and seed at several rates show."""
-    return capacity([(run.rps, run.summary) for run in runs], plan.slo)
+    return capacity([(run.rps, run.summary) for run in runs], slo)
 
 
 def rates_to_compare(plan: ComparePlan, found: Mapping[str, Sequence[Capacity]]) -> list[float]:

@@ -82,7 +82,7 @@ class _Comparison:
 
         def holds_at(rate: float) -> bool | None:
             run = self._find(self._plan.cell(arm, rate))
-            return None if run is None else self._plan.slo.is_met_by(run.summary)
+            return None if run is None else self._plan.slo_of(arm.workload).is_met_by(run.summary)
 
         return follow(start_step(self._plan.cluster.replicas), holds_at)
 
@@ -134,10 +134,11 @@ class _Comparison:
 
     def _capacities(self, workload: str) -> dict[str, list[Capacity]]:
         """Policy -> its capacity with each seed."""
+        slo = self._plan.slo_of(workload)
         found: dict[str, list[Capacity]] = {}
         for arm in self._plan.arms():
             if arm.workload == workload:
-                found.setdefault(arm.policy, []).append(run_capacity(self._plan, self._deciding_runs(arm)))
+                found.setdefault(arm.policy, []).append(run_capacity(slo, self._deciding_runs(arm)))
         return found
 
     def _deciding_runs(self, arm: Arm) -> list[Run]:

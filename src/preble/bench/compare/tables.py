@@ -7,7 +7,7 @@ from statistics import fmean
 from preble.bench.compare.numbers import E2E_MEAN, columns, headline_rate
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.result import CompareResult, Run, Standing
-from preble.metrics.capacity import Bound
+from preble.metrics.capacity import Bound, CapacitySlo
 from preble.report import Table
 
 WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
@@ -20,7 +20,7 @@ def ranking_table(result: CompareResult, workload: str) -> Table:
     return Table(
         ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}"),
         [(one.policy, _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline)) for one in standings],
-        caption=f"Capacity: the highest rate with {slo_text(result)}. {WORSE}.",
+        caption=f"Capacity: the highest rate with {_slo_text(result.plan.slo_of(workload))}. {WORSE}.",
         marked=frozenset(number for number, one in enumerate(standings) if one.is_worse),
     )
 
@@ -66,8 +66,7 @@ def overview_table(result: CompareResult) -> Table:
     )
 
 
-def slo_text(result: CompareResult) -> str:
-    slo = result.plan.slo
+def _slo_text(slo: CapacitySlo) -> str:
     bounds = (("TTFT p99", slo.ttft_p99_s), ("mean E2E", slo.e2e_mean_s))
     return ", ".join(f"{name} ≤ {bound:g} s" for name, bound in bounds if bound is not None) + " and no failure"
 
