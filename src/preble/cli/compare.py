@@ -76,7 +76,7 @@ def _rate(text: str) -> float | str | None:
     "policies",
     type=Listed("names with commas between them", str),
     multiple=True,
-    default=("e2,round_robin,least_load",),
+    default=("preble,e2,round_robin,least_load",),
     show_default=True,
     metavar="NAME,...",
     help="What is compared; all: every policy there is.",

@@ -32,7 +32,7 @@ class PolicyName(click.ParamType[str]):
     name = "policy"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self._names())}]"
+        return "NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self._names():
@@ -60,7 +60,8 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
         "--policy",
         type=PolicyName(),
         default=default,
-        help="How a replica is chosen." + ("" if default else "  [default: e2]"),
+        help="How a replica is chosen: preble, e2 (the paper's), round_robin, least_load, or another of "
+        "docs/reference/policies.md." + ("" if default else "  [default: preble]"),
         show_default=default is not None,
     )
 

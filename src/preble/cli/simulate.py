@@ -24,7 +24,7 @@ DEFAULT_REQUESTS = 1000
 
 @click.command("simulate", short_help="A whole cluster without GPUs, faster than real time.")
 @workload_options(DEFAULT_REQUESTS)
-@policy_option("e2")
+@policy_option("preble")
 @cluster_options
 @click.option("--sample-s", type=POSITIVE_FLOAT, help="Sample every replica's state so often, for --json.")
 @click.option("--json", "save", type=FILE, metavar="FILE", help="Write the result with every record; - for stdout.")

@@ -20,8 +20,8 @@ from preble.errors import ConfigError
 
 _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
     {
-        "e2": E2,
         "preble": Preble,
+        "e2": E2,
         "e2_rebalance": lambda: E2("e2_rebalance", mix_decode=False),
         "e2_per_request": lambda: E2("e2_per_request", rebalance=False, mix_decode=False),
         "round_robin": RoundRobin,
@@ -48,8 +48,8 @@ def policy_names() -> tuple[str, ...]:
     `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without its prefill/decode
     balance, and that with rebalancing and replication. All of them: docs/reference/policies.md.
 
-    >>> policy_names()[:5]
-    ('e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
+    >>> policy_names()[:6]
+    ('preble', 'e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
     """
     return tuple(_POLICIES)
 

@@ -18,7 +18,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     Kept in the header of each log.
     """
 
-    policy: str = "e2"
+    policy: str = "preble"
     seed: int = 0
     window_s: float = 180.0
     report_grace_s: float = 1.0

@@ -285,7 +285,7 @@ class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         _about(
             "By which factor a prefix's queueing must grow from one half of the window to the next to be replicated.",
-            why="the paper's",
+            why="least delay in our evaluation; `e2` is the paper's",
             ge=1,
         ),
     ] = _REBALANCE.queue_growth
@@ -382,7 +382,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     policy: Annotated[
         str,
-        _about(f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.", why="the paper's"),
+        _about(f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.", why="least delay in our evaluation; `e2` is the paper's"),
     ] = policy_names()[0]
     profile: Annotated[
         str | None,

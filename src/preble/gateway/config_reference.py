@@ -21,7 +21,7 @@ separated by commas.
 
 ```toml
 replicas = ["http://10.0.0.1:8000", { url = "http://10.0.0.2:8000", engine = "openai" }]
-policy = "e2"
+policy = "preble"
 tokenizer = "Qwen/Qwen3-8B"
 
 [limits]

@@ -1,0 +1,120 @@
+"""What each term of the policy `preble` gains, and what its knobs being off by half costs (docs/decisions/0008).
+
+    python benchmarks/repro/policy_steps.py            # about ten minutes on two cores
+    python benchmarks/repro/policy_steps.py --table    # the tables of the results that are there
+
+Mean E2E and p99 of TTFT on four A6000 replicas with Mistral-7B near saturation, as multiples of those of `preble`.
+Seeds 0 and 1; the evaluation reports on others. Results: benchmarks/results/policy_steps.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+from preble.core.e2 import E2
+from preble.core.policy import ClusterView, CostTable, Policy
+from preble.core.preble import Preble
+from preble.profiles import load_profile
+from preble.sim import SimConfig, simulate
+from preble.sim.memory import fewer_collections
+from preble.workloads import WorkloadPlan
+
+RESULTS = Path(__file__).parents[1] / "results" / "policy_steps.json"
+SEEDS = (0, 1)
+WORKLOADS = {
+    "toolbench": WorkloadPlan(source="toolbench", requests=2000, rps=60.0),
+    "programming": WorkloadPlan(source="programming", requests=1200, rps=25.0),
+    "video": WorkloadPlan(source="video", requests=800, rps=6.0),
+    "longdoc": WorkloadPlan(source="longdoc", requests=400, rps=4.0),
+    "unshared": WorkloadPlan(source="unshared", requests=1200, rps=15.0),
+    "hot prefix": WorkloadPlan(source="toolbench", requests=2000, rps=90.0, num_prefixes=1),
+}
+
+
+class Part(Preble):
+    """`preble` with some of its terms only: each is multiplied by 0 or 1."""
+
+    def __init__(self, *, standing: float = 0.0, together: float = 0.0, **knobs: float) -> None:
+        super().__init__(**knobs)
+        self._standing = standing
+        self._together = together
+
+    def _costs(self, view: ClusterView, matched: list[int], prefill_s: dict[int, float]) -> CostTable:
+        value = self._ttft_value
+        crowd = value * self._crowding * view.requests_per_s / len(view.slots)
+        together_s = self._together * 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
+        loads, prefills = [], []
+        for slot, tokens in zip(view.slots, matched, strict=True):
+            waiting_s, in_flight, prefill = view.waiting_prefill_s[slot], view.num_requests[slot], prefill_s[tokens]
+            loads.append(value * waiting_s + together_s * view.mean_output_tokens[slot] * in_flight)
+            prefills.append(prefill * (value + self._standing * in_flight + crowd * (waiting_s + prefill / 2)))
+        return view.table(view.slots, matched, load_s=loads, prefill_s=prefills)
+
+
+STEPS: dict[str, Callable[[], Policy]] = {
+    "e2": E2,
+    "own waiting and prefill": lambda: Part(crowding=0.0, reuse=0.0),
+    "+ who stands still": lambda: Part(standing=1.0, crowding=0.0, reuse=0.0),
+    "+ who comes meanwhile": lambda: Part(standing=1.0, reuse=0.0),
+    "+ decoding together": lambda: Part(standing=1.0, together=1.0, reuse=0.0),
+    "+ later users of a copy": Preble,
+}
+KNOBS: dict[str, Callable[[], Policy]] = {
+    "ttft_weight 1.5": lambda: Preble(ttft_weight=1.5),
+    "ttft_weight 4.5": lambda: Preble(ttft_weight=4.5),
+    "crowding 1": lambda: Preble(crowding=1.0),
+    "crowding 3": lambda: Preble(crowding=3.0),
+    "reuse 0.05": lambda: Preble(reuse=0.05),
+    "reuse 0.15": lambda: Preble(reuse=0.15),
+}
+VARIANTS = STEPS | KNOBS
+
+
+def measure(name: str, workload: str, seed: int) -> tuple[float, float]:
+    """Mean E2E and p99 of TTFT, in seconds."""
+    plan = WORKLOADS[workload]
+    requests = WorkloadPlan(
+        source=plan.source, requests=plan.requests, rps=plan.rps, num_prefixes=plan.num_prefixes, seed=seed
+    ).make()
+    config = SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=4, seed=seed)
+    with fewer_collections():
+        summary = simulate(config, requests, policy=VARIANTS[name]()).summary
+    assert summary.e2e is not None and summary.ttft is not None
+    return summary.e2e.mean_s, summary.ttft.p99_s
+
+
+def table(found: dict[str, dict[str, list[float]]], names: list[str]) -> str:
+    """Markdown: E2E mean and TTFT p99 of each variant as multiples of those of `preble`."""
+    lines = ["| | " + " | ".join(WORKLOADS) + " |", "|---|" + "---|" * len(WORKLOADS)]
+    own = found["+ later users of a copy"]
+    for name in names:
+        cells = [f"{found[name][w][0] / own[w][0]:.2f}, {found[name][w][1] / own[w][1]:.2f}" for w in WORKLOADS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="only print the tables")
+    if not parser.parse_args().table:
+        jobs = list(product(VARIANTS, WORKLOADS, SEEDS))
+        with ProcessPoolExecutor() as pool:
+            measured = list(pool.map(measure, *zip(*jobs, strict=True)))
+        by_job = dict(zip(jobs, measured, strict=True))
+        found = {
+            name: {w: [fmean(by_job[name, w, seed][i] for seed in SEEDS) for i in (0, 1)] for w in WORKLOADS}
+            for name in VARIANTS
+        }
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    print(table(found, list(STEPS)), table(found, list(KNOBS)), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
