@@ -382,7 +382,10 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     policy: Annotated[
         str,
-        _about(f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.", why="least delay in our evaluation; `e2` is the paper's"),
+        _about(
+            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.",
+            why="first in our evaluation; `e2` is the paper's",
+        ),
     ] = policy_names()[0]
     profile: Annotated[
         str | None,
