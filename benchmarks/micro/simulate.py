@@ -11,7 +11,6 @@ workloads are made before the clock starts; the garbage collector is set as in `
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import platform
 import time
@@ -20,12 +19,12 @@ from pathlib import Path
 
 from preble.profiles import load_profile
 from preble.sim import SimConfig, SimResult, simulate
+from preble.sim.memory import fewer_collections
 from preble.workloads import Workload, WorkloadPlan
 
 PROFILE = "a6000-mistral-7b"
 LOADS = {"toolbench": 40.0, "multiturn": 50.0, "video": 20.0}
 """Workload and requests a second with which eight of these replicas are busy for most of the time."""
-GC_THRESHOLD = 200_000
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,12 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    gc.set_threshold(GC_THRESHOLD)
     loads = LOADS if args.workload is None else {args.workload: args.rps or LOADS.get(args.workload, 10.0)}
     rows = []
-    for source, rps in loads.items():
-        rows.append(measure(source, rps, args))
-        print(rows[-1], flush=True)
+    with fewer_collections():
+        for source, rps in loads.items():
+            rows.append(measure(source, rps, args))
+            print(rows[-1], flush=True)
     if args.json is not None:
         about = {"python": platform.python_version(), "machine": platform.machine(), "profile": PROFILE}
         rows_json = [{**asdict(row), "times_real_time": row.times_real_time} for row in rows]

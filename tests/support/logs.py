@@ -39,11 +39,13 @@ class MemorySink:
 class Recording:
     """A scheduler whose log ends up in memory."""
 
-    def __init__(self, settings: SchedulerSettings, names: LogNames | None = None) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, names: LogNames | None = None, profile: CostProfile = PROFILE
+    ) -> None:
         self.sink = MemorySink()
         names = names or LogNames()
-        self.log = LogWriter(self.sink, header_line(names, 0.0, 0.0, settings, PROFILE), names)
-        self.scheduler = RecordingScheduler(make_scheduler(settings, PROFILE), self.log)
+        self.log = LogWriter(self.sink, header_line(names, 0.0, 0.0, settings, profile), names)
+        self.scheduler = RecordingScheduler(make_scheduler(settings, profile), self.log)
 
     def written_to(self, path: Path) -> Path:
         """End the log and write it to a file."""
