@@ -64,8 +64,8 @@ class BlockPool:
             first_new, num_new = self.num_blocks - self._num_new, min(num_blocks - len(taken), self._num_new)
             taken += range(first_new, first_new + num_new)
             self._num_new -= num_new
-        while len(taken) < num_blocks:
-            taken.append(kept.popitem(last=False)[0])
+        if len(taken) < num_blocks:
+            taken += [kept.popitem(last=False)[0] for _ in range(num_blocks - len(taken))]
         for block in taken:
             self._num_users[block] = 1
         return taken

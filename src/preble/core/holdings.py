@@ -7,7 +7,7 @@ held is in the order; a record that merely counts requests is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
 from preble.core.radix_tree import Node, live_node
@@ -88,11 +88,12 @@ class Holdings:
         self._blocks.update(zip(block_hashes, zip(repeat(node), ends, strict=False), strict=False))
         self._size.blocks += len(self._blocks) - before
 
-    def forget_block(self, block_hash: BlockHash) -> tuple[Node, int] | None:
-        """The replica uses the name no longer; returns what it stood for (see `live_node`), None if it was unknown."""
-        block = self._blocks.pop(block_hash, None)
-        self._size.blocks -= block is not None
-        return block
+    def forget_names(self, block_hashes: Iterable[BlockHash]) -> list[tuple[Node, int]]:
+        """The replica uses these names no longer; returns what those that were known stood for (see `live_node`)."""
+        pop = self._blocks.pop
+        found = [block for block_hash in block_hashes if (block := pop(block_hash, None)) is not None]
+        self._size.blocks -= len(found)
+        return found
 
     def forget_blocks(self) -> None:
         self._size.blocks -= len(self._blocks)

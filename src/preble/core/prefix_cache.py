@@ -125,15 +125,10 @@ class PrefixCache:
         Raises: IndexError: too few are free.
         """
         blocks = self.pool.take(num_blocks)
-        hash_of = self._hash_of
-        evicted: list[int] = []
-        for block in blocks:
-            block_hash = hash_of[block]
-            if block_hash is not None:
-                evicted.append(block_hash)
-                hash_of[block] = None
-                del self._block_of[block_hash]
+        evicted = [block_hash for block in blocks if (block_hash := self._hash_of[block]) is not None]
         if evicted:
+            for block_hash in evicted:
+                self._hash_of[self._block_of.pop(block_hash)] = None
             self.version += 1
             self._events.append(BlocksEvicted(self._replica_id, tuple(evicted)))
         return blocks

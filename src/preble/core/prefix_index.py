@@ -239,13 +239,8 @@ class PrefixIndex:
         """The replica caches these blocks no longer; returns how many of them were unknown."""
         holdings = self._holdings[slot]
         left: dict[Node, int] = {}
-        unknown = 0
-        for block_hash in event.block_hashes:
-            block = holdings.forget_block(block_hash)
-            if block is None:
-                unknown += 1
-                continue
-            node, end = block
+        blocks = holdings.forget_names(event.block_hashes)
+        for node, end in blocks:
             if not node.tokens or end <= node.end - node.num_tokens:
                 node = live_node(node, end)
                 if not node.start < end <= node.end:
@@ -255,7 +250,7 @@ class PrefixIndex:
             if node.tokens:
                 self._prune_all(self._evict_from(holdings, node, num_tokens, block_size, now))
                 self._trim(node)
-        return unknown
+        return len(event.block_hashes) - len(blocks)
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
         """Forget the least recently used tokens that a replica holds idle, to save memory; False if there are none.
