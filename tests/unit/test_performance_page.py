@@ -6,16 +6,31 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_table_is_what_the_benchmark_printed() -> None:
-    spec = importlib.util.spec_from_file_location("place", ROOT / "benchmarks/micro/place.py")
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/micro/{name}.py")
     assert spec is not None and spec.loader is not None
-    place = sys.modules["place"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(place)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_what_the_benchmark_printed() -> None:
+    place = benchmark("place")
     results = json.loads((ROOT / "benchmarks/results/place.json").read_text())["results"]
     table = "\n".join([place.HEADER, *(place.row(place.Result(**result)) for result in results)])
     assert table in (ROOT / "docs/performance.md").read_text()
     assert {(result["replicas"], result["requests"]) for result in results} >= {(4, 5000), (400, 5000), (4, 200_000)}
+
+
+def test_the_simulators_speed_is_what_the_benchmark_printed() -> None:
+    """On the page for every workload that the benchmark has, near saturation, and over what is promised."""
+    module = benchmark("simulate")
+    rows = [module.Row(**row) for row in json.loads((ROOT / "benchmarks/results/simulate.json").read_text())["rows"]]
+    assert "\n".join(map(str, rows)) in (ROOT / "docs/performance.md").read_text()
+    assert [row.workload for row in rows] == list(module.LOADS)
+    assert all(row.replicas == 8 and row.busy > 0.7 and row.times_real_time > 20 for row in rows)
