@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from preble.bench.compare import ComparePlan, compare
 from preble.core.cost_model import CostProfile
 from preble.core.policies import policy_names
-from preble.core.types import pack_tokens
+from preble.core.types import ReplicaId, pack_tokens
+from preble.decisions.settings import make_scheduler
 from preble.errors import ConfigError
-from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
-from preble.sim.oracle import OracleBound, lower_bound
-from preble.workloads import Segment, Workload, WorkloadRequest
+from preble.metrics.capacity import CapacitySlo
+from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
+from preble.sim.config import PREFIX_ORACLE
+from preble.sim.oracle import Assigned, OracleBound, lower_bound
+from preble.sim.oracle.best_known import best_known
+from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)
@@ -205,7 +213,7 @@ def some_config(rng: Random) -> SimConfig:
     return config(
         rng.randint(1, 3),
         profile=some_profile(rng),
-        policy=rng.choice(policy_names()),
+        policy=rng.choice([*policy_names(), PREFIX_ORACLE, PREFIX_ORACLE]),
         max_batch_tokens=rng.choice([64, 256, 2048]),
         max_running=rng.choice([2, 8, 64]),
         block_size=rng.choice([1, 4, 16]),
@@ -236,3 +244,123 @@ def test_no_policy_beats_the_bound(seed: int) -> None:
     rng = Random(seed)
     workload, cluster = some_workload(rng), some_config(rng)
     assert_holds(lower_bound(workload, cluster), simulate(cluster, workload))
+
+
+# -- prefix_oracle ----------------------------------------------------------------------------------------------------
+
+
+def homes(*requests: WorkloadRequest, on: SimConfig) -> dict[str, str | None]:
+    """Where `prefix_oracle` places each request, by name."""
+    result = simulate(msgspec.structs.replace(on, policy=PREFIX_ORACLE), Workload("test", requests))
+    assert result.policy == PREFIX_ORACLE and not result.summary.errors
+    return {record.request_id: record.replica for record in result.records}
+
+
+def of_prefix(name: str, seed: int, count: int, start_s: float = 0.0, tail: int = 8) -> list[WorkloadRequest]:
+    """Requests, one a second, whose prompts begin with the same 160 tokens."""
+    return [ask(f"{name}{i}", own(160, seed) + own(tail, 100 * seed + i), at=start_s + i) for i in range(1, count + 1)]
+
+
+def test_the_oracle_has_no_name_that_can_be_served() -> None:
+    assert PREFIX_ORACLE not in policy_names()
+
+
+def test_prompts_that_begin_alike_go_together_and_others_elsewhere() -> None:
+    found = homes(*of_prefix("a", 1, 4), *of_prefix("b", 2, 4), on=config(2))
+    assert {found[f"a{i}"] for i in range(1, 5)} | {found["b1"]} == {"r0", "r1"}
+    assert len({found[f"b{i}"] for i in range(1, 5)}) == 1 == len({found[f"a{i}"] for i in range(1, 5)})
+
+
+def test_work_is_even_at_all_times_not_only_in_the_end() -> None:
+    """Four prefixes with the same work: two at first and two later, so no two of one time may be together."""
+    early = (*of_prefix("a", 1, 3), *of_prefix("b", 2, 3))
+    late = (*of_prefix("c", 3, 3, 100.0), *of_prefix("d", 4, 3, 100.0))
+    found = homes(*early, *late, on=config(2))
+    assert found["a1"] != found["b1"] and found["c1"] != found["d1"]
+
+
+def test_a_prefix_with_more_than_a_replicas_share_is_split() -> None:
+    at_once = [replace(request, arrival_s=0.0) for request in of_prefix("a", 1, 40, tail=80)]
+    assert Counter(homes(*at_once, on=config(4)).values()) == {"r0": 10, "r1": 10, "r2": 10, "r3": 10}
+
+
+def test_a_prefix_is_not_split_where_its_requests_never_meet() -> None:
+    assert set(homes(*of_prefix("a", 1, 40), on=config(4)).values()) == {"r0"}
+
+
+def test_a_conversation_stays_where_it_began() -> None:
+    turns = [follow(f"t{i}", f"t{i - 1}", own(100 + 60 * i, 1), 8) for i in range(1, 6)]
+    turns.insert(0, ask("t0", own(100, 1), 8))
+    found = homes(*turns, *of_prefix("a", 2, 6), on=config(2))
+    assert len({found[turn.request_id] for turn in turns}) == 1
+
+
+def test_where_the_decided_replica_is_not_there_another_one_is_taken() -> None:
+    asked = Workload("test", tuple(of_prefix("a", 1, 8)))
+    lost = config(2, failures=(Failure(0.5, FailureKind.LOST, "r0"),))
+    simulation = Simulation(lost, asked, scheduler=make_scheduler(lost.scheduler_settings, PROFILE, only("r0", asked)))
+    result = simulation.run()
+    simulation.check()
+    assert {record.replica for record in result.records} == {"r1"} and not result.summary.errors
+
+
+def only(replica: str, workload: Workload) -> Assigned:
+    return Assigned("only", {request.request_id: ReplicaId(replica) for request in workload.requests})
+
+
+def test_without_replicas_or_requests_that_fit_it_decides_nothing() -> None:
+    asked = Workload("test", (ask("huge", own(900, 0), 4000),))
+    for cluster in (config(0), config(2)):
+        errors = simulate(msgspec.structs.replace(cluster, policy=PREFIX_ORACLE), asked).summary.errors
+        assert errors == 1
+
+
+def test_policies_are_compared_with_the_oracle_by_its_name() -> None:
+    plan = ComparePlan(
+        workloads={"tools": WorkloadPlan(source="tool_use", requests=30)},
+        policies=("least_load", PREFIX_ORACLE),
+        cluster=config(2, kv_tokens=40_000),
+        seeds=(0,),
+        rates=(5.0,),
+        slo=CapacitySlo(ttft_p99_s=1.0),
+    )
+    spread, oracle = compare(plan, jobs=1).runs
+    assert (spread.policy, oracle.policy) == ("least_load", PREFIX_ORACLE)
+    assert oracle.computed_tokens < spread.computed_tokens
+
+
+# -- the best that is known -------------------------------------------------------------------------------------------
+
+CROSSED = Workload("crossed", tuple(ask(f"q{i}", own(160, i in (0, 3)), at=float(i)) for i in range(4)))
+"""Two prompts twice each, in an order in which round robin over two replicas never meets what it computed."""
+
+
+def test_trying_finds_the_placement_that_worked_by_hand_is_the_best() -> None:
+    start = simulate(config(2, policy="round_robin"), CROSSED).summary.e2e
+    best = best_known(CROSSED, config(2), policies=["round_robin"], tries=40, rng=Random(0))
+    assert start is not None and start.mean_s == pytest.approx(0.16)
+    assert best.policy == "best_known" and best.summary.e2e is not None
+    assert best.summary.e2e.mean_s == pytest.approx((2 * 0.16 + 2 * 0.016) / 4)
+    assert best.summary.e2e.mean_s == pytest.approx(lower_bound(CROSSED, config(2)).e2e_mean_s)
+
+
+def test_trying_never_makes_it_worse_and_tells_of_each_try() -> None:
+    told: list[SimResult] = []
+    best = best_known(CROSSED, config(2), tries=5, rng=Random(1), on_try=told.append)
+    assert len(told) == 5 and told[-1] is best
+    means = [result.summary.e2e.mean_s for result in told if result.summary.e2e]
+    assert means == sorted(means, reverse=True)
+
+
+def test_what_fails_less_is_better_than_what_is_faster() -> None:
+    """r0 is lost while it decodes; nobody is told beforehand but who tries."""
+    asked = Workload("test", (ask("a", own(100, 0), 50), ask("b", own(100, 1), 50)))
+    lost = config(2, failures=(Failure(0.3, FailureKind.LOST, "r0"),))
+    assert simulate(msgspec.structs.replace(lost, policy="round_robin"), asked).summary.errors == 1
+    best = best_known(asked, lost, policies=["round_robin"], tries=20, rng=Random(0))
+    assert {record.replica for record in best.records} == {"r1"} and not best.summary.errors
+
+
+def test_something_is_needed_to_begin_with() -> None:
+    with pytest.raises(ConfigError, match="name a policy"):
+        best_known(CROSSED, config(2), policies=[], rng=Random(0))

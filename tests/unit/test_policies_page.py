@@ -37,8 +37,17 @@ def test_a_row_says_rule_knobs_source_and_weakness(name: str) -> None:
     assert dict(found) == {knob: str(value) for knob, value in knobs(name).items()}
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    example = re.search(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert example is not None
-    exec(compile(example[1], "policies.md", "exec"), {})
+def run_example(number: int) -> None:
+    examples = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(compile(examples[number], "policies.md", "exec"), {})
+
+
+def test_the_oracle_of_the_example_is_between_the_bound_and_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example(0)
+    bound, best, policy = map(float, re.findall(r"(\d+\.\d+) s\b", capsys.readouterr().out))
+    assert 0 < bound <= best <= policy
+
+
+def test_the_example_with_other_settings_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run_example(1)
     assert re.findall(r"^(0\.\d) 0\.\d+$", capsys.readouterr().out, flags=re.MULTILINE) == ["0.1", "0.3", "0.5"]

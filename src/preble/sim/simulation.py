@@ -21,7 +21,8 @@ from preble.decisions.settings import make_scheduler
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
-from preble.sim.config import Failure, FailureKind, SimConfig
+from preble.sim.config import PREFIX_ORACLE, Failure, FailureKind, SimConfig
+from preble.sim.oracle.prefix_oracle import PrefixOracle
 from preble.sim.replica import SimReplica
 from preble.sim.result import HomeRecord, SimResult, totals_by_name
 from preble.sim.script import Script
@@ -336,5 +337,7 @@ def simulate(
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
     of the one that `config` names; the result has its name.
     """
+    if policy is None and config.policy == PREFIX_ORACLE:
+        policy = PrefixOracle(workload, config)
     scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record).run()

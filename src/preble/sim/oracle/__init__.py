@@ -1,7 +1,11 @@
-"""Clairvoyant references: what a policy could reach that knew all requests beforehand, and what none can beat."""
+"""Clairvoyant references: what none can beat, and placements by somebody who knew all requests beforehand.
+
+`preble.sim.oracle.best_known` is apart, since it runs simulations.
+"""
 
 from __future__ import annotations
 
 from preble.sim.oracle.bound import LatencyBound, OracleBound, lower_bound
+from preble.sim.oracle.prefix_oracle import Assigned, PrefixOracle
 
-__all__ = ["LatencyBound", "OracleBound", "lower_bound"]
+__all__ = ["Assigned", "LatencyBound", "OracleBound", "PrefixOracle", "lower_bound"]
