@@ -70,7 +70,7 @@ PAPER = "1.5 to 14.5, 2 to 10"
 _FOUR = "4 x A6000, Mistral-7B"
 _CASES = (
     Case("toolbench", f"tool use, {_FOUR}", "four", "toolbench", 2500, (30, 45, 60, 75), paper=PAPER),
-    Case("agent", f"embodied agent, {_FOUR}", "four", "agent", 5000, (100, 140, 180), paper=PAPER),
+    Case("agent", f"embodied agent, {_FOUR}", "four", "agent", 3000, (60, 100, 140), seeds=(10,), paper=PAPER),
     Case(
         "programming",
         f"programming, {_FOUR}",
@@ -82,7 +82,7 @@ _CASES = (
     ),
     Case("video", f"video, {_FOUR}", "four", "video", 1000, (3, 4.5, 6, 7.5), ttft_s=15.0, paper=PAPER),
     Case("longdoc", f"long documents, {_FOUR}", "four", "longdoc", 500, (2, 4, 6, 8), ttft_s=20.0, paper=PAPER),
-    Case("multiturn", f"conversations, {_FOUR}", "four", "multiturn", 3000, (60, 100, 140)),
+    Case("multiturn", f"conversations, {_FOUR}", "four", "multiturn", 2500, (40, 70, 100), seeds=(10,)),
     Case(
         "toolbench-2",
         "tool use, 2 x A6000, Mistral-7B",
@@ -221,7 +221,7 @@ _CASES = (
         workload_options={"zipf": 1.1, "num_prefixes": 320},
         cluster={"order": QueueOrder.GROUPS},
     ),
-    Case("no-sharing", "no sharing at all", "harm", "unshared", 1200, (12, 15, 18)),
+    Case("no-sharing", "no sharing at all", "harm", "unshared", 1200, (12, 15, 18, 21)),
     Case(
         "hot-prefix", "one hot prefix", "harm", "toolbench", 2500, (60, 90, 120), workload_options={"num_prefixes": 1}
     ),

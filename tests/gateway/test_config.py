@@ -81,7 +81,7 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ("replicas = []", "no replica given"),
         ('replicas = ["http://a:1"]\n[health]\nretry_min_s = 9.0', "retry_min_s is larger"),
         ('replicas = ["http://a:1"]\n[rebalance]\ncalm = 2.0', "rebalance.calm is larger"),
-        ('replicas = ["http://a:1"]\npolicy = "best"', "policy = 'best' is not known; choose one of e2, "),
+        ('replicas = ["http://a:1"]\npolicy = "best"', "policy = 'best' is not known; choose one of preble, "),
         ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
         ("port =", "not valid TOML"),
     ],
@@ -100,7 +100,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_misspelt_environment_variable_is_refused_and_a_foreign_one_is_not() -> None:
     with pytest.raises(ConfigError, match="PREBLE_POLICI is not known; did you mean PREBLE_POLICY"):
         load(None, {"PREBLE_POLICI": "e2"}, {"replicas": [URL]})
-    assert load(None, {"PREBLE_LOG_LEVEL": "debug"}, {"replicas": [URL]}).policy == "e2"
+    assert load(None, {"PREBLE_LOG_LEVEL": "debug"}, {"replicas": [URL]}).policy == "preble"
 
 
 def test_an_unknown_flag_is_refused() -> None:

@@ -216,7 +216,8 @@ async def test_the_command_replays_a_log_and_puts_it_to_other_policies(tmp_path:
     assert "are made again" in (await preble("replay", str(path))).stdout
     result = await preble("replay", str(path), "--policy", "round_robin", "--json")
     outcomes = json.loads(result.stdout)["outcomes"]
-    assert [(o["policy"], o["as_logged"]) for o in outcomes] == [("e2", True), ("e2", False), ("round_robin", False)]
+    arms = [(o["policy"], o["as_logged"]) for o in outcomes]
+    assert arms == [("preble", True), ("preble", False), ("round_robin", False)]
     assert len({o["placements"] for o in outcomes}) == 1
     assert "round_robin" in (await preble("replay", str(path), "--policy", "round_robin")).stdout
 

@@ -32,7 +32,7 @@ def test_programs_get_the_records_and_all_that_decided_them(tmp_path: Path) -> N
     data = json.loads(file.read_bytes())
     assert len(data["records"]) == data["summary"]["requests"] == 30
     assert data["plan"] | {"source": "tool_use", "requests": 30, "rps": 20.0, "seed": 3} == data["plan"]
-    assert (data["config"]["seed"], data["config"]["kv_tokens"], data["config"]["policy"]) == (3, 24000, "e2")
+    assert (data["config"]["seed"], data["config"]["kv_tokens"], data["config"]["policy"]) == (3, 24000, "preble")
     assert data["config"]["failures"] == [{"time_s": 0.5, "kind": "lost", "replica": "r1"}]
     assert data["timeline"]["r0"]["time_s"][:2] == [0.0, 0.5]
     assert data["version"]
