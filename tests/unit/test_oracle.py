@@ -20,7 +20,7 @@ from preble.errors import ConfigError
 from preble.metrics.capacity import CapacitySlo
 from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
 from preble.sim.config import PREFIX_ORACLE
-from preble.sim.oracle import Assigned, OracleBound, lower_bound
+from preble.sim.oracle import Assigned, OracleBound, PrefixOracle, lower_bound
 from preble.sim.oracle.best_known import best_known
 from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
 
@@ -284,6 +284,18 @@ def test_a_prefix_with_more_than_a_replicas_share_is_split() -> None:
     assert Counter(homes(*at_once, on=config(4)).values()) == {"r0": 10, "r1": 10, "r2": 10, "r3": 10}
 
 
+def test_a_split_prefix_is_not_computed_twice_where_that_costs_more_than_it_evens_out() -> None:
+    two = [replace(request, arrival_s=0.0) for request in of_prefix("a", 1, 2)]
+    assert set(homes(*two, on=config(2)).values()) == {"r0"}
+
+
+def test_work_that_goes_on_for_seconds_counts_in_each_of_them() -> None:
+    """Until 3 s one replica computes a long prompt, so both of the requests at 2.5 s go to the other one."""
+    later = [ask(f"q{i}", own(200, i), at=2.5) for i in range(2)]
+    found = homes(ask("long", own(3000, 9)), *later, on=config(2))
+    assert found["q0"] == found["q1"] != found["long"]
+
+
 def test_a_prefix_is_not_split_where_its_requests_never_meet() -> None:
     assert set(homes(*of_prefix("a", 1, 40), on=config(4)).values()) == {"r0"}
 
@@ -313,6 +325,12 @@ def test_without_replicas_or_requests_that_fit_it_decides_nothing() -> None:
     for cluster in (config(0), config(2)):
         errors = simulate(msgspec.structs.replace(cluster, policy=PREFIX_ORACLE), asked).summary.errors
         assert errors == 1
+
+
+@pytest.mark.parametrize("wrong", [{"slice_s": 0.0}, {"max_share": -1.0}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        PrefixOracle(CROSSED, config(2), **wrong)
 
 
 def test_policies_are_compared_with_the_oracle_by_its_name() -> None:

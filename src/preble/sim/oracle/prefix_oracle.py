@@ -48,14 +48,20 @@ class PrefixOracle(Assigned):
     Sessions whose openers have the same key portion are a group; one with more than `max_share` of the work that a
     replica gets on average is split, session by session. The parts, the one with the most work first, each get the
     replica where the work of every `slice_s` seconds stays most even: where the sum of its squares grows least. Work is
-    seconds of prefill and decoding; what sessions share is computed once on each replica, by the first of them.
+    seconds of prefill and decoding, from when a request is sent on; what sessions share is computed once on each
+    replica, by the first of them.
 
     Not regarded: that a cache can be full; and how long requests queue, so that those which wait for others are taken
     to be sent at their earliest time. So it is a reference for placing by prefix, and no bound.
     """
 
     def __init__(self, workload: Workload, config: SimConfig, *, slice_s: float = 1.0, max_share: float = 0.5) -> None:
-        """O(tokens + requests x replicas x depth). The replicas are those that `config` has at the start."""
+        """O(tokens + requests x replicas x depth). The replicas are those that `config` has at the start.
+
+        Raises: ValueError: `slice_s` or `max_share` is not positive.
+        """
+        if slice_s <= 0 or max_share <= 0:
+            raise ValueError(f"slice_s and max_share must be positive, got {slice_s} and {max_share}")
         sharing = Sharing(workload, config, LeastCosts(config))
         homes = _Homes(config.initial_replicas, CostModel(config.profile), slice_s)
         homes.fill(_groups(sharing.jobs), max_share)
@@ -124,9 +130,17 @@ class _Homes:
             hit = next((node.end for node in job.end.ancestors() if node in new or node in cached), 0)
             prefill_s = self._cost_model.prefill_s(job.num_tokens - hit, hit)
             decode_s = self._cost_model.decode_s(job.request.output_tokens, job.num_tokens)
-            added[int(job.sent_s / self._slice_s)] += prefill_s + decode_s
+            self._spread(added, job.sent_s, prefill_s + decode_s)
             new.update(job.answer_end.ancestors())
         return added
+
+    def _spread(self, work_s: defaultdict[int, float], start_s: float, seconds: float) -> None:
+        """Add so much work, which fills each slice from the one of `start_s` on."""
+        i = int(start_s / self._slice_s)
+        while seconds > 0:
+            work_s[i] += min(seconds, self._slice_s)
+            seconds -= self._slice_s
+            i += 1
 
 
 def _in_order(sessions: Iterable[Session]) -> list[Job]:
