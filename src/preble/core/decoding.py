@@ -30,9 +30,6 @@ class Decoding:
         """(turn, sequence) by step; one that has left since is passed over."""
         self._ids: tuple[RequestId, ...] | None = ()
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
 

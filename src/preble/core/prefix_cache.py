@@ -69,15 +69,13 @@ class PrefixCache:
     Nothing in use is ever forgotten. Every change is reported once, in order, by `take_events`.
     """
 
-    __slots__ = ("_block_of", "_events", "_hash_of", "_replica_id", "block_size", "pool", "version")
+    __slots__ = ("_block_of", "_events", "_hash_of", "_replica_id", "block_size", "pool")
 
     def __init__(self, replica_id: ReplicaId, num_blocks: int, block_size: int) -> None:
         if block_size < 1:
             raise ValueError(f"a block needs at least 1 token, got block_size {block_size}")
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self.version = 0
-        """Grows whenever the set of cached blocks changes."""
         self._replica_id = replica_id
         self._block_of: dict[int, int] = {}
         self._hash_of: list[int | None] = [None] * num_blocks
@@ -129,7 +127,6 @@ class PrefixCache:
         if evicted:
             for block_hash in evicted:
                 self._hash_of[self._block_of.pop(block_hash)] = None
-            self.version += 1
             self._events.append(BlocksEvicted(self._replica_id, tuple(evicted)))
         return blocks
 
@@ -149,7 +146,6 @@ class PrefixCache:
             return
         new = hashes[first_new:stop]
         self._remember(blocks[first_new:stop], new)
-        self.version += 1
         self._events.append(
             BlocksStored(
                 self._replica_id,
@@ -172,7 +168,6 @@ class PrefixCache:
         for block in self._block_of.values():
             self._hash_of[block] = None
         self._block_of.clear()
-        self.version += 1
         self._events.append(CacheCleared(self._replica_id))
         return True
 
