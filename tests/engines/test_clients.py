@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from preble.core.types import ReplicaId
+from preble.core.types import CacheCleared, ReplicaId
 from preble.engines import Engine, KvEventEndpoints, connect
 from preble.engines.vllm import VllmEngine, reachable, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
+from support.kv_publisher import ScriptedPublisher, stored
 
 MODELS = {"data": [{"id": "sql", "parent": "base"}, {"id": "base", "max_model_len": 4096}]}
 METRICS = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="32",num_gpu_blocks="65"} 1.0\n'
@@ -197,6 +198,56 @@ def test_an_unknown_engine_is_refused() -> None:
     name: Any = "sglong"
     with pytest.raises(ConfigError, match="unknown engine 'sglong'; known: auto, vllm, sglang, openai"):
         connect("http://127.0.0.1:1", name)
+
+
+SGLANG_SOURCE = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "dp_size": 1}
+
+
+def sglang(**source: Any) -> dict[str, Any]:
+    """What an SGLang server answers whose description of its events is changed so."""
+    info = {"enable_cache_report": True, "kv_events": {**SGLANG_SOURCE, **source}}
+    return {"/v1/models": MODELS, "/server_info": info, "/v1/loads": {"version": "0.5.23"}}
+
+
+async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:
+    async with client_of(sglang(load_endpoint_port_base=5559), "sglang") as client:
+        assert client.loads() is None, "not before it was asked"
+        await client.probe()
+        loads = client.loads()
+        assert loads is not None
+
+
+@pytest.mark.parametrize("source", [{}, {"load_endpoint_port_base": 5559, "dp_size": 2}], ids=["off", "two ranks"])
+async def test_sglang_without_a_load_of_its_own_pushes_none(source: Any) -> None:
+    async with client_of(sglang(**source), "sglang") as client:
+        await client.probe()
+        assert client.loads() is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [{"load_endpoint_port_base": 65_536}, {"load_endpoint_port_base": "5559"}, {"endpoint_host": "a b"}],
+    ids=["no port", "a text", "no host"],
+)
+async def test_sglang_that_publishes_at_no_address_breaks_the_protocol(source: Any) -> None:
+    async with client_of(sglang(**source), "sglang") as client:
+        with pytest.raises(EngineProtocolError):
+            await client.probe()
+
+
+async def test_sglangs_events_start_over_when_asked_to() -> None:
+    async with ScriptedPublisher() as publisher:
+        given = publisher.endpoints
+        async with client_of(sglang(), "sglang", kv_events=given, replica_id=ReplicaId("r0")) as client:
+            await client.probe()
+            events = client.kv_events()
+            assert events is not None
+            await publisher.publish(stored(1))
+            begun = [await anext(events), await anext(events)]
+            client.resync_kv_events()
+            again = [await anext(events), await anext(events)]
+    assert begun == again
+    assert begun[0] == CacheCleared(ReplicaId("r0"), is_past=True)
 
 
 def test_cache_configuration_is_read_from_metrics_with_gaps() -> None:

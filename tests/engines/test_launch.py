@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import sys
@@ -202,6 +203,10 @@ def test_sglang_of_our_own_environment_starts_through_the_launcher_for_cpus(
     assert "cpu" in command.argv and "--enable-cache-report" in command.argv
     assert command.environ["SGLANG_USE_CPU_ENGINE"] == "1"
     assert command.ready_path != "/health", "which computes a token each time"
+    events = json.loads(command.argv[command.argv.index("--kv-events-config") + 1])
+    load = command.argv[command.argv.index("--load-publish-endpoint") + 1]
+    assert load.startswith("tcp://*:")
+    assert len({load, events["endpoint"], events["replay_endpoint"], f"tcp://*:{command.port}"}) == 4
 
 
 def test_any_other_sglang_is_asked_to_serve_on_the_gpus_there_are(

@@ -248,6 +248,29 @@ async def test_a_missed_stretch_of_events_is_made_up_for(endpoints: KvEventEndpo
         assert belief.stream.counters.starts_over == starts_over, "what was missed was asked for"
 
 
+async def test_its_load_is_pushed_whoever_causes_it(engine: SglangEngine, replica: Replica) -> None:
+    loads = engine.loads()
+    assert loads is not None
+
+    async def told(expected: tuple[int, int]) -> int:
+        """Follow until so many are said to run and to wait. Returns the KV tokens in use then."""
+        async with asyncio.timeout(60):
+            async for load in loads:
+                if load is not None and (load.running, load.waiting) == expected:
+                    return load.kv_tokens
+        raise AssertionError("the stream ended")
+
+    assert await told((0, 0)) == 0, "what is only cached is not in use"
+    async with asyncio.TaskGroup() as tasks:
+        requests = [
+            tasks.create_task(replica.complete(prompt_of(90 + i, 64), BLOCKER_TOKENS)) for i in range(PLACES + 1)
+        ]
+        assert await told((PLACES, 1)) >= PLACES * 64
+        for request in requests:
+            request.cancel()
+    assert await told((0, 0)) == 0
+
+
 @pytest.mark.slow
 async def test_a_killed_engine_is_noticed_and_its_successor_followed(
     sglang: RunningReplicas, endpoints: KvEventEndpoints, replica: Replica

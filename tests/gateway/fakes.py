@@ -43,6 +43,8 @@ class FakeReplica:
         """What it reports of each prompt as cached."""
         self.gate = asyncio.Event()
         """What gated behaviours wait for."""
+        self.pages: dict[str, Any] = {}
+        """JSON that it answers further GET requests with, by path; to be set before it starts."""
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -58,6 +60,8 @@ class FakeReplica:
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_post("/tokenize", self._tokenize)
+        for path in self.pages:
+            app.router.add_get(path, self._page)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -76,6 +80,9 @@ class FakeReplica:
         if not self.healthy:
             return web.json_response({"error": "unwell"}, status=500)
         return web.json_response({"object": "list", "data": self.models})
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.json_response(self.pages[request.path])
 
     async def _no_metrics(self, request: web.Request) -> web.Response:
         return web.Response(text="")

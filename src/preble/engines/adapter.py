@@ -31,6 +31,16 @@ class EngineInfo:
     adapters: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What a replica says of its own load, whoever caused it: requests that run and that wait there, and the tokens of
+    KV cache that are in use (not those that are merely cached)."""
+
+    running: int
+    waiting: int
+    kv_tokens: int
+
+
 class EngineResponse(Protocol):
     """An answer that is being received. Its body can be read once."""
 
@@ -94,6 +104,13 @@ class Engine(Protocol):
 
     def resync_kv_events(self) -> None:
         """Have the KV events start over soon, since they do not add up. Changes nothing where there are none."""
+        ...
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        """The replica's load by its own account, each time it tells, for ever; None where it does not tell.
+
+        Yields None when it has fallen silent: then its load is unknown. Reconnects by itself; ends when closed.
+        """
         ...
 
     async def close(self) -> None:

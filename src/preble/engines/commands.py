@@ -172,10 +172,11 @@ def _sglang_commands(options: LaunchOptions) -> list[Command]:
 
 
 def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpu: str | None) -> Command:
-    http, events, replay = free_ports(3)
+    http, events, replay, load = free_ports(4)
     argv = [*program, "--model-path", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--page-size", str(SGLANG_PAGE_SIZE), "--enable-cache-report", "--enable-metrics"]
     argv += ["--kv-events-config", json.dumps(_kv_events(events, replay))]
+    argv += ["--load-publish-endpoint", f"tcp://*:{load}"]
     if options.served_model_name is not None:
         argv += ["--served-model-name", options.served_model_name]
     if options.max_model_len is not None:

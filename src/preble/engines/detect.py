@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Literal, get_args
 
 from preble.core.types import KvEvent, ReplicaId
-from preble.engines.adapter import Engine, EngineInfo, EngineResponse
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import OpenAIEngine
@@ -98,6 +98,10 @@ class AutoEngine:
 
     def resync_kv_events(self) -> None:
         self._found.resync_kv_events()
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        """Of the program found by the last probe; None before any."""
+        return self._found.loads()
 
     async def close(self) -> None:
         await self._sglang.close()

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineResponse
+from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import HttpClient
 from preble.errors import EngineProtocolError, EngineRefused, RequestError
 
@@ -105,6 +105,9 @@ class OpenAIEngine:
 
     def resync_kv_events(self) -> None:
         """There are none."""
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        return None
 
     async def close(self) -> None:
         await self._http.close()

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import Annotated
 from uuid import uuid4
 
 import msgspec
@@ -18,9 +19,10 @@ import structlog
 from msgspec import Raw
 
 from preble.core.types import KvEvent, ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineResponse
+from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import Exchange, HttpClient, HttpResponse
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream
+from preble.engines.load_stream import LoadStream
 from preble.engines.openai import OpenAIEngine, adapters_among
 from preble.engines.vllm import reachable
 from preble.errors import ConfigError, EngineError, EngineProtocolError
@@ -30,15 +32,19 @@ OWNER = "sglang"
 
 ABORT_TIMEOUT_S = 2.0
 
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+
 
 class EventSource(msgspec.Struct):
-    """Where KV events are published: data-parallel rank r uses the ports `..._base` + r."""
+    """Where KV events and load are published: data-parallel rank r uses the ports `..._base` + r."""
 
     publisher: str | None = None
     endpoint_host: str | None = None
-    endpoint_port_base: int | None = None
-    replay_endpoint_port_base: int | None = None
+    endpoint_port_base: _Port | None = None
+    replay_endpoint_port_base: _Port | None = None
+    load_endpoint_port_base: _Port | None = None
     topic: str = ""
+    load_topic: str = "load"
     dp_size: int = 1
 
 
@@ -64,15 +70,18 @@ class SglangEngine(OpenAIEngine):
         super().__init__(http)
         self._given_endpoints = endpoints
         self._endpoints: KvEventEndpoints | None = endpoints
+        self._load_endpoints: KvEventEndpoints | None = None
         self._streams: list[KvEventStream] = []
+        self._load_streams: list[LoadStream] = []
         self._log = structlog.get_logger("preble.engines.sglang").bind(replica=self.replica_id)
 
     async def probe(self) -> EngineInfo:
-        """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
+        """Ask what it serves, how large its cache is and where it publishes. Raises: EngineError."""
         models = await self._models()
         info: ServerInfo = (await self._http.ask("/server_info")).decode(ServerInfo)
         loads = await self._http.ask("/v1/loads")
         self._endpoints = self._given_endpoints or self._endpoints_of(info.kv_events)
+        self._load_endpoints = self._load_endpoints_of(info.kv_events)
         if not info.enable_cache_report:
             self._log.warning("no_cache_report", hint="start SGLang with --enable-cache-report")
         return EngineInfo(
@@ -100,23 +109,30 @@ class SglangEngine(OpenAIEngine):
         (await self._http.ask("/v1/loads")).require_ok()
 
     def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
-        """Raises: EngineProtocolError: addresses that are none."""
+        """Raises: EngineProtocolError."""
         if source is None or source.publisher != "zmq" or source.endpoint_port_base is None or source.dp_size != 1:
             several = source is not None and source.dp_size != 1
             reason = "it has data-parallel ranks, each with a cache of its own" if several else "they are off"
             self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")
             return None
-        host, replay = source.endpoint_host or "*", source.replay_endpoint_port_base
+        return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
+
+    def _load_endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
+        """Where its load is: in the same framing as KV events, without a past. Raises: EngineProtocolError."""
+        if source is None or source.load_endpoint_port_base is None or source.dp_size != 1:
+            return None
+        return self._at(source.endpoint_host, source.load_endpoint_port_base, None, source.load_topic)
+
+    def _at(self, host: str | None, port: int, replay_port: int | None, topic: str) -> KvEventEndpoints:
+        """Raises: EngineProtocolError: addresses that are none."""
+
+        def at(number: int) -> str:
+            return reachable(f"tcp://{host or '*'}:{number}", self._http.host)
+
         try:
-            return KvEventEndpoints(
-                reachable(f"tcp://{host}:{source.endpoint_port_base}", self._http.host),
-                None if replay is None else reachable(f"tcp://{host}:{replay}", self._http.host),
-                source.topic,
-            )
+            return KvEventEndpoints(at(port), None if replay_port is None else at(replay_port), topic)
         except ConfigError as error:
-            raise self._http.error(
-                EngineProtocolError, f"says that its KV events are at no address: {error}"
-            ) from error
+            raise self._http.error(EngineProtocolError, f"publishes at no address: {error}") from error
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
         request_id = f"preble-{uuid4().hex}"
@@ -133,10 +149,24 @@ class SglangEngine(OpenAIEngine):
         self._streams.append(stream)
         return stream.events()
 
+    def resync_kv_events(self) -> None:
+        for stream in self._streams:
+            stream.resync()
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        if self._load_endpoints is None:
+            return None
+        stream = LoadStream(self.replica_id, self._load_endpoints)
+        self._load_streams = [*(other for other in self._load_streams if not other.closed), stream]
+        return stream.loads()
+
     async def close(self) -> None:
         for stream in self._streams:
             stream.close()
+        for load_stream in self._load_streams:
+            load_stream.close()
         self._streams.clear()
+        self._load_streams.clear()
         await super().close()
 
 

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from preble.decisions.recent import Decision, RecentDecisions
+from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.client import JSON_TYPE, Client
 from preble.gateway.dispatcher import Dispatcher, LiveReplica
@@ -34,6 +35,7 @@ class DecisionsPage(msgspec.Struct, frozen=True):
 class ReplicaPage(msgspec.Struct, frozen=True):
     """One replica as the scheduler sees it. `drift_*`: over the requests of which it reported cached tokens.
 
+    `engine_load`: what the replica says of its own load, other clients' included; None where it does not.
     `trusted`: whether matches there count. `parity`: what came of the last check, None before any.
     """
 
@@ -43,6 +45,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     reports_events: bool
     in_flight: int
+    engine_load: EngineLoad | None
     load_s: float
     waiting_prefill_tokens: int
     cached_tokens: int
@@ -137,6 +140,7 @@ class DebugPages:
             models=info.models,
             reports_events=spec.reports_events,
             in_flight=state.num_requests,
+            engine_load=replica.engine_load,
             load_s=state.load_s,
             waiting_prefill_tokens=state.waiting_prefill_tokens,
             cached_tokens=state.cached_tokens,

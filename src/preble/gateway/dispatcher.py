@@ -24,7 +24,7 @@ from preble.core.types import (
     namespace_of,
 )
 from preble.decisions.recent import DecisionRecord, RecentDecisions
-from preble.engines.adapter import Engine, EngineInfo, EngineResponse
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse
 from preble.errors import NoReplicaError, UnknownModel
 from preble.gateway.parity_report import ParityReport
 from preble.gateway.resync import ResyncPace
@@ -37,10 +37,12 @@ class LiveReplica:
     """A replica in the rotation. `suspect` is set when a connection to it broke, so that it is checked at once.
 
     `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
+    `engine_load`: its load by its own account, which counts other clients' requests too; None where it is not known.
     """
 
     engine: Engine
     info: EngineInfo
+    engine_load: EngineLoad | None = None
     trusted: bool = True
     parity: ParityReport | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)

@@ -57,13 +57,14 @@ class ReplicaMonitor:
                 parity.cancel()
 
     async def _until_removed(self, replica: LiveReplica) -> None:
-        """Take in its events until it fails, then take it out."""
+        """Take in what it tells until it fails, then take it out."""
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
-                events = group.create_task(self._take_in_events())
+                told = [group.create_task(self._take_in_events()), group.create_task(self._take_in_loads(replica))]
                 down = await self._until_down(replica)
-                events.cancel()
+                for task in told:
+                    task.cancel()
         finally:
             self._dispatcher.remove_replica(self._engine.replica_id, down.reason, silent_since=down.silent_since)
 
@@ -87,6 +88,12 @@ class ReplicaMonitor:
         if events is not None:
             async for event in events:
                 self._dispatcher.apply(event)
+
+    async def _take_in_loads(self, replica: LiveReplica) -> None:
+        loads = self._engine.loads()
+        if loads is not None:
+            async for load in loads:
+                replica.engine_load = load
 
     async def _until_down(self, replica: LiveReplica) -> Down:
         """Check now and then, and at once when a connection broke. Returns why the replica counts as down."""

@@ -22,6 +22,7 @@ from preble.gateway.app import App
 from preble.gateway.collector import calm_collector
 from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.dispatcher import Dispatcher
+from preble.gateway.engine_metrics import EngineLoadCollector
 from preble.gateway.inference import Inference
 from preble.gateway.intake import Intake
 from preble.gateway.parity_watch import ParityWatch
@@ -114,6 +115,7 @@ async def _serving(config: GatewayConfig, scheduling: Scheduling, engines: list[
     telemetry = Telemetry()
     telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
     dispatcher = Dispatcher(scheduling.scheduler, telemetry, scheduling.recent)
+    telemetry.registry.register(EngineLoadCollector(dispatcher.live))
     tokens = await asyncio.to_thread(make_token_source, config, dispatcher.engines_for, dispatcher.suspect)
     try:
         intake = Intake(

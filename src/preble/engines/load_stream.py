@@ -1,0 +1,108 @@
+"""What an SGLang replica says of its own load, as it pushes it (`--load-publish-endpoint`).
+
+A gauge, not a history: the newest reading is the truth, so nothing that was missed is asked for, unlike KV events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated
+
+import msgspec
+import structlog
+from msgspec import Meta
+
+from preble.core.types import ReplicaId
+from preble.engines.adapter import EngineLoad
+from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Subscription
+
+TICK_S = 0.1
+"""How often we look. An engine pushes after every prefill batch; who looks at a gauge needs no more than this."""
+
+MAX_READINGS = 256
+"""Taken in one look, so that a publisher gone mad cannot keep the event loop."""
+
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
+    """The first fields of SGLang's array; more follow, which we do not use."""
+
+    num_running_reqs: _Count
+    num_waiting_reqs: _Count
+    num_tokens: _Count
+
+
+_stats = msgspec.msgpack.Decoder(LoadStat)
+
+
+class LoadStream:
+    """The load of one replica. Iterate over `loads()` once; `close()` ends it."""
+
+    def __init__(self, replica_id: ReplicaId, endpoints: KvEventEndpoints, *, silent_after_s: float = 10.0) -> None:
+        """`endpoints`: framed as KV events are. `silent_after_s`: after so long without a reading the load is unknown;
+        SGLang repeats itself every second, though not while it computes one large batch."""
+        self._endpoints = endpoints
+        self._silent_after_s = silent_after_s
+        self._said: set[str] = set()
+        self._log = structlog.get_logger("preble.engines.load").bind(replica=replica_id)
+        self.closed = False
+
+    def close(self) -> None:
+        """End the stream soon; it closes its sockets itself. May be called twice."""
+        self.closed = True
+
+    async def loads(self) -> AsyncGenerator[EngineLoad | None, None]:
+        """As `Engine.loads` promises. Nothing that the engine sends makes it raise or end."""
+        sockets = EventSockets(self._endpoints)
+        try:
+            while not self.closed:
+                with sockets.subscribe() as subscription:
+                    async with aclosing(self._follow(subscription)) as loads:
+                        async for load in loads:
+                            yield load
+        finally:
+            self.closed = True
+            sockets.close()
+
+    async def _follow(self, subscription: Subscription) -> AsyncGenerator[EngineLoad | None, None]:
+        """The readings of one connection; None when they stop coming and when it is lost."""
+        loop = asyncio.get_running_loop()
+        silent_at = loop.time() + self._silent_after_s
+        while not self.closed and not subscription.is_lost():
+            if (load := await self._newest(subscription)) is not None:
+                silent_at = loop.time() + self._silent_after_s
+                yield load
+            elif loop.time() >= silent_at:
+                self._say_once("engine_load_silent", endpoint=self._endpoints.endpoint)
+                silent_at = float("inf")
+                yield None
+            await asyncio.sleep(TICK_S)
+        yield None
+
+    async def _newest(self, subscription: Subscription) -> EngineLoad | None:
+        """The last reading among those that have arrived; None for none."""
+        load = None
+        for _ in range(MAX_READINGS):
+            if (message := await subscription.take(self._on_rubbish)) is None:
+                break
+            load = self._decoded(message.payload) or load
+        return load
+
+    def _decoded(self, payload: bytes) -> EngineLoad | None:
+        try:
+            stat = _stats.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._on_rubbish()
+            return None
+        return EngineLoad(stat.num_running_reqs, stat.num_waiting_reqs, stat.num_tokens)
+
+    def _on_rubbish(self) -> None:
+        self._say_once("malformed_engine_load", hint="it is not SGLang's LoadStat; what is not is ignored")
+
+    def _say_once(self, event: str, **details: object) -> None:
+        if event not in self._said:
+            self._said.add(event)
+            self._log.warning(event, **details)
