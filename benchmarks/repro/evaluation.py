@@ -13,16 +13,18 @@ interrupted goes on where it was. Cases of real traces need them in the folder n
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation_cases import CASES, Case
 
-from preble.bench.compare import CompareResult, compare, read_result
+from preble.bench.compare import CompareResult, Run, compare, read_result
 from preble.bench.compare.figures import capacity_drawing, curve_drawing
-from preble.bench.compare.numbers import E2E_MEAN, E2E_P99, LATENCIES, TTFT_P99, caution
+from preble.bench.compare.numbers import E2E_MEAN, E2E_P99, LATENCIES, TTFT_P99, Number, caution
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.progress import run_progress
 from preble.bench.compare.tables import ranking_table
@@ -33,6 +35,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "evaluation"
 PAGE = ROOT / "docs" / "evaluation.md"
 FIGURES = ROOT / "docs" / "evaluation"
 MARKERS = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+NOT_RUN = "*Not run yet.*\n"
 
 
 def result_path(case: Case) -> Path:
@@ -57,11 +61,9 @@ def latency_table(result: CompareResult, workload: str) -> Table:
     rates = sorted(set.intersection(*(set(of_policy) for of_policy in runs.values())))
     shown = [(rate, number) for rate in rates for number in (E2E_MEAN, TTFT_P99)]
 
-    def cell(policy: str, rate: float, number: object) -> str:
-        mine, ours = (number.over(runs[name][rate]) for name in (policy, own))  # type: ignore[attr-defined]
-        if mine is None or ours is None:
-            return "-"
-        return f"{ours.mean:.3g} s" if policy == own else f"{mine.mean / ours.mean:.2f}"
+    def cell(policy: str, rate: float, number: Number) -> str:
+        ours = _mean(number, runs[own][rate])
+        return f"{ours:.3g} s" if policy == own else f"{_mean(number, runs[policy][rate]) / ours:.2f}"
 
     return Table(
         ("policy", *(f"{number.name} at {rate:g}/s" for rate, number in shown)),
@@ -91,13 +93,16 @@ def ratios(result: CompareResult, workload: str, policy: str) -> tuple[str, str,
     own, other = (result.runs_of(workload, name) for name in (policy, "round_robin"))
     slo = result.plan.slo_of(workload)
     kept = [rate for rate, runs in own.items() if all(slo.is_met_by(run.summary) for run in runs)] or [min(own)]
-    found = {
-        rate: [number.over(other[rate]).mean / number.over(own[rate]).mean for number in (E2E_MEAN, E2E_P99)]
-        for rate in kept
-    }  # type: ignore[union-attr]
+    found = {rate: [_mean(n, other[rate]) / _mean(n, own[rate]) for n in (E2E_MEAN, E2E_P99)] for rate in kept}
     rate = max(found, key=lambda rate: found[rate][0])
     mean, p99 = found[rate]
     return f"{rate:g}", f"{mean:.2f}", f"{p99:.2f}"
+
+
+def _mean(number: Number, runs: Sequence[Run]) -> float:
+    """Over the seeds; infinite where a run has no such thing."""
+    found = number.over(runs)
+    return math.inf if found is None else found.mean
 
 
 def overview_table(results: dict[str, CompareResult], group: str) -> Table:
@@ -138,8 +143,8 @@ def tables(results: dict[str, CompareResult]) -> dict[str, str]:
 
 
 def filled(page: str, made: dict[str, str]) -> str:
-    """The page with its tables replaced by these. Raises: KeyError: the page names one that there is not."""
-    return MARKERS.sub(lambda match: f"{match[1]}{made[match['name']]}{match[3]}", page)
+    """The page with its tables replaced by these; where there is none of that name, it says so."""
+    return MARKERS.sub(lambda match: f"{match[1]}{made.get(match['name'], NOT_RUN)}{match[3]}", page)
 
 
 def draw(results: dict[str, CompareResult]) -> None:

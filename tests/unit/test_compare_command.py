@@ -24,14 +24,14 @@ def test_people_get_a_ranking_progress_and_a_caution_on_stderr() -> None:
     assert result.exit_code == 0
     for word in ("tool_use", "e2", "round_robin", "least_load", "capacity", "TTFT p99 ≤ 2 s", "≥ 50", "hit rate ="):
         assert word in result.stdout
-    assert "compare: 12/12 runs" in result.stderr
+    assert "compare: 16/16 runs" in result.stderr
     assert "Give more requests" in result.stderr
 
 
 def test_programs_get_the_result_on_stdout() -> None:
     result = compare(*SMALL, "--json", "-", "--slo-e2e", "3", "--fail", "0.5:restarted:r1", "--order", "groups")
     data = json.loads(result.stdout)
-    assert data["is_complete"] and len(data["runs"]) == 12 and len(data["standings"]) == 3
+    assert data["is_complete"] and len(data["runs"]) == 16 and len(data["standings"]) == 4
     assert data["plan"]["slo"] == {"ttft_p99_s": None, "e2e_mean_s": 3.0}
     assert data["plan"]["cluster"]["failures"] == [{"time_s": 0.5, "kind": "restarted", "replica": "r1"}]
     assert data["plan"]["cluster"]["order"] == "groups"
