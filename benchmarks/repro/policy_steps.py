@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -27,6 +28,7 @@ from preble.workloads import WorkloadPlan
 
 RESULTS = Path(__file__).parents[1] / "results" / "policy_steps.json"
 SEEDS = (0, 1)
+NEVER = math.inf
 WORKLOADS = {
     "toolbench": WorkloadPlan(source="toolbench", requests=2000, rps=60.0),
     "programming": WorkloadPlan(source="programming", requests=1200, rps=25.0),
@@ -59,19 +61,19 @@ class Part(Preble):
 
 STEPS: dict[str, Callable[[], Policy]] = {
     "e2": E2,
-    "own waiting and prefill": lambda: Part(crowding=0.0, reuse=0.0),
-    "+ who stands still": lambda: Part(standing=1.0, crowding=0.0, reuse=0.0),
-    "+ who comes meanwhile": lambda: Part(standing=1.0, reuse=0.0),
-    "+ decoding together": lambda: Part(standing=1.0, together=1.0, reuse=0.0),
+    "own waiting and prefill": lambda: Part(crowding=0.0, copy_after=NEVER),
+    "+ who stands still": lambda: Part(standing=1.0, crowding=0.0, copy_after=NEVER),
+    "+ who comes meanwhile": lambda: Part(standing=1.0, copy_after=NEVER),
+    "+ decoding together": lambda: Part(standing=1.0, together=1.0, copy_after=NEVER),
     "+ later users of a copy": Preble,
 }
 KNOBS: dict[str, Callable[[], Policy]] = {
     "ttft_weight 1.5": lambda: Preble(ttft_weight=1.5),
     "ttft_weight 4.5": lambda: Preble(ttft_weight=4.5),
-    "crowding 1": lambda: Preble(crowding=1.0),
-    "crowding 3": lambda: Preble(crowding=3.0),
-    "reuse 0.05": lambda: Preble(reuse=0.05),
-    "reuse 0.15": lambda: Preble(reuse=0.15),
+    "crowding 2": lambda: Preble(crowding=2.0),
+    "crowding 6": lambda: Preble(crowding=6.0),
+    "copy_after 10": lambda: Preble(copy_after=10.0),
+    "copy_after 30": lambda: Preble(copy_after=30.0),
 }
 VARIANTS = STEPS | KNOBS
 

@@ -44,7 +44,7 @@ def test_the_delay_is_the_sum_of_its_five_terms() -> None:
     made = cluster(A, B)
     ask(made, "waits", tokens(1, 300), only=A)
     placement = ask(made, "q", tokens(2, 200), now=10.0)
-    v, crowding = 4.0, 2.0
+    v, crowding = 4.0, 4.0
     rate = 1 / 10.0 / 2  # one request in ten seconds, on two replicas
     on_a, on_b = candidate(placement, A), candidate(placement, B)
     assert on_a.load_s == pytest.approx(v * 0.3 + 2 * DEFAULT_OUTPUT_TOKENS * 1 * 0.001)
@@ -73,10 +73,10 @@ def test_a_prefix_is_exploited_until_waiting_for_it_costs_more_than_computing_it
     ask(made, "first", tokens(1, 1000), only=A)
     made.on_first_token(RequestId("first"), 1.0)
     made.on_finish(RequestId("first"), 1, 1.0)
-    assert ask(made, "hit", [*tokens(1, 1000), 1], now=2.0).reason is Reason.EXPLOIT
+    assert ask(made, "hit", [*tokens(1, 1000), 1], now=20.0).reason is Reason.EXPLOIT
     for i in range(3):
-        ask(made, f"crowd {i}", tokens(2 + i, 900), now=2.0, only=A)
-    away = ask(made, "away", [*tokens(1, 1000), 2], now=2.0)
+        ask(made, f"crowd {i}", tokens(2 + i, 900), now=20.0, only=A)
+    away = ask(made, "away", [*tokens(1, 1000), 2], now=20.0)
     assert (away.replica_id, away.reason) == (B, Reason.REPLICATE)
 
 
@@ -88,16 +88,16 @@ def test_what_many_requests_use_is_cheap_to_copy_and_their_own_part_is_not() -> 
         made.on_first_token(RequestId(f"q{i}"), i + 0.5)
         made.on_finish(RequestId(f"q{i}"), 1, i + 0.9)
     placement = ask(made, "next", [*shared, *tokens(50, 100)], now=20.0)
-    uses = 0.1 * 20 / (1 + 1)
-    price = 0.1 + 1.0 / (1 + uses)  # its own 100 tokens, and the shared part of the 1000
+    uses = 20 / ((1 + 1) * 20)
+    price = 0.1 + 1.0 / (1 + uses**2)  # its own 100 tokens, and the shared part of the 1000
     rate = 20 / 20.0 / 2
-    assert candidate(placement, A).prefill_s == pytest.approx(0.1 * 4 + 8 * rate * 0.1 * 0.05)
-    assert candidate(placement, B).prefill_s == pytest.approx(price * 4 + 8 * rate * price * price / 2)
+    assert candidate(placement, A).prefill_s == pytest.approx(0.1 * 4 + 16 * rate * 0.1 * 0.05)
+    assert candidate(placement, B).prefill_s == pytest.approx(price * 4 + 16 * rate * price * price / 2)
 
 
 def test_a_hot_prefix_is_on_every_replica_before_its_holder_is_saturated() -> None:
     made = cluster(A, B, C)
-    for i in range(60):
+    for i in range(150):
         now = i * 0.5
         ask(made, f"q{i}", [*tokens(1, 1000), *tokens(2 + i, 10)], now=now)
         made.on_first_token(RequestId(f"q{i}"), now + 0.04)

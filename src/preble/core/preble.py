@@ -17,9 +17,9 @@ the delay is the sum of
   + M_i                              what must be evicted for it will be computed again (E2's M)
 
 A prefix that many requests use is not paid for by the one that first takes it to a further replica. Of a piece of the
-prompt that another replica holds and i does not, P_i counts the part 1 / (1 + reuse u / (h + 1)): u requests of the
-window use the piece, h replicas hold it. So what is hot is replicated before its holders are saturated, and what is
-used now and then stays where it is.
+prompt that another replica holds and i does not, P_i counts the part 1 / (1 + x^2), x = u / ((h + 1) copy_after): u
+requests of the window use the piece, h replicas hold it. So what is hot is replicated before its holders are saturated,
+and what is used now and then stays where it is, which leaves the other caches to other prefixes.
 
 Why each term is there, what it gains and what else was tried: docs/decisions/0008.
 """
@@ -37,17 +37,17 @@ class Preble:
 
     `ttft_weight`: how many seconds of decoding a user would give for a second less before the first token. `crowding`:
     how much longer the queue of a loaded replica lasts than the work that is in it now, since more arrives meanwhile
-    (1 / (1 - utilisation), here for a replica that is half busy). `reuse`: which part of the requests that share a
-    prefix is expected to use a further copy.
+    (1 / (1 - utilisation), here for a replica that is busy for three quarters of the time). `copy_after`: how many
+    requests of the window each copy of a prefix has to serve for a further one to count half.
     """
 
     def __init__(
-        self, name: str = "preble", *, ttft_weight: float = 3.0, crowding: float = 2.0, reuse: float = 0.1
+        self, name: str = "preble", *, ttft_weight: float = 3.0, crowding: float = 4.0, copy_after: float = 20.0
     ) -> None:
         self.name = name
         self._ttft_value = 1.0 + ttft_weight
         self._crowding = crowding
-        self._reuse = reuse
+        self._copy_after = copy_after
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """The replica where the request adds the least delay."""
@@ -91,8 +91,8 @@ class Preble:
                 break
             tokens = min(node.end, best) - max(node.start, matched)
             if tokens > 0:
-                uses = self._reuse * node.num_shares / (node.full_holders.bit_count() + 1)
-                paid_by_others += tokens * uses / (1.0 + uses)
+                uses = node.num_shares / ((node.full_holders.bit_count() + 1) * self._copy_after)
+                paid_by_others += tokens * uses * uses / (1.0 + uses * uses)
         return whole_s * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
 
 
