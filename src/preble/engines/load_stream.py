@@ -18,8 +18,9 @@ from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineLoad
 from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Subscription
 
-TICK_S = 0.1
-"""How often we look. An engine pushes after every prefill batch; who looks at a gauge needs no more than this."""
+TICK_S = 0.25
+"""How often we look. An engine pushes after every prefill batch, which a gauge need not show, and waking up for each
+would cost a gateway of many replicas more than the load is worth."""
 
 MAX_READINGS = 256
 """Taken in one look, so that a publisher gone mad cannot keep the event loop."""
