@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import importlib
 import os
+import tomllib
+from pathlib import Path
 
 import pytest
 
-COMPILED = ("belief", "fleet", "global_scheduler", "holdings", "load_window", "policy", "prefix_index", "radix_tree")
+from preble.core.rebalance import RebalanceSettings
+from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
+from preble.decisions.reader import LogReader
+from preble.decisions.replay import Replay
+from preble.decisions.settings import SchedulerSettings
+from support.logs import PROFILE, Recording
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+BUILD = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+COMPILED = [Path(path).stem for path in BUILD["hooks"]["mypyc"]["include"]]
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_the_core_is_what_this_run_is_to_test(name: str) -> None:
     path = importlib.import_module(f"preble.core.{name}").__file__
     assert path is not None and path.endswith(".so" if os.environ.get("PREBLE_TEST_NATIVE") == "1" else ".py")
+
+
+@pytest.mark.parametrize("policy", ["preble", "e2"])
+def test_a_decision_log_is_read_and_replayed(tmp_path: Path, policy: str) -> None:
+    settings = SchedulerSettings(policy=policy, rebalance=RebalanceSettings(threshold=2.0))
+    recording = Recording(settings)
+    scheduler = recording.scheduler
+    for name in ("a", "b"):
+        scheduler.add_replica(ReplicaSpec(ReplicaId(name), 64), 0.0)
+    for i in range(4):
+        scheduler.place(Request.of(f"q{i}", range(20 + i)), 1.0 + i)
+        scheduler.on_finish(RequestId(f"q{i}"), 5, 1.5 + i)
+    log = LogReader(recording.written_to(tmp_path / "log.jsonl"))
+    assert (log.header.settings, log.header.profile) == (settings, PROFILE)
+    result = Replay(log).run()
+    assert (result.compared, result.difference) == (4, None)
