@@ -223,7 +223,8 @@ class ClusterView:
         matched = self._matched.get(slot)
         if matched is None:
             held = self._index.matched_on(self._match, slot) if self._trusted >> slot & 1 else 0
-            matched = self._matched[slot] = self._usable(held, slot)
+            block_size = self._fleet.block_size[slot]
+            matched = self._matched[slot] = min(held, self._max_matched) // block_size * block_size
         return matched
 
     def prefill_s(self, matched_tokens: int) -> float:
@@ -238,11 +239,13 @@ class ClusterView:
         """As `matched_on`, for each of several replicas. O(replicas + depth)."""
         if len(slots) <= 2:
             return [self.matched_on(slot) for slot in slots]
-        matched = [0] * len(self._fleet.ids)
+        limit, sizes = self._max_matched, self._fleet.block_size
+        held = [0] * len(sizes)
         for mask, tokens in self._index.matched_tokens(self._match, self._trusted):
+            usable = min(tokens, limit)
             for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
-                matched[slot] = tokens
-        return [self._usable(matched[slot], slot) if matched[slot] else 0 for slot in slots]
+                held[slot] = usable
+        return [held[slot] // sizes[slot] * sizes[slot] for slot in slots]
 
     def costs(self, slots: Sequence[int]) -> CostTable:
         """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
@@ -268,18 +271,23 @@ class ClusterView:
             prefill_s=prefill_s,
         )
 
-    def _usable(self, matched: int, slot: int) -> int:
-        block_size = self._fleet.block_size[slot]
-        return min(matched, max(self._num_tokens - 1, 0)) // block_size * block_size
+    @property
+    def _max_matched(self) -> int:
+        """The last token of a prompt is always computed."""
+        return max(self._num_tokens - 1, 0)
 
     def _eviction_s(self, slots: Sequence[int], matched: Sequence[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
         num_tokens, outputs, capacity = self._num_tokens, self.mean_output_tokens, self._fleet.capacity
-        used = self._index.used_tokens
-        costs_s = []
-        for slot, tokens in zip(slots, matched, strict=True):
-            excess = used(slot) + num_tokens - tokens + round(outputs[slot]) - capacity[slot]
-            costs_s.append(self._eviction_cost_s(slot, int(excess)) if excess > 0 else 0.0)
+        index = self._index
+        costs_s = [0.0] * len(slots)
+        for i in range(len(slots)):
+            slot = slots[i]
+            excess = index.used_tokens(slot) + num_tokens - matched[i] - capacity[slot]
+            if excess + outputs[slot] > 0:  # where everything fits, which is usual, there is nothing more to ask
+                excess += round(outputs[slot])
+                if excess > 0:
+                    costs_s[i] = self._eviction_cost_s(slot, int(excess))
         return costs_s
 
     def _eviction_cost_s(self, slot: int, excess: int) -> float:
@@ -310,8 +318,8 @@ class CostTable(Sequence[Candidate]):
 
     def cheapest(self, rng: Random) -> int:
         """The slot with the lowest cost, ties at random."""
-        costs = map(sum, zip(self._load_s, self._eviction_s, self._prefill_s, strict=True))
-        return lowest(self._slots, costs, rng)
+        load_s, eviction_s, prefill_s = self._load_s, self._eviction_s, self._prefill_s
+        return lowest(self._slots, [load_s[i] + eviction_s[i] + prefill_s[i] for i in range(len(load_s))], rng)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -336,11 +344,7 @@ def lowest(slots: Iterable[int], costs: Iterable[float], rng: Random) -> int:
     >>> lowest([0, 3], [2.0, 1.0], Random(0))
     3
     """
-    best: list[int] = []
-    best_cost = float("inf")
-    for slot, cost in zip(slots, costs, strict=True):
-        if cost < best_cost:
-            best, best_cost = [slot], cost
-        elif cost == best_cost:
-            best.append(slot)
+    known = list(costs)
+    lowest_cost = min(known)
+    best = [slot for slot, cost in zip(slots, known, strict=True) if cost == lowest_cost]
     return best[0] if len(best) == 1 else rng.choice(best)
