@@ -1,12 +1,13 @@
 """How fast the global scheduler places requests, and how that grows.
 
-Everything is on (E2 with rebalancing, replication and prefill/decode balance), and everything a request causes is in
+Everything is on (of E2: rebalancing, replication and prefill/decode balance), and everything a request causes is in
 the time: its placement, first token, end, the evictions that make room for it, and timers. The tokens are given. The
 traces have the sizes and sharing of Table 1 of the paper and go on without end: some prefixes are in use at a time,
 each for as many requests as the table says, then another takes its place. The garbage collector is set as in a gateway.
 
     python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
     python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json
+    python benchmarks/micro/place.py --policy preble
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from preble.core import global_scheduler
 from preble.core.cost_model import CostModel
 from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.policies import make_policy, policy_names
 from preble.core.types import (
     TOKEN_BYTES,
     BlocksEvicted,
@@ -42,6 +43,7 @@ from preble.gateway.collector import calm_collector
 from preble.profiles import load_profile
 
 BLOCK = 16
+DEFAULT_POLICY = "e2"
 LATENCY_S = 2.0
 """Between a request's placement and its end; its first token comes after a quarter of that."""
 
@@ -158,12 +160,22 @@ class Clock:
 class Run:
     """One trace through one scheduler."""
 
-    def __init__(self, trace: str, replicas: int, requests: int, evictions: str, budget_mib: float, seed: int) -> None:
+    def __init__(
+        self,
+        trace: str,
+        replicas: int,
+        requests: int,
+        evictions: str,
+        budget_mib: float,
+        seed: int,
+        *,
+        policy: str = DEFAULT_POLICY,
+    ) -> None:
         self.shape, self.trace, self.num_requests, self.evictions = SHAPES[trace], trace, requests, evictions
         self.budget_mib = budget_mib
         profile = load_profile("a6000-mistral-7b")
         self.scheduler = GlobalScheduler(
-            make_policy("e2"), CostModel(profile), seed=seed, index_budget_bytes=int(budget_mib * 2**20)
+            make_policy(policy), CostModel(profile), seed=seed, index_budget_bytes=int(budget_mib * 2**20)
         )
         names = [ReplicaId(f"replica-{i}") for i in range(replicas)]
         reports = evictions == "events"
@@ -285,6 +297,7 @@ def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--policy", choices=policy_names(), default=DEFAULT_POLICY, metavar="NAME", help="default: e2")
     parser.add_argument("--trace", choices=SHAPES, action="append", help="default: both")
     parser.add_argument("--replicas", type=int, action="append", help="default: 4, 64 and 400")
     parser.add_argument("--requests", type=int, action="append", help="default: 5000")
@@ -304,7 +317,15 @@ def main() -> None:
             print(f"{trace}: {measured:.2f} bytes in memory a packed token byte, {counted:.2f} as counted")
         return
     results = [
-        Run(trace, replicas, requests, arguments.evictions, arguments.budget_mib, arguments.seed).measure()
+        Run(
+            trace,
+            replicas,
+            requests,
+            arguments.evictions,
+            arguments.budget_mib,
+            arguments.seed,
+            policy=arguments.policy,
+        ).measure()
         for trace in traces
         for requests in arguments.requests or [5000]
         for replicas in arguments.replicas or [4, 64, 400]
@@ -312,7 +333,7 @@ def main() -> None:
     if arguments.json:
         machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
         core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
-        head = {"machine": machine, "core": core, "seed": arguments.seed}
+        head = {"machine": machine, "core": core, "policy": arguments.policy, "seed": arguments.seed}
         print(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=1))
     else:
         print("\r" + HEADER, *map(row, results), sep="\n")
