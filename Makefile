@@ -117,8 +117,8 @@ docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you
 reference: $(DEV) ## Write the generated reference pages anew (docs/reference/cli.md)
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
 
-bench: $(DEV) native ## The micro-benchmarks (benchmarks/micro), one after another, on the compiled core
-	@for f in benchmarks/micro/*.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done
+bench: $(DEV) native ## The micro-benchmarks and the bound of preble against least load, on the compiled core
+	@for f in benchmarks/micro/*.py benchmarks/repro/bound.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done
 
 repro: $(DEV) ## Simulate and draw anew what docs/concepts/rebalancing.md shows (about 3 minutes)
 	@for f in benchmarks/repro/burst.py benchmarks/repro/hot_prefix.py; do echo "== $$f"; $(BIN)/python "$$f"; done
