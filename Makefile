@@ -16,7 +16,7 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
-NATIVE_TESTS := tests/native $(addprefix tests/unit/test_,e2.py rebalance.py known_defects.py) \
+NATIVE_TESTS := tests/native $(addprefix tests/unit/test_,e2.py preble_policy.py rebalance.py known_defects.py) \
 	$(addprefix tests/property/test_,global_scheduler.py radix_tree.py)
 CONSTRAINTS := requirements/constraints.txt
 # pip compiles what it installs: without .pyc files every start is twice as slow.
