@@ -1,7 +1,7 @@
 """What each term of the policy `preble` gains, and what its knobs being off by half costs (docs/decisions/0008).
 
     python benchmarks/repro/policy_steps.py            # about ten minutes on two cores
-    python benchmarks/repro/policy_steps.py --table    # the tables of the results that are there
+    python benchmarks/repro/policy_steps.py --draw     # fill in the page from the results that are there
 
 Mean E2E and p99 of TTFT on four A6000 replicas with Mistral-7B near saturation, as multiples of those of `preble`.
 Seeds 0 and 1; the evaluation reports on others. Results: benchmarks/results/policy_steps.json.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -26,7 +27,9 @@ from preble.sim import SimConfig, simulate
 from preble.sim.memory import fewer_collections
 from preble.workloads import WorkloadPlan
 
-RESULTS = Path(__file__).parents[1] / "results" / "policy_steps.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "policy_steps.json"
+PAGE = ROOT / "docs" / "decisions" / "0008-the-policy-preble.md"
 SEEDS = (0, 1)
 NEVER = math.inf
 WORKLOADS = {
@@ -101,10 +104,19 @@ def table(found: dict[str, dict[str, list[float]]], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def filled(page: str) -> str:
+    """The page with the tables of the kept results between its markers."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    for name, variants in (("steps", STEPS), ("knobs", KNOBS)):
+        between = f"<!-- {name} -->\n{table(found, list(variants))}\n<!-- end -->"
+        page = re.sub(f"<!-- {name} -->\n.*?<!-- end -->", lambda _, text=between: text, page, flags=re.DOTALL)
+    return page
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="only print the tables")
-    if not parser.parse_args().table:
+    parser.add_argument("--draw", action="store_true", help="only fill in the page")
+    if not parser.parse_args().draw:
         jobs = list(product(VARIANTS, WORKLOADS, SEEDS))
         with ProcessPoolExecutor() as pool:
             measured = list(pool.map(measure, *zip(*jobs, strict=True)))
@@ -114,8 +126,7 @@ def main() -> None:
             for name in VARIANTS
         }
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    print(table(found, list(STEPS)), table(found, list(KNOBS)), sep="\n\n")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
