@@ -111,7 +111,7 @@ async def test_a_killed_replica_is_noticed_and_can_be_started_again_at_its_addre
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from preble.engines.launch import Fleet, LaunchOptions
 
@@ -122,6 +122,7 @@ async def main():
         print(*[replica.pid for replica in fleet.replicas], flush=True)
         await asyncio.Event().wait()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without it
 try:
     asyncio.run(main())
 except KeyboardInterrupt:
