@@ -16,7 +16,16 @@ from preble.core.global_scheduler import GlobalScheduler
 from preble.core.local_scheduler import LocalScheduler
 from preble.core.policies import make_policy
 from preble.core.radix_tree import Match, Node
-from preble.core.types import BlocksStored, Placement, ReplicaId, ReplicaSpec, Request, RequestId, unpack_tokens
+from preble.core.types import (
+    BlocksStored,
+    Placement,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+    unpack_tokens,
+)
 
 REPLICAS = tuple(ReplicaId(name) for name in "ABC")
 KV_TOKENS = 7_000
@@ -162,7 +171,6 @@ class Cluster:
                 replica_id=replica_id,
                 num_blocks=KV_TOKENS // BLOCK_TOKENS,
                 block_size=BLOCK_TOKENS,
-                output_token=lambda _request, position: position,
             )
 
     def serve(self, ask: Ask) -> Step:
@@ -203,14 +211,14 @@ class Cluster:
 
     def _compute(self, request: Request, replica_id: ReplicaId, now: float) -> None:
         engine = self._engines[replica_id]
-        engine.add(request, OUTPUT_TOKENS, now)
+        engine.add(request, pack_tokens(range(OUTPUT_TOKENS)), now)
         cached_tokens: int | None = None
         while (batch := engine.next_batch(now)) is not None:
             chunks = [(chunk.new_tokens, chunk.tokens_before) for chunk in batch.prefills]
             now += self._model.iteration_s(chunks, len(batch.decodes), batch.decode_context_tokens)
             result = engine.complete(batch, now)
             self._report(engine, now)
-            if result.tokens:
+            if result.prefilled:
                 self.scheduler.on_first_token(request.request_id, now)
             cached_tokens = next((finished.num_cached_tokens for finished in result.finished), cached_tokens)
         self.scheduler.on_finish(RequestId(request.request_id), OUTPUT_TOKENS, now, cached_tokens=cached_tokens)
