@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,13 @@ async def test_no_replica_outlives_a_parent_that_is_killed(
     parent.send_signal(number)
     await parent.wait()
     await eventually(lambda: not any(is_running(pid) for pid in pids), "no replica is left")
+
+
+@pytest.mark.parametrize(("guard_pid", "status"), [("os.getppid()", 0), ("os.getpid()", -signal.SIGKILL)])
+def test_a_program_whose_guard_was_killed_while_it_started_does_not_start(guard_pid: str, status: int) -> None:
+    """It is too late then for the kernel to tell it of the guard's death."""
+    started = f"import os; from preble.engines.guard import prepare_program; prepare_program({guard_pid})"
+    assert subprocess.run([sys.executable, "-c", started], check=False).returncode == status
 
 
 def test_a_missing_program_says_what_to_do(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,13 +72,13 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    grace_s, command = float(argv[0]), argv[1:]
+    grace_s, command, own_pid = float(argv[0]), argv[1:], os.getpid()
     program = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         start_new_session=True,
-        preexec_fn=prepare_program,  # noqa: PLW1509 (no thread runs yet)
+        preexec_fn=lambda: prepare_program(own_pid),  # noqa: PLW1509 (no thread runs yet)
     )
     print(program.pid, flush=True)
     threading.Thread(target=stop_at_end_of_input, args=(program, grace_s), daemon=True).start()
@@ -88,11 +88,14 @@ def main(argv: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def prepare_program() -> None:
+def prepare_program(guard_pid: int) -> None:
+    """In the program's process, before it is the program: should even the guard be killed, the program goes with it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Should even this guard be killed, the program goes with it.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A guard that was killed before the line above took effect cannot be waited for any more.
+    if os.getppid() != guard_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
