@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation_cases import CASES, Case
+from page import filled, markdown
 
 from preble.bench.compare import CompareResult, Run, compare, read_result
 from preble.bench.compare.figures import capacity_drawing, curve_drawing
@@ -34,23 +34,10 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "evaluation"
 PAGE = ROOT / "docs" / "evaluation.md"
 FIGURES = ROOT / "docs" / "evaluation"
-MARKERS = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-
-NOT_RUN = "*Not run yet.*\n"
 
 
 def result_path(case: Case) -> Path:
     return RESULTS / f"{case.name}.json"
-
-
-def markdown(table: Table) -> str:
-    """A table with its caption below; marked rows are in italics."""
-    rows = [
-        "| " + " | ".join(f"*{cell}*" if number in table.marked else str(cell) for cell in row) + " |"
-        for number, row in enumerate(table.rows)
-    ]
-    head = "| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns)
-    return "\n".join([head, *rows]) + f"\n\n{table.caption}\n"
 
 
 def latency_table(result: CompareResult, workload: str) -> Table:
@@ -140,11 +127,6 @@ def tables(results: dict[str, CompareResult]) -> dict[str, str]:
         made[f"{name}-capacity"] = markdown(ranking_table(result, workload)) + (f"\n{warning}\n" if warning else "")
         made[f"{name}-latency"] = markdown(latency_table(result, workload))
     return made
-
-
-def filled(page: str, made: dict[str, str]) -> str:
-    """The page with its tables replaced by these; where there is none of that name, it says so."""
-    return MARKERS.sub(lambda match: f"{match[1]}{made.get(match['name'], NOT_RUN)}{match[3]}", page)
 
 
 def draw(results: dict[str, CompareResult]) -> None:
