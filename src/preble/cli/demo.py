@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,15 +12,13 @@ import click
 
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT
 from preble.cli.running import run_cancellable
-from preble.errors import ConfigError, EngineTimeout
+from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchSettings
-    from preble.engines.launch import Fleet, LaunchOptions
+    from preble.engines.launch import LaunchOptions
 
 POLICIES = ("round_robin", "e2")
-JOIN_TIMEOUT_S = 60.0
-"""For every replica to have joined the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +135,7 @@ async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, pol
     import msgspec
 
     from preble.bench import BenchRun, plan
+    from preble.bench.gateway import started_gateway
     from preble.bench.progress import request_progress
     from preble.bench.warmup import warm_up
     from preble.engines.launch import Fleet
@@ -149,8 +144,9 @@ async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, pol
     async with Fleet(_launch_options(engine, scenario, out / "logs" / policy)) as fleet:
         _say(f"{policy}: warming the engines up with unrelated prompts")
         await warm_up(fleet.urls)
-        async with _gateway(fleet, scenario, policy, out / "logs" / policy / "gateway.log") as url:
-            here = msgspec.structs.replace(settings, url=url, replicas=tuple(fleet.urls))
+        log_path = out / "logs" / policy / "gateway.log"
+        async with started_gateway(fleet.urls, _gateway_args(scenario, policy), log_path) as gateway:
+            here = msgspec.structs.replace(settings, url=gateway.url, replicas=tuple(fleet.urls))
             run = BenchRun(here, plan(here))
             with request_progress(policy, run.num_requests) as on_record:
                 await run.run(on_record)
@@ -171,43 +167,9 @@ def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOpt
     )
 
 
-@asynccontextmanager
-async def _gateway(fleet: Fleet, scenario: Scenario, policy: str, log_path: Path) -> AsyncIterator[str]:
-    """A gateway in a process of its own, every replica joined; gives its URL.
-
-    Raises: EngineError: it does not start, or replicas do not join it.
-    """
-    from preble.engines.commands import Command
-    from preble.engines.launch import ReplicaProcess
-
-    argv = [sys.executable, "-m", "preble", "serve", "--port", "0", "--policy", policy, "--profile", scenario.profile]
-    for url in fleet.urls:
-        argv += ["--replica", url]
-    if scenario.model is not None:
-        argv += ["--tokenizer", str(scenario.model)]
-    gateway = ReplicaProcess("gateway", Command(tuple(argv), dict(os.environ), None), log_path)
-    try:
-        await gateway.start()
-        await gateway.wait_ready(JOIN_TIMEOUT_S)
-        await _until_joined(gateway.url, len(fleet.urls))
-        yield gateway.url
-    finally:
-        await gateway.stop()
-
-
-async def _until_joined(url: str, num_replicas: int) -> None:
-    """Return when the gateway has that many live replicas. Raises: EngineTimeout: not in JOIN_TIMEOUT_S."""
-    import aiohttp
-
-    joined = None
-    try:
-        async with asyncio.timeout(JOIN_TIMEOUT_S), aiohttp.ClientSession() as session:
-            while joined != num_replicas:
-                async with session.get(f"{url}/ready") as response:
-                    joined = (await response.json())["replicas"]
-                await asyncio.sleep(0.1)
-    except TimeoutError as error:
-        raise EngineTimeout(f"{joined} of {num_replicas} replicas joined within {JOIN_TIMEOUT_S:g} s") from error
+def _gateway_args(scenario: Scenario, policy: str) -> list[str]:
+    args = ["--policy", policy, "--profile", scenario.profile]
+    return args if scenario.model is None else [*args, "--tokenizer", str(scenario.model)]
 
 
 def _write(engine: str, results: Mapping[str, BenchResult], out: Path) -> None:
