@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation_cases import CASES, Case
-from page import filled, markdown
+from page import NOT_RUN, filled, markdown
 
 from preble.bench.compare import CompareResult, Run, compare, read_result
 from preble.bench.compare.figures import capacity_drawing, curve_drawing
@@ -117,7 +117,9 @@ def overview_table(results: dict[str, CompareResult], group: str) -> Table:
 
 def tables(results: dict[str, CompareResult]) -> dict[str, str]:
     """What stands between the markers of the page, by name."""
-    made = {"paper": markdown(paper_table(results))}
+    made = {f"{name}-{what}": NOT_RUN for name in CASES for what in ("capacity", "latency")}
+    made |= {f"overview-{case.group}": NOT_RUN for case in CASES.values()}
+    made["paper"] = markdown(paper_table(results))
     for group in sorted({case.group for case in CASES.values()}):
         if any(case.group == group and case.name in results for case in CASES.values()):
             made[f"overview-{group}"] = markdown(overview_table(results, group))

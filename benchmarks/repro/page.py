@@ -9,11 +9,14 @@ from preble.report import Table
 
 MARKERS = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 NOT_RUN = "*Not run yet.*\n"
+"""In place of a table whose results are not there."""
 
 
 def filled(page: str, made: Mapping[str, str]) -> str:
-    """The page with its tables replaced by these; where there is none of that name, it says so."""
-    return MARKERS.sub(lambda match: f"{match[1]}{made.get(match['name'], NOT_RUN)}{match[3]}", page)
+    """The page with these tables in place of those of their names; what other scripts fill in stays as it is."""
+    return MARKERS.sub(
+        lambda match: match[1] + made[match["name"]] + match[3] if match["name"] in made else match[0], page
+    )
 
 
 def markdown(table: Table) -> str:
