@@ -16,8 +16,9 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
-NATIVE_TESTS := tests/native $(addprefix tests/unit/test_,e2.py preble_policy.py rebalance.py known_defects.py) \
-	$(addprefix tests/property/test_,global_scheduler.py radix_tree.py)
+NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py preble_policy.py rebalance.py known_defects.py \
+	block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py radix_tree.py \
+	local_scheduler.py local_fairness.py)
 CONSTRAINTS := requirements/constraints.txt
 # pip compiles what it installs: without .pyc files every start is twice as slow.
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
@@ -66,7 +67,7 @@ $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py)
 native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
 
 # The same tests of the core, on the compiled one. Where there is no compiler they are left out; with CI=true that fails.
-test-native: ## The tests of the global scheduler on the compiled core
+test-native: ## The tests of both halves of the core on the compiled one
 	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
 	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider $(NATIVE_TESTS); fi
 
