@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from preble.bench.compare import ComparePlan
 from preble.core.policies import policy_names
@@ -16,10 +18,11 @@ from preble.workloads import WorkloadPlan
 
 ABLATION = ("e2_per_request", "e2_rebalance")
 EVERY_POLICY = tuple(name for name in policy_names() if name not in ABLATION)
-FEW = ("preble", "e2", "least_load", "round_robin", "lmetric", "dynamo_kv")
+FEW = ("preble", "e2", "sticky_until_saturated", "llmd_blend", "lmetric", "least_load", "round_robin")
 BASIC = ("preble", "e2", "least_load", "round_robin")
-SEEDS = (10, 11)
-"""Of everything on the page. The policy `preble` was chosen on seeds 0 to 3 and other generators (decision 0008)."""
+SEEDS = (10, 11, 12, 13)
+THREE = SEEDS[:3]
+"""Of what is on the page. The policy `preble` was chosen on seeds 0 to 3 and other generators (decision 0008)."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,13 @@ class Case:
     """One comparison.
 
     `group`: which table of the page it belongs to. `source`: the workload, `{data}` being the folder of real traces.
-    `rates`: requests a second. `ttft_s`: bound on the p99 of TTFT: 2 s where prompts are short, and where computing
-    the longest prompts takes longer than that, about twice as long as that takes. `cluster`, `workload_options`:
-    fields of `SimConfig` and `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
+    `rates`: requests a second. `ttft_s`: bound on the p99 of TTFT: 2 s where prompts are short, where computing the
+    longest prompts takes longer than that, about twice as long as that takes, and 1 s in sessions, each request of
+    which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
+    `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
+
+    Videos and documents are a fixed number (`num_prefixes`). Without it more requests ask for more of them, all in
+    random order, so that a longer run would be another workload, of which less and less fits into the caches.
     """
 
     name: str
@@ -67,226 +74,181 @@ class Case:
 
 
 PAPER = "1.5 to 14.5, 2 to 10"
+PAPER_PROGRAMMING = "1.56 to 1.8, 3 to 4"
 _FOUR = "4 x A6000, Mistral-7B"
-_CASES = (
-    Case("toolbench", f"tool use, {_FOUR}", "four", "toolbench", 2500, (30, 45, 60, 75), paper=PAPER),
-    Case("agent", f"embodied agent, {_FOUR}", "four", "agent", 3000, (60, 100, 140), seeds=(10,), paper=PAPER),
-    Case(
-        "programming",
-        f"programming, {_FOUR}",
-        "four",
-        "programming",
-        1500,
-        (15, 25, 35, 45),
-        paper="1.56 to 1.8, 3 to 4",
-    ),
-    Case("video", f"video, {_FOUR}", "four", "video", 1000, (3, 4.5, 6, 7.5), ttft_s=15.0, paper=PAPER),
-    Case("longdoc", f"long documents, {_FOUR}", "four", "longdoc", 500, (2, 4, 6, 8), ttft_s=20.0, paper=PAPER),
-    Case("multiturn", f"conversations, {_FOUR}", "four", "multiturn", 2500, (40, 70, 100), seeds=(10,)),
-    Case(
-        "toolbench-2",
-        "tool use, 2 x A6000, Mistral-7B",
-        "two",
-        "toolbench",
-        1500,
-        (15, 25, 35),
-        policies=BASIC,
-        replicas=2,
-        paper=PAPER,
-    ),
-    Case(
-        "agent-2",
-        "embodied agent, 2 x A6000, Mistral-7B",
-        "two",
-        "agent",
-        2500,
-        (50, 80),
-        policies=BASIC,
-        replicas=2,
-        paper=PAPER,
-    ),
-    Case(
-        "programming-2",
-        "programming, 2 x A6000, Mistral-7B",
-        "two",
-        "programming",
-        1000,
-        (8, 14, 20),
-        policies=BASIC,
-        replicas=2,
-        paper="1.56 to 1.8, 3 to 4",
-    ),
-    Case(
-        "video-2",
-        "video, 2 x A6000, Mistral-7B",
-        "two",
-        "video",
-        600,
-        (1.5, 2.5, 3.5),
-        ttft_s=15.0,
-        policies=BASIC,
-        replicas=2,
-        paper=PAPER,
-    ),
-    Case(
-        "longdoc-2",
-        "long documents, 2 x A6000, Mistral-7B",
-        "two",
+
+
+def _main() -> Iterator[Case]:
+    """The paper's workloads and conversations on four replicas, every policy."""
+
+    def case(name: str, what: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, f"{what}, {_FOUR}", "four", name, requests, rates, **{"paper": PAPER} | other)
+
+    yield case("toolbench", "tool use", 3000, (30, 45, 60, 75))
+    yield case("video", "video", 2100, (2, 4, 6, 8), ttft_s=15.0, workload_options={"num_prefixes": 116}, seeds=THREE)
+    yield case("programming", "programming", 1600, (15, 25, 35, 45), paper=PAPER_PROGRAMMING)
+    yield case(
         "longdoc",
-        300,
-        (1, 2, 3),
-        ttft_s=20.0,
-        policies=BASIC,
-        replicas=2,
-        paper=PAPER,
-    ),
-    Case(
-        "toolbench-70b",
-        "tool use, 2 x (TP2 H100), Llama-3-70B",
-        "70b",
-        "toolbench",
+        "long documents",
         1500,
-        (20, 35, 50),
-        policies=BASIC,
-        replicas=2,
-        profile="h100x2-llama-3-70b",
-        paper=PAPER,
-    ),
-    Case(
-        "video-70b",
-        "video, 2 x (TP2 H100), Llama-3-70B",
-        "70b",
-        "video",
-        600,
-        (2, 4, 6),
-        ttft_s=15.0,
-        policies=BASIC,
-        replicas=2,
-        profile="h100x2-llama-3-70b",
-        paper=PAPER,
-    ),
-    Case(
-        "programming-70b",
-        "programming, 2 x (TP2 H100), Llama-3-70B",
-        "70b",
-        "programming",
-        1000,
-        (10, 20, 30),
-        policies=BASIC,
-        replicas=2,
-        profile="h100x2-llama-3-70b",
-        paper="1.56 to 1.8, 3 to 4",
-    ),
-    Case(
-        "longdoc-70b",
-        "long documents, 2 x (TP2 H100), Llama-3-70B",
-        "70b",
-        "longdoc",
-        300,
-        (1.5, 3, 4.5),
+        (0.8, 2, 3.5, 5),
         ttft_s=20.0,
-        policies=BASIC,
-        replicas=2,
-        profile="h100x2-llama-3-70b",
-        paper=PAPER,
-    ),
-    Case(
+        workload_options={"num_prefixes": 40},
+        seeds=THREE,
+    )
+    yield case("multiturn", "conversations", 4000, (40, 80, 120, 160), ttft_s=1.0, paper="")
+    yield case("agent", "embodied agent", 5000, (150, 300, 450, 600), ttft_s=1.0, seeds=THREE)
+
+
+def _harm() -> Iterator[Case]:
+    """What a policy for sharing may be bad at, every policy."""
+
+    def case(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, title, "harm", source, requests, rates, **other)
+
+    yield case("no-sharing", "no sharing at all", "unshared", 1200, (9, 12, 15, 18, 21))
+    yield case("hot-prefix", "one hot prefix", "toolbench", 2500, (60, 90, 120), workload_options={"num_prefixes": 1})
+    yield case(
+        "little-sharing", "26 % sharing, two replicas", "toolbench:0.3+unshared:0.7", 1000, (6, 9, 12, 15), replicas=2
+    )
+    yield case(
+        "on-off", "on-off bursts", "toolbench", 2500, (12, 20, 30, 40, 50), workload_options={"arrivals": "onoff"}
+    )
+    yield case(
+        "lost", "a replica lost", "toolbench", 2500, (25, 35, 45), cluster={"failures": (Failure.parse("20:lost:r1"),)}
+    )
+
+
+def _paper() -> Iterator[Case]:
+    """The paper's workloads on its smaller and its larger cluster."""
+
+    def cases(group: str, cluster: str, profile: str, rates: dict[str, tuple[float, ...]]) -> Iterator[Case]:
+        common = {"policies": BASIC, "replicas": 2, "profile": profile, "seeds": THREE, "paper": PAPER}
+        known = {
+            "toolbench": ("tool use", 2000, {}),
+            "agent": ("embodied agent", 4000, {"ttft_s": 1.0}),
+            "programming": ("programming", 1000, {"paper": PAPER_PROGRAMMING}),
+            "video": ("video", 1000, {"ttft_s": 15.0, "workload_options": {"num_prefixes": 58}}),
+            "longdoc": ("long documents", 1000, {"ttft_s": 20.0, "workload_options": {"num_prefixes": 20}}),
+        }
+        for source, of_it in rates.items():
+            what, requests, other = known[source]
+            yield Case(f"{source}-{group}", f"{what}, {cluster}", group, source, requests, of_it, **common | other)
+
+    yield from cases(
+        "2",
+        "2 x A6000, Mistral-7B",
+        "a6000-mistral-7b",
+        {
+            "toolbench": (15, 25, 35, 45),
+            "agent": (80, 160, 240, 320),
+            "programming": (4, 8, 14, 20),
+            "video": (1, 2, 3, 4),
+            "longdoc": (0.4, 1, 1.75, 2.5),
+        },
+    )
+    yield from cases(
+        "70b",
+        "2 x (TP2 H100), Llama-3-70B",
+        "h100x2-llama-3-70b",
+        {
+            "toolbench": (20, 35, 50, 65),
+            "video": (1.5, 3, 4.5, 6),
+            "programming": (10, 20, 30),
+            "longdoc": (0.8, 2, 3.5, 5),
+        },
+    )
+
+
+def _parts() -> Iterator[Case]:
+    """Recorded arrivals, and E2E's parts one by one."""
+    yield Case(
         "azure",
         "tool use + video at Azure's arrivals, 4 x A6000",
         "azure",
         "toolbench@{data}/traces/azure2023_code.csv.gz[200:2200]+video@{data}/traces/azure2023_conv.csv.gz[200:2200]",
         3000,
-        (4, 6, 8),
+        (3, 4, 6, 8),
         ttft_s=15.0,
         policies=FEW,
-    ),
-    Case(
+        seeds=THREE,
+    )
+    skewed = {"zipf": 1.1, "num_prefixes": 320}
+    yield Case(
         "ablation",
         "tool use with Zipf 1.1, 4 x A6000",
         "ablation",
         "toolbench",
         2500,
-        (20, 30, 40),
+        (20, 30, 40, 50),
         policies=("e2_per_request", "e2_rebalance", "e2", "preble", "round_robin", "least_load"),
-        workload_options={"zipf": 1.1, "num_prefixes": 320},
-    ),
-    Case(
+        workload_options=skewed,
+    )
+    yield Case(
         "ablation-groups",
         "the same with priority groups in each replica",
         "ablation",
         "toolbench",
         2500,
-        (20, 30, 40),
-        policies=("e2", "preble", "round_robin", "least_load"),
-        workload_options={"zipf": 1.1, "num_prefixes": 320},
+        (20, 30, 40, 50),
+        policies=BASIC,
+        workload_options=skewed,
         cluster={"order": QueueOrder.GROUPS},
-    ),
-    Case("no-sharing", "no sharing at all", "harm", "unshared", 1200, (12, 15, 18, 21)),
-    Case(
-        "hot-prefix", "one hot prefix", "harm", "toolbench", 2500, (60, 90, 120), workload_options={"num_prefixes": 1}
-    ),
-    Case(
-        "little-sharing",
-        "26 % sharing, two replicas",
-        "harm",
-        "toolbench:0.3+unshared:0.7",
-        1000,
-        (6, 9, 12),
-        replicas=2,
-    ),
-    Case("on-off", "on-off bursts", "harm", "toolbench", 2500, (20, 30, 40), workload_options={"arrivals": "onoff"}),
-    Case(
-        "lost",
-        "a replica lost",
-        "harm",
+    )
+
+
+def _scale() -> Iterator[Case]:
+    """More and fewer replicas, smaller and larger caches, other GPUs, traces and mixes; few policies."""
+
+    def case(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, title, "scale", source, requests, rates, policies=FEW, **{"seeds": THREE} | other)
+
+    yield case("size-2", "tool use, 2 replicas", "toolbench", 1500, (20, 30, 40), replicas=2)
+    yield case("size-8", "tool use, 8 replicas", "toolbench", 6000, (75, 110, 145), replicas=8)
+    yield case("size-32", "tool use, 32 replicas", "toolbench", 12_000, (300, 450, 600), replicas=32, seeds=SEEDS[:2])
+    yield case("tool-half", "tool use, half fits", "toolbench", 3000, (30, 45, 60), cluster={"kv_tokens": 40_000})
+    yield case(
+        "tool-nothing",
+        "tool use, nothing fits",
         "toolbench",
-        2500,
-        (25, 35, 45),
-        cluster={"failures": (Failure.parse("20:lost:r1"),)},
-    ),
-    Case(
-        "two-replicas",
-        "tool use, 2 replicas, half fits",
-        "scale",
-        "toolbench",
-        1200,
-        (15, 25),
-        policies=FEW,
-        replicas=2,
-        cluster={"kv_tokens": 60_000},
-    ),
-    Case(
-        "eight-replicas",
-        "tool use, 8 replicas, half fits",
-        "scale",
-        "toolbench",
-        4000,
-        (80, 130),
-        policies=FEW,
-        replicas=8,
-        cluster={"kv_tokens": 60_000},
-    ),
-    Case(
-        "nothing-fits",
-        "video, nothing fits",
-        "scale",
-        "video",
-        700,
-        (2, 3, 4),
-        ttft_s=15.0,
-        policies=FEW,
-        cluster={"kv_tokens": 60_000},
-    ),
-    Case(
-        "thirty-two",
-        "tool use, 32 replicas",
-        "scale",
-        "toolbench",
-        8000,
-        (350, 550),
-        policies=FEW,
-        replicas=32,
-        seeds=(10,),
-    ),
-)
+        2000,
+        (8, 12, 16),
+        cluster={"kv_tokens": 40_000},
+        workload_options={"num_prefixes": 2000, "popularity": "uniform"},
+    )
+    for name, title, kv_tokens, rates in (
+        ("video-fits", "video, everything fits", 1_200_000, (4.0, 7.0, 10.0)),
+        ("video-half", "video, half fits", 150_000, (2.0, 3.5, 5.0)),
+        ("video-nothing", "video, nothing fits", 60_000, (2.0, 3.0, 4.0)),
+    ):
+        yield case(
+            name,
+            title,
+            "video",
+            1200,
+            rates,
+            ttft_s=15.0,
+            cluster={"kv_tokens": kv_tokens},
+            workload_options={"num_prefixes": 116},
+        )
+    yield case("a100", "tool use, 4 x A100", "toolbench", 4000, (100, 160, 220), profile="a100-mistral-7b")
+    yield case("h100", "tool use, 4 x (TP2 H100), 70B", "toolbench", 4000, (70, 105, 140), profile="h100x2-llama-3-70b")
+    for name, title, trace, requests, rates, other in (
+        (
+            "mooncake",
+            "Mooncake, 8 x A100",
+            "mooncake_conversation_0-30min",
+            1500,
+            (1.5, 3.0, 4.5),
+            {"ttft_s": 15.0, "replicas": 8, "profile": "a100-mistral-7b"},
+        ),
+        ("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (30.0, 45.0, 60.0), {}),
+    ):
+        recorded = f"{{data}}/traces/{trace}.jsonl.gz"
+        yield case(name, title, f"{recorded}@{recorded}[0:{requests}]", requests, rates, seeds=SEEDS[:1], **other)
+    yield case("tools-and-video", "tool use + video", "toolbench:3+video:1", 2000, (8, 13, 18), ttft_s=15.0)
+    yield case("talk-and-chat", "conversations + chat", "multiturn+unshared", 2500, (15, 25, 35))
+
+
+_CASES = (*_main(), *_harm(), *_paper(), *_parts(), *_scale())
 CASES = MappingProxyType({case.name: case for case in _CASES})
