@@ -62,7 +62,8 @@ class SglangReplica(Replica):
 @pytest.fixture
 async def replica(sglang_url: str) -> AsyncIterator[SglangReplica]:
     """Idle, its cache empty; and so it has to be left."""
-    async with aiohttp.ClientSession() as session:
+    # No kept connections: the engine closes those that idle, and a POST on one that it just closed fails.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         one = SglangReplica(sglang_url, session)
         await eventually(one.is_empty, "nothing is left of other tests", PATIENCE_S)
         yield one
