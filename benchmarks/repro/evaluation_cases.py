@@ -13,7 +13,7 @@ from preble.core.policies import policy_names
 from preble.core.waiting_queue import QueueOrder
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
-from preble.sim import Failure, SimConfig
+from preble.sim import Failure, FailureKind, SimConfig
 from preble.workloads import WorkloadPlan
 
 ABLATION = ("e2_per_request", "e2_rebalance")
@@ -29,7 +29,8 @@ THREE = SEEDS[:3]
 class Case:
     """One comparison.
 
-    `group`: which table of the page it belongs to. `source`: the workload, `{data}` being the folder of real traces.
+    `title`: what is asked, and `where`, if not on four A6000 with Mistral-7B. `group`: which table of the page it
+    belongs to. `source`: the workload, `{data}` being the folder of real traces.
     `rates`: requests a second. `ttft_s`: bound on the p99 of TTFT: 2 s where prompts are short, where computing the
     longest prompts takes longer than that, about twice as long as that takes, and 1 s in sessions, each request of
     which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
@@ -53,6 +54,11 @@ class Case:
     workload_options: dict[str, object] = field(default_factory=dict)
     seeds: tuple[int, ...] = SEEDS
     paper: str = ""
+    where: str = ""
+
+    @property
+    def full_title(self) -> str:
+        return f"{self.title}, {self.where}" if self.where else self.title
 
     @property
     def workload(self) -> str:
@@ -76,17 +82,19 @@ class Case:
 PAPER = "1.5 to 14.5, 2 to 10"
 PAPER_PROGRAMMING = "1.56 to 1.8, 3 to 4"
 _FOUR = "4 x A6000, Mistral-7B"
+LOSS_S = 20.0
+"""When a replica is lost, where one is."""
 
 
 def _main() -> Iterator[Case]:
     """The paper's workloads and conversations on four replicas, every policy."""
 
-    def case(name: str, what: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
-        return Case(name, f"{what}, {_FOUR}", "four", name, requests, rates, **{"paper": PAPER} | other)
+    def case(name: str, title: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, title, "four", name, requests, rates, **{"paper": PAPER, "where": _FOUR} | other)
 
     yield case("toolbench", "tool use", 3000, (30, 45, 60, 75))
     yield case("video", "video", 2100, (2, 4, 6, 8), ttft_s=15.0, workload_options={"num_prefixes": 116}, seeds=THREE)
-    yield case("programming", "programming", 1600, (15, 25, 35, 45), paper=PAPER_PROGRAMMING)
+    yield case("programming", "programming", 3000, (10, 15, 20, 25), paper=PAPER_PROGRAMMING, seeds=THREE)
     yield case(
         "longdoc",
         "long documents",
@@ -114,8 +122,14 @@ def _harm() -> Iterator[Case]:
     yield case(
         "on-off", "on-off bursts", "toolbench", 2500, (12, 20, 30, 40, 50), workload_options={"arrivals": "onoff"}
     )
-    yield case(
-        "lost", "a replica lost", "toolbench", 2500, (25, 35, 45), cluster={"failures": (Failure.parse("20:lost:r1"),)}
+    yield Case(
+        "lost",
+        "a replica lost",
+        "loss",
+        "toolbench",
+        2500,
+        (25, 35, 45),
+        cluster={"failures": (Failure(LOSS_S, FailureKind.LOST, "r1"),)},
     )
 
 
@@ -123,17 +137,18 @@ def _paper() -> Iterator[Case]:
     """The paper's workloads on its smaller and its larger cluster."""
 
     def cases(group: str, cluster: str, profile: str, rates: dict[str, tuple[float, ...]]) -> Iterator[Case]:
-        common = {"policies": BASIC, "replicas": 2, "profile": profile, "seeds": THREE, "paper": PAPER}
+        common = {"policies": BASIC, "replicas": 2, "profile": profile, "seeds": THREE}
+        common |= {"paper": PAPER, "where": cluster}
         known = {
             "toolbench": ("tool use", 2000, {}),
             "agent": ("embodied agent", 4000, {"ttft_s": 1.0}),
-            "programming": ("programming", 1000, {"paper": PAPER_PROGRAMMING}),
+            "programming": ("programming", 1600, {"paper": PAPER_PROGRAMMING}),
             "video": ("video", 1000, {"ttft_s": 15.0, "workload_options": {"num_prefixes": 58}}),
             "longdoc": ("long documents", 1000, {"ttft_s": 20.0, "workload_options": {"num_prefixes": 20}}),
         }
         for source, of_it in rates.items():
-            what, requests, other = known[source]
-            yield Case(f"{source}-{group}", f"{what}, {cluster}", group, source, requests, of_it, **common | other)
+            title, requests, other = known[source]
+            yield Case(f"{source}-{group}", title, group, source, requests, of_it, **common | other)
 
     yield from cases(
         "2",
@@ -142,7 +157,7 @@ def _paper() -> Iterator[Case]:
         {
             "toolbench": (15, 25, 35, 45),
             "agent": (80, 160, 240, 320),
-            "programming": (4, 8, 14, 20),
+            "programming": (4, 7, 10, 13),
             "video": (1, 2, 3, 4),
             "longdoc": (0.4, 1, 1.75, 2.5),
         },
