@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from preble.bench.compare import ComparePlan
+from preble.bench.compare.plan import Arm
 from preble.core.rebalance import RebalanceSettings
 from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.reader import LogReader
 from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
+from preble.sim import SimConfig
+from preble.workloads import WorkloadPlan
 from support.logs import PROFILE, Recording
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
@@ -41,3 +46,13 @@ def test_a_decision_log_is_read_and_replayed(tmp_path: Path, policy: str) -> Non
     assert (log.header.settings, log.header.profile) == (settings, PROFILE)
     result = Replay(log).run()
     assert (result.compared, result.difference) == (4, None)
+
+
+def test_what_a_comparison_runs_reaches_another_process() -> None:
+    plan = ComparePlan(
+        workloads={"tools": WorkloadPlan(source="tool_use", requests=12)},
+        policies=("preble",),
+        cluster=SimConfig(profile=PROFILE, rebalance=RebalanceSettings(threshold=2.0)),
+    )
+    cell = plan.cell(Arm("tools", "preble", 3), 1.5)
+    assert pickle.loads(pickle.dumps(cell)) == cell

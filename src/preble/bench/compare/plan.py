@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -116,10 +116,18 @@ class Cell:
         parts = (__version__, self.workload, self.file_digests, self.config)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
+    def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
+        """To other processes it goes as JSON, as into its key: a compiled core's frozen classes cannot be unpickled."""
+        return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config))
+
     @property
     def file_digests(self) -> tuple[str, ...]:
         """Of the files that the workload is read from."""
         return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in self.workload.files())
+
+
+def _read_cell(arm: Arm, workload: bytes, config: bytes) -> Cell:
+    return Cell(arm, msgspec.json.decode(workload, type=WorkloadPlan), msgspec.json.decode(config, type=SimConfig))
 
 
 @lru_cache(maxsize=256)
