@@ -36,6 +36,9 @@ class Case:
     which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
     `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
 
+    `rates` are below what `preble.sim.oracle.lower_bound` says that no scheduler can carry for ever, or little above,
+    and `requests` enough for sessions to follow each other.
+
     Videos and documents are a fixed number (`num_prefixes`). Without it more requests ask for more of them, all in
     random order, so that a longer run would be another workload, of which less and less fits into the caches.
     """
@@ -104,8 +107,8 @@ def _main() -> Iterator[Case]:
         workload_options={"num_prefixes": 40},
         seeds=THREE,
     )
-    yield case("multiturn", "conversations", 4000, (40, 80, 120, 160), ttft_s=1.0, paper="")
-    yield case("agent", "embodied agent", 5000, (150, 300, 450, 600), ttft_s=1.0, seeds=THREE)
+    yield case("multiturn", "conversations", 8000, (25, 45, 65, 85), ttft_s=1.0, paper="", seeds=THREE)
+    yield case("agent", "embodied agent", 20_000, (60, 120, 180, 240), ttft_s=1.0, seeds=SEEDS[:2])
 
 
 def _harm() -> Iterator[Case]:
@@ -141,7 +144,7 @@ def _paper() -> Iterator[Case]:
         common |= {"paper": PAPER, "where": cluster}
         known = {
             "toolbench": ("tool use", 2000, {}),
-            "agent": ("embodied agent", 4000, {"ttft_s": 1.0}),
+            "agent": ("embodied agent", 8000, {"ttft_s": 1.0}),
             "programming": ("programming", 1600, {"paper": PAPER_PROGRAMMING}),
             "video": ("video", 1000, {"ttft_s": 15.0, "workload_options": {"num_prefixes": 58}}),
             "longdoc": ("long documents", 1000, {"ttft_s": 20.0, "workload_options": {"num_prefixes": 20}}),
@@ -156,7 +159,7 @@ def _paper() -> Iterator[Case]:
         "a6000-mistral-7b",
         {
             "toolbench": (15, 25, 35, 45),
-            "agent": (80, 160, 240, 320),
+            "agent": (30, 60, 90, 120),
             "programming": (4, 7, 10, 13),
             "video": (1, 2, 3, 4),
             "longdoc": (0.4, 1, 1.75, 2.5),
