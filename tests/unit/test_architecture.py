@@ -28,11 +28,11 @@ FLOORS = {
     "integrations": 3,
     "sim": 4,
     "engines": 5,
-    "bench": 5,
-    "profiling": 6,
+    "bench": 6,
     "gateway": 6,
-    "cli": 7,
-    "__main__": 8,
+    "profiling": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 GLOBAL_HALF = {
     "radix_tree",
