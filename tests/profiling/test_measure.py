@@ -221,13 +221,6 @@ def test_the_command_shows_every_measurement_with_its_error(tmp_path: Path, emul
     assert "decode 4 x " in result.stdout
 
 
-def test_the_command_without_a_server_says_so_in_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["profile", "--url", "http://127.0.0.1:1", "-o", str(tmp_path / "p.json")])
-    assert result.exit_code == 1
-    assert "cannot be reached" in result.stderr.splitlines()[-1]
-    assert not (tmp_path / "p.json").exists()
-
-
 def test_the_command_wants_to_know_where_the_profile_goes() -> None:
     result = CliRunner().invoke(cli, ["profile", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 2

@@ -19,7 +19,10 @@ from click.testing import CliRunner, Result
 from preble import __version__
 from preble.cli import COMMANDS, cli
 from preble.cli.failure import as_click_exception
+from preble.cli.options import WORKLOAD_HELP
+from preble.cli.output import write_result
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
+from preble.workloads import workload_names
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -64,9 +67,15 @@ def test_the_version_is_shown() -> None:
         (["emulate", "--port", "0"], "Missing option '--profile'"),
         (["bench"], "Missing option '--url'"),
         (["bench", "--url", NOWHERE, "--rps", "0"], "--rps"),
+        (["bench", "--url", NOWHERE, "--rps", "nan"], "'nan' is not a number"),
+        (["bench", "--url", NOWHERE, "--rps", "inf"], "'inf' is not a number"),
         (["bench", "--url", NOWHERE, "--workload", "nope", "--rps", "1"], "neither a file nor one of: agent"),
         (["bench", "--url", NOWHERE, "--workload", "tool_use"], "give a rate (--rps)"),
         (["bench", "--url", NOWHERE, "--rps", "1", "--requests", "1"], f"nothing answers at {NOWHERE}"),
+        (["profile", "--url", NOWHERE, "-o", "profile.json"], "cannot be reached"),
+        (["explain", "some-id", "--url", NOWHERE], "Connection refused; is a gateway running there (--url)?"),
+        (["check", "--url", NOWHERE], "Connection refused; is a gateway running there (--url)?"),
+        (["workload", "study", "video", "--json", "-", "--html", "-"], "only one of --json and --html"),
     ],
 )
 def test_what_is_wrong_gets_one_line_on_stderr_and_status_2(arguments: list[str], says: str) -> None:
@@ -75,6 +84,37 @@ def test_what_is_wrong_gets_one_line_on_stderr_and_status_2(arguments: list[str]
     assert result.stdout == ""
     assert says in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+OUTPUTS = {
+    "bench --url http://127.0.0.1:1 --rps 1": ("--save", "--plot"),
+    "compare --rps 5": ("--json", "--html"),
+    "profile --url http://127.0.0.1:1": ("--output", "--plot", "--raw"),
+    "simulate --rps 5": ("--json",),
+    "workload make video": ("--out",),
+    "workload study video": ("--json", "--html"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(command, option) for command, options in OUTPUTS.items() for option in options]
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(command: str, option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = preble(*command.split(), option, str(tmp_path / "file" / "made" / "result"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path / 'file'} is no folder" in result.stderr
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_a_write_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^cannot write {tmp_path}: "):
+        write_result(tmp_path, b"")
+
+
+def test_the_help_of_workloads_names_every_one() -> None:
+    listed = WORKLOAD_HELP.rpartition(": ")[2].rstrip(".").split(", ")
+    assert listed == list(workload_names())
 
 
 def test_a_bad_trace_is_named_with_its_line(tmp_path: Path) -> None:

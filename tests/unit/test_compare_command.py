@@ -115,10 +115,3 @@ def test_what_is_wrong_gets_one_line_and_status_2(arguments: tuple[str, ...], sa
     result = compare(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr.splitlines()[-1]
-
-
-def test_a_page_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = compare(*SMALL, "--html", str(tmp_path / "file" / "page.html"))
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("preble: cannot write")

@@ -64,10 +64,3 @@ def test_what_is_wrong_gets_one_line_and_status_2(arguments: tuple[str, ...], sa
     result = simulate(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr and len(result.stderr.splitlines()) == 1
-
-
-def test_a_result_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = simulate(*SMALL, "--json", str(tmp_path / "file" / "result.json"))
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("preble: cannot write")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import statistics
@@ -44,10 +45,16 @@ def test_uniform_arrivals_are_equally_spaced() -> None:
     assert make_arrivals("uniform", 4, 2.0, random.Random(0)) == [0.0, 0.5, 1.0, 1.5]
 
 
-@pytest.mark.parametrize("arguments", [("poison", 5, 1.0), ("poisson", 5, 0.0)])
+@pytest.mark.parametrize("arguments", [("poison", 5, 1.0), ("poisson", 5, 0.0), ("poisson", 5, math.nan)])
 def test_arrivals_that_cannot_be_are_refused(arguments: tuple[str, int, float]) -> None:
     with pytest.raises(ConfigError):
         make_arrivals(*arguments, random.Random(0))
+
+
+@pytest.mark.parametrize("cv", [0.0, -1.0, math.nan, math.inf])
+def test_a_variation_that_cannot_be_is_refused(cv: float) -> None:
+    with pytest.raises(ConfigError, match="positive numbers"):
+        make_arrivals("gamma", 5, 1.0, random.Random(0), cv=cv)
 
 
 def test_zipf_picks_in_proportion() -> None:
@@ -59,7 +66,7 @@ def test_zipf_picks_in_proportion() -> None:
     assert zipf.probability(0) / zipf.probability(1) == pytest.approx(2**1.1)
 
 
-@pytest.mark.parametrize(("items", "a"), [(0, 1.0), (3, -0.1)])
+@pytest.mark.parametrize(("items", "a"), [(0, 1.0), (3, -0.1), (3, math.nan)])
 def test_a_popularity_that_cannot_be_is_refused(items: int, a: float) -> None:
     with pytest.raises(ConfigError, match="at least one item"):
         Zipf(items, a)

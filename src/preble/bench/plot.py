@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preble.bench.run import BenchResult
-from preble.errors import ConfigError
+from preble.report import draw_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw_results(results: Mapping[str, BenchResult], path: Path, title: str) -> None:
@@ -18,14 +19,10 @@ def draw_results(results: Mapping[str, BenchResult], path: Path, title: str) -> 
 
     Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    draw_png(lambda figure: _fill(figure, results, title), path)
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
+
+def _fill(figure: Figure, results: Mapping[str, BenchResult], title: str) -> None:
     ttft, e2e, tokens = figure.subplots(1, 3)
     for name, result in results.items():
         good = [record for record in result.records if record.ok]
@@ -35,8 +32,6 @@ def draw_results(results: Mapping[str, BenchResult], path: Path, title: str) -> 
     _label_times(e2e, "End-to-end latency")
     _draw_tokens(tokens, results)
     figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
 
 
 def _draw_cumulative(axes: Axes, name: str, values: Sequence[float]) -> None:

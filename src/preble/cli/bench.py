@@ -13,12 +13,11 @@ import click
 
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE_FLOAT, HttpUrl, workload_options
-from preble.errors import ConfigError
+from preble.cli.output import OUTPUT_FILE, write_result, writing
 
 if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchRun, BenchSettings
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 200
 """Of a named workload, which has no end of its own."""
 
@@ -47,8 +46,8 @@ DEFAULT_REQUESTS = 200
 )
 @click.option("--api-key", envvar="PREBLE_BENCH_API_KEY", help="Bearer token to send.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
-@click.option("--save", type=FILE, metavar="FILE", help="Write the result with every request's record as JSON.")
-@click.option("--plot", type=FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
+@click.option("--save", type=OUTPUT_FILE, help="Write the result with every request's record as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
 def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | None, **options: Any) -> None:
     """Send a workload to an endpoint at times fixed beforehand (open loop), and measure TTFT, TPOT, E2E and hit rate.
 
@@ -61,7 +60,10 @@ def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | 
       preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json > result.json
     """
     from preble.bench import BenchRun, plan
+    from preble.report import require_matplotlib
 
+    if plot is not None:
+        require_matplotlib()
     settings = _settings(**options)
     run = BenchRun(settings, plan(settings), api_key=api_key)
     with _interruptible() as interrupted:
@@ -115,14 +117,11 @@ def _deliver(result: BenchResult, *, as_json: bool, save: Path | None, plot: Pat
         click.echo(msgspec.json.format(msgspec.json.encode(result.without_records())))
     else:
         Console().print(results_table({result.settings.workload: result}))
-    try:
-        if save is not None:
-            save.parent.mkdir(parents=True, exist_ok=True)
-            save.write_bytes(msgspec.json.encode(result))
-        if plot is not None:
-            from preble.bench.plot import draw_results
+    if save is not None:
+        write_result(save, msgspec.json.encode(result))
+    if plot is not None:
+        from preble.bench.plot import draw_results
 
-            name = result.settings.workload
+        name = result.settings.workload
+        with writing(plot):
             draw_results({name: result}, plot, f"{name}: {result.workload_note}")
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT
+from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT
 from preble.core.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
@@ -88,6 +88,6 @@ _OPTIONS = (
         help="At T seconds the replica is lost, added or restarted; as often as needed.",
     ),
     click.option(
-        "--dispatch-s", type=click.FloatRange(min=0), default=0.0, help="Delay of a request to its replica, in seconds."
+        "--dispatch-s", type=NOT_NEGATIVE_FLOAT, default=0.0, help="Delay of a request to its replica, in seconds."
     ),
 )

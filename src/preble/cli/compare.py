@@ -12,13 +12,13 @@ import click
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, workload_shape_options
+from preble.cli.output import OUTPUT_FILE, STDOUT, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from preble.bench.compare import ComparePlan, CompareResult
     from preble.workloads import WorkloadPlan
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 2000
 """Of a named workload, which has no end of its own."""
 DEFAULT_TTFT_S = 2.0
@@ -133,11 +133,10 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--json",
     "save",
-    type=FILE,
-    metavar="FILE",
+    type=OUTPUT_FILE,
     help="Result file, written after each run; the runs that it has already are not made again. - for stdout.",
 )
-@click.option("--html", type=FILE, metavar="FILE", help="Write a page with figures (needs the extra `plot`).")
+@click.option("--html", type=OUTPUT_FILE, help="Write a page with figures (needs the extra `plot`).")
 def command(save: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate at which the SLO is kept.
@@ -153,9 +152,12 @@ def command(save: Path | None, html: Path | None, jobs: int | None, **options: A
     """
     from preble.bench.compare import compare
     from preble.bench.compare.progress import run_progress
+    from preble.report import require_matplotlib
 
+    if html is not None:
+        require_matplotlib()
     plan = _plan(**options)
-    to_stdout = save is not None and str(save) == "-"
+    to_stdout = save == STDOUT
     path = None if to_stdout else save
     try:
         with run_progress() as on_progress:
@@ -221,7 +223,6 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
     import msgspec
 
     from preble.bench.compare.numbers import caution
-    from preble.cli.output import write_result
 
     if to_stdout:
         click.echo(msgspec.json.encode(result))

@@ -39,10 +39,16 @@ def gateway_page(
             raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key") from error
         raise Failure(message or f"{url} answers with status {error.code}; {_DOUBT}") from error
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
-        raise ConfigError(f"nothing answers at {url}: {getattr(error, 'reason', error)}") from error
+        raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Failure(f"{url} answers with something else than was asked for ({error}); {_DOUBT}") from error
     return decoded  # type: ignore[no-any-return]
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong, without the number that the operating system has for it."""
+    reason = getattr(error, "reason", error)
+    return getattr(reason, "strerror", None) or str(reason)
 
 
 def _message(body: bytes) -> str | None:

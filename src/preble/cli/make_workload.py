@@ -9,16 +9,15 @@ import click
 
 from preble.cli.cluster import workload_plan
 from preble.cli.options import seeded_workload_options
-from preble.errors import ConfigError
+from preble.cli.output import OUTPUT_FILE, writing
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 5000
 """Of a named workload, which has no end of its own."""
 
 
 @click.command("make", short_help="Write a workload as a trace file.")
 @click.argument("source", metavar="NAME|FILE|MIX")
-@click.option("-o", "--out", type=FILE, required=True, help="The trace file; compressed where it ends in .gz.")
+@click.option("-o", "--out", type=OUTPUT_FILE, required=True, help="The trace file; compressed where it ends in .gz.")
 @seeded_workload_options(DEFAULT_REQUESTS)
 def command(source: str, out: Path, requests: int | None, **options: Any) -> None:
     """Write a workload as a trace file: the requests that other commands send for the same options.
@@ -37,9 +36,6 @@ def command(source: str, out: Path, requests: int | None, **options: Any) -> Non
 
     plan, _ = workload_plan(source, requests, DEFAULT_REQUESTS, **options)
     workload = plan.make(needs_times=False)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out):
         write_trace(out, workload)
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
     click.echo(f"{out}: {len(workload.requests):,} requests; {workload.note}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -45,12 +46,21 @@ class PolicyName(click.ParamType[str]):
         return policy_names()
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range; "nan" and "inf" are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+
+
 PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
-POSITIVE_FLOAT = click.FloatRange(min=0, min_open=True)
+POSITIVE_FLOAT = FiniteRange(min=0, min_open=True)
+NOT_NEGATIVE_FLOAT = FiniteRange(min=0)
 WORKLOAD_HELP = (
     "A named workload, a trace file, or several with + between (docs/reference/workloads.md): agent, longdoc, "
-    "multiturn, programming, tool_use, toolbench, video."
+    "multiturn, programming, tool_use, toolbench, unshared, video."
 )
 
 
@@ -142,7 +152,7 @@ def workload_shape_options(default_requests: int) -> Callable[[Command], Command
         ),
         click.option(
             "--zipf",
-            type=click.FloatRange(min=0),
+            type=NOT_NEGATIVE_FLOAT,
             help="Exponent of --popularity zipf, which it implies.  [default: 1.1]",
         ),
         click.option(

@@ -13,23 +13,22 @@ import click
 
 from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE, HttpUrl
+from preble.cli.output import OUTPUT_FILE, write_result, writing
 from preble.cli.running import run_cancellable
-from preble.errors import ConfigError
+from preble.errors import ConfigError, EngineRefused
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from preble.profiling import Fit, FittedTime, Measurements
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
-
 
 @click.command("profile", short_help="Measure a replica and write its cost profile.")
 @click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another that speaks OpenAI's API.")
-@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="Where the profile goes (.json).")
+@click.option("-o", "--output", type=OUTPUT_FILE, required=True, metavar="FILE", help="Where the profile goes (.json).")
 @click.option("--name", help="Name of the profile.  [default: the file's name]")
-@click.option("--plot", type=FILE, metavar="PNG", help="Draw measurements and fit (needs the extra `plot`).")
-@click.option("--raw", type=FILE, metavar="FILE", help="Keep every measured time, as JSON.")
+@click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw measurements and fit (needs the extra `plot`).")
+@click.option("--raw", type=OUTPUT_FILE, help="Keep every measured time, as JSON.")
 @click.option("--quick", is_flag=True, help="Fewer lengths, batches and repetitions: a rough profile.")
 @click.option("--model", help="Model to ask for.  [default: the replica's base model]")
 @click.option("--max-tokens", type=POSITIVE, help="Longest sequence to measure.  [default: the replica's longest]")
@@ -60,7 +59,10 @@ def command(
       preble profile --url http://gpu1:8000 -o h100-llama-3-8b.json --machine "H100 SXM, 80 GB" --raw raw.json
     """
     from preble.profiling import fit_profile
+    from preble.report import require_matplotlib
 
+    if plot is not None:
+        require_matplotlib()
     configure_logging("error", "console")
     measurements = run_cancellable(_measured(**options))
     fit = fit_profile(measurements, name=name or output.stem, source=_source(measurements), typical_batch=typical_batch)
@@ -78,7 +80,10 @@ async def _measured(
     try:
         seed = SystemRandom().randrange(2**32) if seed is None else seed
         measuring = Measuring(engine, machine=machine or _machine_at(url), seed=seed, **options)
-        plan = await measuring.prepare()
+        try:
+            plan = await measuring.prepare()
+        except EngineRefused as error:
+            raise ConfigError(f"{error}; is it running?") from error
         with click.progressbar(length=plan.num_steps, label=f"measuring {url}", file=sys.stderr) as bar:
             return await measuring.run(lambda: bar.update(1))
     finally:
@@ -110,18 +115,14 @@ def _write(fit: Fit, measurements: Measurements, *, output: Path, plot: Path | N
 
     from preble.profiles import profile_json
 
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(profile_json(fit.profile), encoding="utf-8")
-        if raw is not None:
-            raw.parent.mkdir(parents=True, exist_ok=True)
-            raw.write_bytes(msgspec.json.format(msgspec.json.encode(measurements)))
-        if plot is not None:
-            from preble.profiling.plot import draw_fit
+    write_result(output, profile_json(fit.profile).encode())
+    if raw is not None:
+        write_result(raw, msgspec.json.format(msgspec.json.encode(measurements)))
+    if plot is not None:
+        from preble.profiling.plot import draw_fit
 
+        with writing(plot):
             draw_fit(fit, plot)
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
 def _show(fit: Fit, measurements: Measurements, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
-from preble.cli.output import write_result
+from preble.cli.output import OUTPUT_FILE, write_result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from preble.sim import SimConfig, SimResult
     from preble.workloads import WorkloadPlan
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 1000
 """Of a named workload, which has no end of its own."""
 
@@ -27,7 +26,7 @@ DEFAULT_REQUESTS = 1000
 @policy_option("preble")
 @cluster_options
 @click.option("--sample-s", type=POSITIVE_FLOAT, help="Sample every replica's state so often, for --json.")
-@click.option("--json", "save", type=FILE, metavar="FILE", help="Write the result with every record; - for stdout.")
+@click.option("--json", "save", type=OUTPUT_FILE, help="Write the result with every record; - for stdout.")
 def command(save: Path | None, **options: Any) -> None:
     """Play a workload on a simulated cluster: Preble's real schedulers, and iterations as long as a profile says.
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE
-from preble.cli.output import write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, write_result
+from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from preble.core.types import PackedTokens
     from preble.workloads import WorkloadRequest
     from preble.workloads.study import Study, Tokenize
 
-FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 DEFAULT_REQUESTS = 5000
 """Of a named workload, which has no end of its own."""
 
@@ -33,8 +33,8 @@ DEFAULT_REQUESTS = 5000
     metavar="FILE|FOLDER",
     help="A model's tokenizer.json, for prompts of text.  [default: a word is a token]",
 )
-@click.option("--json", "json_file", type=FILE, metavar="FILE", help="Write every number; - for stdout.")
-@click.option("--html", "html_file", type=FILE, metavar="FILE", help="Write one page with figures (extra `plot`).")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write every number; - for stdout.")
+@click.option("--html", "html_file", type=OUTPUT_FILE, help="Write one page with figures (extra `plot`).")
 def command(
     sources: tuple[str, ...],
     requests: int | None,
@@ -59,6 +59,8 @@ def command(
     from preble.report import require_matplotlib, terminal_tables
     from preble.workloads.study import StudyReport, study_page, summary_tables
 
+    if json_file == html_file == STDOUT:
+        raise ConfigError("only one of --json and --html can go to stdout; name a file for the other")
     if html_file is not None:
         require_matplotlib()
     tokenize = _tokenize(tokenizer)
@@ -70,7 +72,7 @@ def command(
         write_result(html_file, study_page(report).encode())
     if json_file is not None:
         write_result(json_file, msgspec.json.encode(report))
-    if "-" not in (str(json_file), str(html_file)):
+    if STDOUT not in (json_file, html_file):
         console = Console()
         for table in summary_tables(studies):
             console.print(*terminal_tables(table, console.width), "", sep="\n")

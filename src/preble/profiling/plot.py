@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preble.core.cost_model import CostModel
-from preble.errors import ConfigError
 from preble.profiling.fit import Fit, FittedTime
+from preble.report import draw_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw_fit(fit: Fit, path: Path) -> None:
@@ -19,22 +20,16 @@ def draw_fit(fit: Fit, path: Path) -> None:
 
     Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    draw_png(lambda figure: _fill(figure, fit), path)
 
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
+
+def _fill(figure: Figure, fit: Fit) -> None:
     alone, behind, decode = figure.subplots(1, 3)
     model = CostModel(fit.profile)
     _draw_alone(alone, model, [t for t in fit.times if not t.num_sequences and not t.context_tokens])
     _draw_behind(behind, model, [t for t in fit.times if not t.num_sequences and t.context_tokens])
     _draw_decode(decode, model, [t for t in fit.times if t.num_sequences])
     figure.suptitle(f"{fit.profile.name}: measured (dots) and fitted (lines)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
 
 
 def _draw_alone(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> None:

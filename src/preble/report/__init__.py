@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from preble.report.drawing import PALETTE, Drawing, draw, require_matplotlib
+from preble.report.drawing import PALETTE, Drawing, draw, draw_png, require_matplotlib
 from preble.report.page import Section, Table, Text, html_page
 from preble.report.terminal import terminal_tables
 
@@ -13,6 +13,7 @@ __all__ = [
     "Table",
     "Text",
     "draw",
+    "draw_png",
     "html_page",
     "require_matplotlib",
     "terminal_tables",

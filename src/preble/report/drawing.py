@@ -1,4 +1,5 @@
-"""Figures as SVG that takes the colour of the text around it, so that one figure is right on white and on black.
+"""Figures as SVG that takes the colour of the text around it, so that one figure is right on white and on black; or
+as PNG, to look at by itself.
 
 Needs matplotlib: the extra `plot`.
 """
@@ -10,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +99,20 @@ def draw(
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return Drawing(_element(text.getvalue()), caption)
+
+
+def draw_png(fill: Callable[[Figure], None], path: Path, *, width_in: float = 13.0, height_in: float = 4.3) -> None:
+    """What `fill` puts on an empty figure, as a PNG at `path`, whose folder is made.
+
+    Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    fill(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=130)
 
 
 def require_matplotlib() -> None:

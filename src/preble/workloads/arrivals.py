@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from itertools import accumulate
@@ -31,8 +32,8 @@ def make_arrivals(
         return recorded_arrivals(kind, num_requests, rps)
     if rps is None:
         raise ConfigError(f"{kind} arrivals need a rate (--rps)")
-    if rps <= 0 or cv <= 0:
-        raise ConfigError(f"rate and cv of arrivals must be positive, got {rps} requests/s and cv {cv}")
+    if not (0 < rps < math.inf and 0 < cv < math.inf):
+        raise ConfigError(f"rate and cv of arrivals must be positive numbers, got {rps} requests/s and cv {cv}")
     if kind == "poisson":
         return _from_gaps(rng.expovariate(rps) for _ in range(num_requests - 1))
     if kind == "gamma":

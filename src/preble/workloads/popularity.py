@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class Zipf:
 
     def __init__(self, num_items: int, a: float) -> None:
         """Raises: ConfigError: no items, or a negative exponent."""
-        if num_items < 1 or a < 0:
+        if num_items < 1 or not 0 <= a < math.inf:
             raise ConfigError(f"popularity needs at least one item and a Zipf exponent >= 0, got {num_items} and {a}")
         self._cumulative: list[float] = list(accumulate(float(rank + 1) ** -a for rank in range(num_items)))
 
