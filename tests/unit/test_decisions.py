@@ -205,6 +205,14 @@ def test_a_log_file_that_cannot_be_made_is_the_operators_mistake(tmp_path: Path)
         LogFile(tmp_path / "nowhere" / "log.jsonl")
 
 
+def test_only_an_earlier_log_is_put_aside_for_a_new_one(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"decision log .*folder' is no file"):
+        LogFile(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_write_that_fails_half_way_leaves_nothing_of_itself(tmp_path: Path) -> None:
     """In a process of its own, whose files may have 100 bytes."""
     path = tmp_path / "log.jsonl"

@@ -51,6 +51,8 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self._size = 0
         try:
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"decision log {str(path)!r} is no file; name one, new or of an earlier run")
             if path.exists():
                 path.replace(path.with_name(path.name + ".1"))
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
