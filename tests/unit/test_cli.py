@@ -107,6 +107,20 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(command: st
     assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [command for command, options in OUTPUTS.items() if {"--plot", "--html"} & {*options}]
+)
+def test_a_drawing_is_refused_before_the_work_where_matplotlib_is_not_installed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    option = "--html" if "--html" in OUTPUTS[command] else "--plot"
+    others = ("-o", str(tmp_path / "profile.json")) if command.startswith("profile") else ()
+    result = preble(*command.split(), option, str(tmp_path / "drawing"), *others)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install 'preble[plot]'\n"
+
+
 def test_a_write_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^cannot write {tmp_path}: "):
         write_result(tmp_path, b"")
