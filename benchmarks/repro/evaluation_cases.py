@@ -249,7 +249,7 @@ def _scale() -> Iterator[Case]:
             cluster={"kv_tokens": kv_tokens},
             workload_options={"num_prefixes": 116},
         )
-    yield case("a100", "tool use, 4 x A100", "toolbench", 4000, (100, 160, 220), profile="a100-mistral-7b")
+    yield case("a100", "tool use, 4 x A100", "toolbench", 4000, (90, 130, 170), profile="a100-mistral-7b")
     yield case("h100", "tool use, 4 x (TP2 H100), 70B", "toolbench", 4000, (70, 105, 140), profile="h100x2-llama-3-70b")
     for name, title, trace, requests, rates, other in (
         (
@@ -260,7 +260,7 @@ def _scale() -> Iterator[Case]:
             (1.5, 3.0, 4.5),
             {"ttft_s": 15.0, "replicas": 8, "profile": "a100-mistral-7b"},
         ),
-        ("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (30.0, 45.0, 60.0), {}),
+        ("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (25.0, 35.0, 45.0), {}),
     ):
         recorded = f"{{data}}/traces/{trace}.jsonl.gz"
         yield case(name, title, f"{recorded}@{recorded}[0:{requests}]", requests, rates, seeds=SEEDS[:1], **other)
