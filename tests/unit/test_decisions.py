@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preble.core.policies import policy_names
+from preble.core.policies import make_policy, policy_names
+from preble.core.preble import Preble
 from preble.core.types import (
     BlocksStored,
     Candidate,
@@ -26,7 +27,7 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
-from preble.decisions.explain import explain
+from preble.decisions.explain import LEAST_DELAY, explain
 from preble.decisions.lines import (
     FinishLine,
     Line,
@@ -391,11 +392,11 @@ def test_a_large_cluster_has_fewer_decisions_remembered() -> None:
 
 
 def explained(
-    reason: Reason, replica: str, *candidates: tuple[str, int, float, float, float], tokens: int = 100
+    reason: Reason, replica: str, *candidates: tuple[str, int, float, float, float], policy: str = "e2"
 ) -> str:
     weighed = tuple(Candidate(ReplicaId(r), m, *costs) for r, m, *costs in candidates)
     matched = next((c.matched_tokens for c in weighed if c.replica_id == replica), 0)
-    recent = RecentDecisions("e2", 1)
+    recent = RecentDecisions(policy, 1)
     record = recent.placed(Placement(RequestId("q"), ReplicaId(replica), reason, matched, 100, weighed), 0.0)
     record.first_token_at = 0.25
     record.finished(1.5, "ok", 7, 64)
@@ -424,6 +425,45 @@ def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
 )
 def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
     assert says in explained(reason, "b", ("a", 48, 0.9, 0.0, 0.05), ("b", 0, 0.1, 0.0, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("reason", "chosen", "says"),
+    [
+        (
+            Reason.EXPLOIT,
+            "a",
+            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to itself",
+        ),
+        (
+            Reason.EXPLORE,
+            "a",
+            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to itself",
+        ),
+        (Reason.REPLICATE, "b", "although only 0 are cached there: its prefix gets a further home."),
+    ],
+)
+def test_the_default_policy_is_told_by_the_delay_it_adds_not_by_e2s_rule(
+    reason: Reason, chosen: str, says: str
+) -> None:
+    costs = {"a": (48, 0.9, 0.0, 0.05), "b": (0, 0.9, 0.0, 0.06)}
+    costs[chosen] = (costs[chosen][0], 0.1, 0.0, 0.05)
+    text = explained(reason, chosen, *((name, *cost) for name, cost in costs.items()), policy="preble")
+    assert "Of 100 prompt tokens 48 are cached at best, " in text and says in text
+    assert "to wait to evict to compute sum (ms of delay, of all requests) * " in text
+    assert "L + M + P" not in text
+
+
+def test_the_default_policy_tells_of_ties_and_of_a_single_replica() -> None:
+    one, two = ("a", 48, 0.1, 0.0, 0.05), ("b", 48, 0.1, 0.0, 0.05)
+    assert "a is one of 2, drawn by lot, where it adds the least delay" in explained(
+        Reason.EXPLOIT, "a", one, two, policy="preble"
+    )
+    assert "a is the only one that could take it." in explained(Reason.EXPLOIT, "a", one, policy="preble")
+
+
+def test_the_policy_told_by_delay_is_the_one_of_that_name() -> None:
+    assert isinstance(make_policy(LEAST_DELAY), Preble)
 
 
 def scored(policy: str, reason: Reason, replica: str, *candidates: tuple[str, int, float]) -> str:

@@ -11,6 +11,8 @@ from preble.core.types import Reason
 from preble.decisions.recent import CandidateCost, Decision
 
 WIDTH = 100
+LEAST_DELAY = "preble"
+"""The policy whose L, M and P are no seconds of GPU time but of delay, added to all requests together."""
 SHOWN_CANDIDATES = 12
 """Of a large cluster only the cheapest are shown, and the chosen one."""
 
@@ -30,7 +32,12 @@ def _headline(decision: Decision) -> str:
 
 
 def _why(decision: Decision) -> str:
-    sentence = _by_score(decision) if _has_scores(decision) else _SENTENCES[decision.reason](decision)
+    if _has_scores(decision):
+        sentence = _by_score(decision)
+    elif decision.policy == LEAST_DELAY:
+        sentence = _by_delay(decision)
+    else:
+        sentence = _SENTENCES[decision.reason](decision)
     return fill(sentence, WIDTH)
 
 
@@ -45,12 +52,15 @@ def _cheapest(decision: Decision, who: str) -> str:
     """Who won among the candidates, which are `who`."""
     if len(decision.candidates) == 1:
         return f"{decision.replica} is the only one {who}."
-    lowest_s = min(c.cost_s for c in decision.candidates)
-    ties = sum(c.cost_s == lowest_s for c in decision.candidates)
-    how = (
-        f"shares the lowest L + M + P with {ties - 1} and was drawn by lot" if ties > 1 else "has the lowest L + M + P"
-    )
+    ties = _ties(decision)
+    how = f"shares the lowest L + M + P with {ties} and was drawn by lot" if ties else "has the lowest L + M + P"
     return f"of the {len(decision.candidates)} {who}, {decision.replica} {how}."
+
+
+def _ties(decision: Decision) -> int:
+    """How many others cost as little as the cheapest."""
+    lowest_s = min(c.cost_s for c in decision.candidates)
+    return sum(c.cost_s == lowest_s for c in decision.candidates) - 1
 
 
 def _exploit(decision: Decision) -> str:
@@ -101,6 +111,22 @@ _SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
 )
 
 
+def _by_delay(decision: Decision) -> str:
+    """Why the policy `preble` took it: it weighs all replicas by the delay that the request adds to all requests."""
+    if len(decision.candidates) == 1:
+        return f"{_prompt(decision)}. {decision.replica} is the only one that could take it."
+    ties = _ties(decision)
+    how = (
+        f"is one of {ties + 1} where it adds the least delay, drawn by lot"
+        if ties
+        else "is where it adds the least delay"
+    )
+    where = f"Of the {len(decision.candidates)} replicas {decision.replica} {how}, to itself and to all others"
+    if decision.reason is Reason.REPLICATE:
+        where += f", although only {decision.matched_tokens} are cached there: its prefix gets a further home"
+    return f"{_prompt(decision)}. {where}."
+
+
 _RULES: Mapping[Reason, str] = MappingProxyType(
     {
         Reason.EXPLOIT: "enough for it to follow the cache",
@@ -143,6 +169,7 @@ def _untrusted(decision: Decision) -> Iterator[str]:
 
 
 _COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
+_DELAY_HEAD = f"{'to wait':>11} {'to evict':>11} {'to compute':>11} {'sum':>11}  (ms of delay, of all requests)"
 _SCORE_HEAD = f"{'score':>14}  (lower is better)"
 
 
@@ -155,7 +182,8 @@ def _table(decision: Decision) -> Iterator[str]:
     ranked = sorted(decision.candidates, key=lambda c: c.cost_s if c.score is None else c.score)
     shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
     width = max([len("replica"), *(len(c.replica) for c in shown)])
-    yield f"    {'replica':{width}} {'cached':>8} {_SCORE_HEAD if scored else _COST_HEAD}"
+    head = _SCORE_HEAD if scored else _DELAY_HEAD if decision.policy == LEAST_DELAY else _COST_HEAD
+    yield f"    {'replica':{width}} {'cached':>8} {head}"
     for candidate in shown:
         yield _row(candidate, width, chosen=candidate.replica == decision.replica)
     if len(shown) < len(ranked):
