@@ -433,12 +433,12 @@ def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
         (
             Reason.EXPLOIT,
             "a",
-            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to itself",
+            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
         ),
         (
             Reason.EXPLORE,
             "a",
-            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to itself",
+            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
         ),
         (Reason.REPLICATE, "b", "although only 0 are cached there: its prefix gets a further home."),
     ],

@@ -116,12 +116,11 @@ def _by_delay(decision: Decision) -> str:
     if len(decision.candidates) == 1:
         return f"{_prompt(decision)}. {decision.replica} is the only one that could take it."
     ties = _ties(decision)
-    how = (
-        f"is one of {ties + 1} where it adds the least delay, drawn by lot"
-        if ties
-        else "is where it adds the least delay"
+    who = f"one of {ties + 1}, drawn by lot," if ties else "the one"
+    where = (
+        f"Of the {len(decision.candidates)} replicas {decision.replica} is {who} where it adds the least delay, "
+        "to itself and to all others"
     )
-    where = f"Of the {len(decision.candidates)} replicas {decision.replica} {how}, to itself and to all others"
     if decision.reason is Reason.REPLICATE:
         where += f", although only {decision.matched_tokens} are cached there: its prefix gets a further home"
     return f"{_prompt(decision)}. {where}."
