@@ -86,8 +86,8 @@ class Fleet:
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
     those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens a KV
     block. `capacity`: KV tokens, infinity where unknown. Lists are indexed by slot. `live`, `live_slots`: the slots in
-    use, as a mask and ascending. `ids`: replica ids by slot. `trusted`: mask of the live slots whose matches count;
-    `untrusted_ids`: the replicas in the others.
+    use, as a mask and ascending (another list whenever one joins or leaves). `ids`: replica ids by slot. `trusted`: mask
+    of the live slots whose matches count; `untrusted_ids`: the replicas in the others.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Fleet:
         self.num_decoding: list[int] = []
         self.block_size: list[int] = []
         self.capacity: list[float] = []
-        self.live_slots: tuple[int, ...] = ()
+        self.live_slots: list[int] = []
         self.ids: tuple[ReplicaId | None, ...] = ()
         self._slots: dict[ReplicaId, int] = {}
         self._shortest_limit: float = inf
@@ -126,7 +126,7 @@ class Fleet:
             self.capacity.append(inf)
         self.specs[slot] = spec
         self.block_size[slot] = spec.block_size
-        self.capacity[slot] = inf if spec.kv_capacity_tokens is None else spec.kv_capacity_tokens
+        self.capacity[slot] = inf if spec.kv_capacity_tokens is None else float(spec.kv_capacity_tokens)
         self._slots[spec.replica_id] = slot
         self.live |= 1 << slot
         self.trusted |= 1 << slot
@@ -168,7 +168,7 @@ class Fleet:
         return sum(1 << self._slots[r] for r in replica_ids if r in self._slots)
 
     def _note_change(self) -> None:
-        self.live_slots = tuple(sorted(self.specs))
+        self.live_slots = sorted(self.specs)
         ids = {slot: spec.replica_id for slot, spec in self.specs.items()}
         self.ids = tuple(ids.get(slot) for slot in range(len(self.num_requests)))
         self.untrusted_ids = tuple(ids[slot] for slot in self.live_slots if not self.trusted >> slot & 1)

@@ -419,7 +419,7 @@ class _ClusterForRebalancing:
     """
 
     def __init__(self, fleet: Fleet, index: PrefixIndex, window: LoadWindow, cost_model: CostModel) -> None:
-        self.live_slots = list(slots_of(fleet.trusted))
+        self.live_slots = slots_of(fleet.trusted)
         self._trusted = fleet.trusted
         self.load_s = window.load_s
         self._index = index
@@ -429,7 +429,7 @@ class _ClusterForRebalancing:
         return self._cost_model.prefill_s(node.end)
 
     def holders(self, node: Node) -> list[int]:
-        return list(slots_of(node.full_holders & self._trusted))
+        return slots_of(node.full_holders & self._trusted)
 
     def window_requests(self, node: Node) -> int:
         records = (self._index.holdings(slot).get(node) for slot in slots_of(node.holders))

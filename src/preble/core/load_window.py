@@ -55,6 +55,7 @@ class LoadWindow:
         self._sharing: deque[WindowEntry] = deque()
         self._finished: deque[tuple[float, int, int]] = deque()
         self._all_output_tokens = 0
+        self._num_placed = 0
         self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
@@ -82,6 +83,7 @@ class LoadWindow:
                 entry.slot = None
         self._finished = deque(item for item in self._finished if item[1] != slot)
         self._all_output_tokens -= self._output_tokens[slot]
+        self._num_placed -= self.num_requests[slot]
         self.num_requests[slot] = self._prompt_tokens[slot] = 0
         self._num_finished[slot] = self._output_tokens[slot] = 0
         self._prefill_s[slot] = 0.0
@@ -94,6 +96,7 @@ class LoadWindow:
         entry = WindowEntry(slot, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
         self._sharing.append(entry)
+        self._num_placed += 1
         self.num_requests[slot] += 1
         self._prefill_s[slot] += prefill_s
         self._prompt_tokens[slot] += num_prompt_tokens
@@ -106,6 +109,7 @@ class LoadWindow:
         if slot is None:
             return False
         entry.slot = None
+        self._num_placed -= 1
         self.num_requests[slot] -= 1
         self._prompt_tokens[slot] -= entry.num_prompt_tokens
         self._prefill_s[slot] = max(self._prefill_s[slot] - entry.prefill_s, 0.0) if self.num_requests[slot] else 0.0
@@ -113,13 +117,13 @@ class LoadWindow:
         return True
 
     def requests_per_s(self, now: float) -> float:
-        """Mean rate of what was placed in the window, on all replicas. O(replicas).
+        """Mean rate of what was placed in the window, on all replicas. O(1).
 
         Over the time since the first request where that is shorter than the window, though a second at least.
         """
         if self._began_at is None:
             return 0.0
-        return sum(self.num_requests) / min(max(now - self._began_at, 1.0), self.window_s)
+        return self._num_placed / min(max(now - self._began_at, 1.0), self.window_s)
 
     def finish(self, slot: int, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""
@@ -172,6 +176,7 @@ class LoadWindow:
 
     def check(self) -> None:
         """The sums agree with the entries. O(n x replicas); for tests."""
+        assert self._num_placed == sum(self.num_requests)
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
         for slot in range(len(self.load_s)):
             mine = [entry for entry in self.entries() if entry.slot == slot]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from typing import Protocol, overload
 
@@ -88,7 +89,7 @@ class ClusterView:
     ) -> None:
         self.request = request
         self.cost_model = cost_model
-        self.slots: Sequence[int] = fleet.live_slots if eligible == fleet.live else list(slots_of(eligible))
+        self.slots: list[int] = fleet.live_slots if eligible == fleet.live else slots_of(eligible)
         self._eligible = eligible
         self._trusted = eligible & fleet.trusted
         self._match = match
@@ -148,7 +149,7 @@ class ClusterView:
 
     @property
     def requests_per_s(self) -> float:
-        """Mean rate of requests to the whole cluster in the window. O(replicas)."""
+        """Mean rate of requests to the whole cluster in the window. O(1)."""
         return self._window.requests_per_s(self._now)
 
     @property
@@ -174,7 +175,7 @@ class ClusterView:
     @property
     def key_holders(self) -> list[int]:
         """The replicas that hold the key portion: most of the node with the most tokens on the cached prefix."""
-        return list(slots_of(self.coverage.key_holders))
+        return slots_of(self.coverage.key_holders)
 
     def homes(self) -> tuple[Node, list[int]] | None:
         """The replicated prefix that the prompt begins with, and who is to serve it; None if there is none."""
@@ -244,10 +245,12 @@ class ClusterView:
         for mask, tokens in self._index.matched_tokens(self._match, self._trusted):
             usable = min(tokens, limit)
             for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
-                held[slot] = usable
-        return [held[slot] // sizes[slot] * sizes[slot] for slot in slots]
+                held[slot] = usable // sizes[slot] * sizes[slot]
+        if slots is self.slots and len(slots) == len(held):
+            return held
+        return [held[slot] for slot in slots]
 
-    def costs(self, slots: Sequence[int]) -> CostTable:
+    def costs(self, slots: list[int]) -> CostTable:
         """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
         matched = self.matched_tokens(slots)
         load_s = self.load_s
@@ -258,9 +261,7 @@ class ClusterView:
             prefill_s=[self.prefill_s(tokens) for tokens in matched],
         )
 
-    def table(
-        self, slots: Sequence[int], matched: list[int], *, load_s: list[float], prefill_s: list[float]
-    ) -> CostTable:
+    def table(self, slots: list[int], matched: list[int], *, load_s: list[float], prefill_s: list[float]) -> CostTable:
         """As `costs`, with a policy's own reckoning of load and prefill. All lists are by position in `slots`."""
         return CostTable(
             slots,
@@ -276,13 +277,12 @@ class ClusterView:
         """The last token of a prompt is always computed."""
         return max(self._num_tokens - 1, 0)
 
-    def _eviction_s(self, slots: Sequence[int], matched: Sequence[int]) -> list[float]:
+    def _eviction_s(self, slots: list[int], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
         num_tokens, outputs, capacity = self._num_tokens, self.mean_output_tokens, self._fleet.capacity
         index = self._index
         costs_s = [0.0] * len(slots)
-        for i in range(len(slots)):
-            slot = slots[i]
+        for i, slot in enumerate(slots):
             excess = index.used_tokens(slot) + num_tokens - matched[i] - capacity[slot]
             if excess + outputs[slot] > 0:  # where everything fits, which is usual, there is nothing more to ask
                 excess += round(outputs[slot])
@@ -301,7 +301,7 @@ class CostTable(Sequence[Candidate]):
 
     def __init__(
         self,
-        slots: Sequence[int],
+        slots: list[int],
         ids: Sequence[ReplicaId | None],
         matched: list[int],
         *,
@@ -319,7 +319,15 @@ class CostTable(Sequence[Candidate]):
     def cheapest(self, rng: Random) -> int:
         """The slot with the lowest cost, ties at random."""
         load_s, eviction_s, prefill_s = self._load_s, self._eviction_s, self._prefill_s
-        return lowest(self._slots, [load_s[i] + eviction_s[i] + prefill_s[i] for i in range(len(load_s))], rng)
+        lowest_s = inf
+        best: list[int] = []
+        for i, slot in enumerate(self._slots):
+            cost_s = load_s[i] + eviction_s[i] + prefill_s[i]
+            if cost_s < lowest_s:
+                lowest_s, best = cost_s, [slot]
+            elif cost_s == lowest_s:
+                best.append(slot)
+        return _any_of(best, rng)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -347,4 +355,8 @@ def lowest(slots: Iterable[int], costs: Iterable[float], rng: Random) -> int:
     known = list(costs)
     lowest_cost = min(known)
     best = [slot for slot, cost in zip(slots, known, strict=True) if cost == lowest_cost]
-    return best[0] if len(best) == 1 else rng.choice(best)
+    return _any_of(best, rng)
+
+
+def _any_of(slots: list[int], rng: Random) -> int:
+    return slots[0] if len(slots) == 1 else rng.choice(slots)

@@ -54,13 +54,12 @@ class Preble:
         slots = view.slots
         matched = view.matched_tokens(slots)
         best = max(matched)
-        prefill_s = {tokens: self._prefill_s(view, tokens, best) for tokens in sorted(set(matched))}
-        costs = self._costs(view, matched, prefill_s)
+        costs = self._costs(view, matched, best)
         slot = costs.cheapest(rng)
         return Choice(slot, _reason(view, view.matched_on(slot), best), costs)
 
-    def _costs(self, view: ClusterView, matched: list[int], prefill_s: dict[int, float]) -> CostTable:
-        """L: the delay that does not depend on what is missed. P: the delay that does."""
+    def _costs(self, view: ClusterView, matched: list[int], best: int) -> CostTable:
+        """L: the delay that does not depend on what is missed. P: the delay that does. `best`: the longest match."""
         slots = view.slots
         waiting_s, num_requests, mean_output_tokens = (
             view.waiting_prefill_s,
@@ -72,9 +71,14 @@ class Preble:
         together_s = 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         loads: list[float] = []
         prefills: list[float] = []
-        for i in range(len(slots)):
-            slot = slots[i]
-            prefill = prefill_s[matched[i]]
+        prefill_s: dict[int, float] = {}
+        tokens, prefill = -1, 0.0
+        for i, slot in enumerate(slots):
+            if matched[i] != tokens:  # neighbours mostly match alike
+                tokens = matched[i]
+                if tokens not in prefill_s:
+                    prefill_s[tokens] = self._prefill_s(view, tokens, best)
+                prefill = prefill_s[tokens]
             waiting = waiting_s[slot]
             loads.append(value * waiting + together_s * mean_output_tokens[slot] * num_requests[slot])
             prefills.append(prefill * (value + num_requests[slot] + crowd * (waiting + prefill / 2)))
