@@ -1,178 +1,192 @@
 """The evaluation in docs/evaluation.md: the paper's figures, every peer's rule, and the cases that do harm.
 
-    python benchmarks/repro/evaluation.py                      # what is not there yet (an hour on two cores)
+    python benchmarks/repro/evaluation.py                      # what is not there yet (hours; see --list)
     python benchmarks/repro/evaluation.py toolbench video      # these cases
+    python benchmarks/repro/evaluation.py bounds loss          # the oracle's bounds; latencies around a loss
     python benchmarks/repro/evaluation.py --list
-    python benchmarks/repro/evaluation.py --draw               # fill in the page from the results that are there
+    python benchmarks/repro/evaluation.py --draw               # fill in the pages from the results that are there
 
 A case is a comparison as `preble compare` makes it; each has a file in benchmarks/results/evaluation/, and what is
 interrupted goes on where it was. Cases of real traces need them in the folder named by PREBLE_DATA. To draw, the extra
-`plot` is needed.
+`plot` is needed. The details in docs/evaluation-details/ are written as a whole, of docs/evaluation.md the tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
-from evaluation_cases import CASES, Case
+import msgspec
+from evaluation_cases import CASES, DATA, Case
+from evaluation_extras import RESULTS, bounds, known_bounds, known_losses, losses
+from evaluation_tables import (
+    Results,
+    detail_table,
+    distance_table,
+    harm_table,
+    loss_table,
+    of_group,
+    overview_table,
+    paper_table,
+    sizes_table,
+)
 from page import NOT_RUN, filled, markdown
 
-from preble.bench.compare import CompareResult, Run, compare, read_result
-from preble.bench.compare.figures import capacity_drawing, curve_drawing
-from preble.bench.compare.numbers import E2E_MEAN, E2E_P99, LATENCIES, TTFT_P99, Number, caution
-from preble.bench.compare.plan import BASELINE
+from preble.bench.compare import CompareResult, compare, read_result
+from preble.bench.compare.figures import curve_drawing
+from preble.bench.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
 from preble.bench.compare.progress import run_progress
-from preble.bench.compare.tables import ranking_table
-from preble.report import Table
+from preble.bench.compare.result import write_result
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "evaluation"
-PAGE = ROOT / "docs" / "evaluation.md"
-FIGURES = ROOT / "docs" / "evaluation"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "evaluation.md"
+DETAILS = DOCS / "evaluation-details"
+FIGURES = DOCS / "evaluation"
+DRAWN = (TTFT_P99, E2E_MEAN)
+EXTRAS = ("bounds", "loss")
+
+
+class Details(NamedTuple):
+    """One page of details: its heading, what stands below it, and the groups of its cases."""
+
+    title: str
+    text: str
+    groups: tuple[str, ...]
+
+
+PAGES: Mapping[str, Details] = MappingProxyType(
+    {
+        "workloads": Details(
+            "Details: the workloads", "Every policy on the paper's workloads and on conversations.", ("four",)
+        ),
+        "harm": Details("Details: harm", "Every policy where one for sharing may do badly.", ("harm", "loss")),
+        "clusters": Details(
+            "Details: the paper's clusters, arrivals, parts of E2",
+            "Two A6000, two pairs of H100 with Llama-3-70B, Azure's arrivals, and E2 without this or that.",
+            ("2", "70b", "azure", "ablation"),
+        ),
+        "sizes": Details(
+            "Details: other sizes", "More and fewer replicas, other caches, GPUs, traces and mixes.", ("scale",)
+        ),
+    }
+)
 
 
 def result_path(case: Case) -> Path:
     return RESULTS / f"{case.name}.json"
 
 
-def latency_table(result: CompareResult, workload: str) -> Table:
-    """Mean and p99 at each rate as multiples of those of `preble`, or of the first policy where that was not run."""
-    policies = [standing.policy for standing in result.standings_of(workload)]
-    own = "preble" if "preble" in policies else policies[0]
-    runs = {policy: result.runs_of(workload, policy) for policy in policies}
-    rates = sorted(set.intersection(*(set(of_policy) for of_policy in runs.values())))
-    shown = [(rate, number) for rate in rates for number in (E2E_MEAN, TTFT_P99)]
-
-    def cell(policy: str, rate: float, number: Number) -> str:
-        ours = _mean(number, runs[own][rate])
-        return f"{ours:.3g} s" if policy == own else f"{_mean(number, runs[policy][rate]) / ours:.2f}"
-
-    return Table(
-        ("policy", *(f"{number.name} at {rate:g}/s" for rate, number in shown)),
-        [(policy, *(cell(policy, rate, number) for rate, number in shown)) for policy in policies],
-        caption=f"`{own}` in seconds, the others as multiples of it: above 1 is slower.",
-    )
+def figure_name(case: Case, number: Number) -> str:
+    return f"{case.name}-{number.name.replace(' ', '-').lower()}.svg"
 
 
-def paper_table(results: dict[str, CompareResult]) -> Table:
-    """The ratio to round robin at the highest rate that the better one still carries, beside the paper's."""
-    rows = []
-    for case in CASES.values():
-        if case.paper and (result := results.get(case.name)) is not None:
-            rows += [
-                (case.title, policy, *ratios(result, case.workload, policy), case.paper) for policy in ("e2", "preble")
+def tables(results: Results) -> dict[str, str]:
+    """What stands between the markers of docs/evaluation.md, by name."""
+    made = {
+        "overview": overview_table(results, "four") if of_group(results, "four") else None,
+        "distance": distance_table(results, found) if (found := known_bounds(results)) else None,
+        "paper": paper_table(results) if any(CASES[name].paper for name in results) else None,
+        "harm-overview": overview_table(results, "harm") if of_group(results, "harm") else None,
+        "harm": harm_table(results) if of_group(results, "harm") else None,
+        "loss": loss_table(lost) if (lost := known_losses()) else None,
+        "sizes": sizes_table(results) if of_group(results, "scale") else None,
+    }
+    made |= {name: detail_table(results[name], CASES[name]) if name in results else None for name in IN_PAGE}
+    return {name: NOT_RUN if table is None else markdown(table) for name, table in made.items()}
+
+
+IN_PAGE = ("azure", "ablation")
+"""Cases of which docs/evaluation.md itself shows the details."""
+
+
+def details(results: Results) -> dict[str, str]:
+    """The pages of the details, by name."""
+    return {
+        name: "\n".join(
+            [
+                f"# {page.title}",
+                "",
+                f"{page.text} What the columns mean and what is to be seen: the [evaluation](../evaluation.md).",
+                *(line for case in of_group(results, *page.groups) for line in _section(results[case.name], case)),
             ]
-    return Table(
-        ("case", "policy", "rate, /s", "mean E2E", "p99 E2E", "the paper: mean, p99"),
-        rows,
-        caption="Round robin's latency divided by the policy's, at the rate where the mean ratio is largest among "
-        "those at which the policy keeps the SLO.",
-    )
+        )
+        + "\n"
+        for name, page in PAGES.items()
+    }
 
 
-def ratios(result: CompareResult, workload: str, policy: str) -> tuple[str, str, str]:
-    """Where round robin's mean E2E is the largest multiple of the policy's: the rate, the ratios of mean and p99."""
-    own, other = (result.runs_of(workload, name) for name in (policy, "round_robin"))
-    slo = result.plan.slo_of(workload)
-    kept = [rate for rate, runs in own.items() if all(slo.is_met_by(run.summary) for run in runs)] or [min(own)]
-    found = {rate: [_mean(n, other[rate]) / _mean(n, own[rate]) for n in (E2E_MEAN, E2E_P99)] for rate in kept}
-    rate = max(found, key=lambda rate: found[rate][0])
-    mean, p99 = found[rate]
-    return f"{rate:g}", f"{mean:.2f}", f"{p99:.2f}"
+def _section(result: CompareResult, case: Case) -> Iterator[str]:
+    yield from ("", f"## {case.full_title[0].upper()}{case.full_title[1:]}", "")
+    plan = result.plan
+    rates = ", ".join(f"{rate:g}" for rate in result.runs_of(case.workload, plan.policies[0]))
+    seeds = f"seeds {plan.seeds[0]} to {plan.seeds[-1]}" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
+    yield f"`{case.name}`: {plan.workloads[case.workload].requests:,} requests, {seeds}, run at {rates} requests/s."
+    yield ""
+    for number in DRAWN:
+        yield f"![{number.name} against the rate, {case.title}](../evaluation/{figure_name(case, number)})"
+    yield from ("", markdown(detail_table(result, case)).rstrip())
+    if case.group != "loss" and (warning := caution(result, case.workload)):
+        yield from ("", warning)
 
 
-def _mean(number: Number, runs: Sequence[Run]) -> float:
-    """Over the seeds; infinite where a run has no such thing."""
-    found = number.over(runs)
-    return math.inf if found is None else found.mean
-
-
-def overview_table(results: dict[str, CompareResult], group: str) -> Table:
-    """Capacity as a share of the best policy's on the same case."""
-    cases = [case for case in CASES.values() if case.group == group and case.name in results]
-    shares: dict[str, dict[str, float]] = {}
-    worse: set[tuple[str, str]] = set()
-    for case in cases:
-        for standing in results[case.name].standings_of(case.workload):
-            shares.setdefault(standing.policy, {})[case.name] = standing.share_of_best
-            if standing.is_worse and standing.policy != BASELINE:
-                worse.add((standing.policy, case.name))
-
-    def cell(policy: str, case: Case) -> str:
-        share = shares[policy].get(case.name)
-        return "-" if share is None else f"{'▼ ' if (policy, case.name) in worse else ''}{share:.0%}"
-
-    order = sorted(shares, key=lambda policy: -sum(shares[policy].values()) / len(shares[policy]))
-    return Table(
-        ("policy", *(case.title for case in cases), "worst"),
-        [(policy, *(cell(policy, case) for case in cases), f"{min(shares[policy].values()):.0%}") for policy in order],
-        caption=f"Capacity at the SLO as a share of the best policy's. ▼: less than `{BASELINE}`.",
-    )
-
-
-def tables(results: dict[str, CompareResult]) -> dict[str, str]:
-    """What stands between the markers of the page, by name."""
-    made = {f"{name}-{what}": NOT_RUN for name in CASES for what in ("capacity", "latency")}
-    made |= {f"overview-{case.group}": NOT_RUN for case in CASES.values()}
-    made["paper"] = markdown(paper_table(results))
-    for group in sorted({case.group for case in CASES.values()}):
-        if any(case.group == group and case.name in results for case in CASES.values()):
-            made[f"overview-{group}"] = markdown(overview_table(results, group))
-    for name, result in results.items():
-        workload = CASES[name].workload
-        warning = caution(result, workload)
-        made[f"{name}-capacity"] = markdown(ranking_table(result, workload)) + (f"\n{warning}\n" if warning else "")
-        made[f"{name}-latency"] = markdown(latency_table(result, workload))
-    return made
-
-
-def draw(results: dict[str, CompareResult]) -> None:
+def draw(results: Results) -> None:
     FIGURES.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
-        workload = CASES[name].workload
-        drawings = {"capacity": capacity_drawing(result, workload)}
-        drawings |= {
-            number.name.replace(" ", "-").lower(): curve_drawing(result, workload, number) for number in LATENCIES
-        }
-        for what, drawing in drawings.items():
-            (FIGURES / f"{name}-{what}.svg").write_text(drawing.standalone(), encoding="utf-8")
+        case = CASES[name]
+        for number in DRAWN:
+            drawing = curve_drawing(result, case.workload, number)
+            (FIGURES / figure_name(case, number)).write_text(drawing.standalone(), encoding="utf-8")
+
+
+def write_pages(results: Results) -> None:
+    DETAILS.mkdir(parents=True, exist_ok=True)
+    for name, text in details(results).items():
+        (DETAILS / f"{name}.md").write_text(text, encoding="utf-8")
+    if PAGE.exists():
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
 
 
 def known_results() -> dict[str, CompareResult]:
-    found = {case.name: result_path(case) for case in CASES.values()}
-    return {name: read_result(path) for name, path in found.items() if path.exists()}
+    """The results that are complete."""
+    found = {case.name: read_result(result_path(case)) for case in CASES.values() if result_path(case).exists()}
+    return {name: result for name, result in found.items() if result.is_complete}
 
 
 def run(case: Case) -> None:
-    plan = case.plan(Path(os.environ.get("PREBLE_DATA", "data")))
-    print(f"{case.name}: {case.title}", file=sys.stderr)
+    """Runs of plans that the case had before are not kept."""
+    print(f"{case.name}: {case.full_title}", file=sys.stderr)
     with run_progress() as on_progress:
-        compare(plan, path=result_path(case), on_progress=on_progress)
+        result = compare(case.plan(DATA), path=result_path(case), on_progress=on_progress)
+    write_result(msgspec.structs.replace(result, other_runs=[]), result_path(case))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("names", nargs="*", metavar="CASE")
     parser.add_argument("--list", action="store_true", help="the names of the cases")
     parser.add_argument("--draw", action="store_true", help="only fill in and draw what is there")
     options = parser.parse_args()
-    if unknown := set(options.cases) - set(CASES):
+    if unknown := set(options.names) - set(CASES) - set(EXTRAS):
         parser.error(f"there is no case {', '.join(sorted(unknown))}; --list shows them")
     if options.list:
-        print(*(f"{case.name:24}{case.title}" for case in CASES.values()), sep="\n")
+        print(*(f"{case.name:24}{case.full_title}" for case in CASES.values()), *EXTRAS, sep="\n")
         return
     if not options.draw:
-        for case in [CASES[name] for name in options.cases] or CASES.values():
-            run(case)
+        names = options.names or [*CASES, *EXTRAS]
+        for name in names:
+            if name in CASES:
+                run(CASES[name])
+        if "bounds" in names:
+            bounds(known_results())
+        if "loss" in names:
+            losses()
     results = known_results()
     draw(results)
-    if PAGE.exists():
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    write_pages(results)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,8 @@ from preble.profiles import load_profile
 from preble.sim import Failure, FailureKind, SimConfig
 from preble.workloads import WorkloadPlan
 
+DATA = Path(os.environ.get("PREBLE_DATA", "data"))
+"""Where the real traces are. Results tell it as part of their workloads' names, so those that are kept have `data`."""
 ABLATION = ("e2_per_request", "e2_rebalance")
 EVERY_POLICY = tuple(name for name in policy_names() if name not in ABLATION)
 FEW = ("preble", "e2", "sticky_until_saturated", "llmd_blend", "lmetric", "least_load", "round_robin")
@@ -53,8 +56,8 @@ class Case:
     policies: tuple[str, ...] = EVERY_POLICY
     replicas: int = 4
     profile: str = "a6000-mistral-7b"
-    cluster: dict[str, object] = field(default_factory=dict)
-    workload_options: dict[str, object] = field(default_factory=dict)
+    cluster: Mapping[str, object] = field(default_factory=dict)
+    workload_options: Mapping[str, object] = field(default_factory=dict)
     seeds: tuple[int, ...] = SEEDS
     paper: str = ""
     where: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from preble.bench.compare.numbers import E2E_MEAN, columns, headline_rate
+from preble.bench.compare.numbers import E2E_MEAN, columns, headline_rate, significant
 from preble.bench.compare.plan import BASELINE
 from preble.bench.compare.result import CompareResult, Run, Standing
 from preble.metrics.capacity import Bound, CapacitySlo
@@ -56,7 +56,7 @@ def overview_table(result: CompareResult) -> Table:
         [
             (
                 policy,
-                *(_share(shares[policy][workload]) for workload in workloads),
+                *(share_cell(shares[policy][workload]) for workload in workloads),
                 f"{means[policy]:.0%}",
                 f"{min(one.share_of_best for one in shares[policy].values()):.0%}",
             )
@@ -86,8 +86,8 @@ def terminal_table(result: CompareResult, workload: str) -> Table:
 
 def _capacity(standing: Standing) -> str:
     estimate = standing.capacity_rps
-    interval = "" if estimate.half_width is None or standing.bound else f" ± {estimate.half_width:.2g}"
-    return f"{standing.bound}{estimate.mean:.3g}{interval}"
+    interval = "" if estimate.half_width is None or standing.bound else f" ± {significant(estimate.half_width, 2)}"
+    return f"{standing.bound}{significant(estimate.mean, 3)}{interval}"
 
 
 def _against(standing: Standing, baseline: Standing | None) -> str:
@@ -100,8 +100,10 @@ def _against(standing: Standing, baseline: Standing | None) -> str:
     return f"{_mark(standing)}{against.mean:+.0%}{interval}"
 
 
-def _share(standing: Standing) -> str:
-    return f"{_mark(standing)}{standing.share_of_best:.0%}"
+def share_cell(standing: Standing) -> str:
+    """Its capacity as a share of the best one's, marked if it is less than the baseline's, or only bounded."""
+    at_most = "< " if standing.bound is Bound.BELOW else ""
+    return f"{_mark(standing)}{at_most}{standing.share_of_best:.0%}"
 
 
 def _mark(standing: Standing) -> str:
