@@ -47,15 +47,18 @@ def _label_times(axes: Axes, title: str) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower right")  # where a cumulative distribution never is
 
 
 def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
+    from matplotlib.ticker import StrMethodFormatter
+
     names = list(results)
     computed = [result.summary.recomputed_tokens or 0 for result in results.values()]
     cached = [result.summary.cached_tokens or 0 for result in results.values()]
     axes.bar(names, computed, label="computed")
     axes.bar(names, cached, bottom=computed, label="from the cache", alpha=0.4)
     axes.set(title="Prompt tokens", ylabel="tokens")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.margins(y=0.25)  # room for the legend above the bars
     axes.legend(loc="upper center", ncols=2)

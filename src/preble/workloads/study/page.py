@@ -57,7 +57,7 @@ def study_page(report: StudyReport) -> str:
         Section("Percentiles", [table for m in METRICS for table in _present(percentiles_table(m, studies))]),
         Section("Where they come from", list(_origins(report))),
     ]
-    subtitle = f"Made by `preble workload study`, Preble {report.version}"
+    subtitle = f"Made by preble workload study, Preble {report.version}"
     title = f"Workload study: {', '.join(labels(studies))}"
     return html_page(title, [section for section in sections if section.parts], subtitle=subtitle)
 
