@@ -110,8 +110,8 @@ def _main() -> Iterator[Case]:
         workload_options={"num_prefixes": 40},
         seeds=THREE,
     )
-    yield case("multiturn", "conversations", 8000, (25, 45, 65, 85), ttft_s=1.0, paper="", seeds=THREE)
-    yield case("agent", "embodied agent", 20_000, (60, 120, 180, 240), ttft_s=1.0, seeds=SEEDS[:2])
+    yield case("multiturn", "conversations", 5000, (25, 45, 65, 85), ttft_s=1.0, paper="", seeds=THREE)
+    yield case("agent", "embodied agent", 8000, (60, 120, 180, 240), ttft_s=1.0, seeds=SEEDS[:2])
 
 
 def _harm() -> Iterator[Case]:
@@ -222,7 +222,7 @@ def _scale() -> Iterator[Case]:
     """More and fewer replicas, smaller and larger caches, other GPUs, traces and mixes; few policies."""
 
     def case(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
-        return Case(name, title, "scale", source, requests, rates, policies=FEW, **{"seeds": THREE} | other)
+        return Case(name, title, "scale", source, requests, rates, policies=FEW, **{"seeds": SEEDS[:2]} | other)
 
     yield case("size-2", "tool use, 2 replicas", "toolbench", 1500, (20, 30, 40), replicas=2)
     yield case("size-8", "tool use, 8 replicas", "toolbench", 6000, (75, 110, 145), replicas=8)
