@@ -142,11 +142,19 @@ def _latencies(records: Iterable[RequestRecord], from_s: float, until_s: float) 
 
 
 def _keep(path: Path, kind: type[T], cells: list[Cell], make: Callable[[Cell], T]) -> list[T]:
-    """What there is of these cells, made where it is missing, and nothing else, is in the file from now on."""
+    """What there is of these cells, made where it is missing and kept at once; the file has nothing else in the end."""
     known = {_key(one): one for one in _known(path, kind)}
-    kept = [known.get(_cell_key(cell)) or make(cell) for cell in cells]
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+    for cell in cells:
+        if (key := _cell_key(cell)) not in known:
+            known[key] = make(cell)
+            _write(path, known.values())
+    kept = [known[_cell_key(cell)] for cell in cells]
+    _write(path, kept)
     return kept
+
+
+def _write(path: Path, found: Iterable[Extra]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(found)), indent=1) + b"\n")
 
 
 def _known(path: Path, kind: type[T]) -> list[T]:
