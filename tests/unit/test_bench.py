@@ -14,11 +14,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from preble.bench import BenchRun, BenchSettings, plan
-from preble.bench.client import BenchClient, server_sent_data
+from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, parse_counters
 from preble.bench.load import run_load
 from preble.bench.plot import draw_results
 from preble.bench.report import results_table
+from preble.engines.completion_stream import server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord, Slo
 from preble.workloads import Segment, Workload, WorkloadRequest

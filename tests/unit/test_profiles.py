@@ -113,7 +113,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prefil_points": []}, "unknown field `prefil_points`"),
+        ({"prefil_points": []}, "unknown field 'prefil_points'; there are"),
         ({"decode_base_s": "fast"}, r"Expected `float`, got `str` - at `\$.decode_base_s`"),
         ({"decode_base_s": -1.0}, "no time may be negative"),
         ({"prefill_points": [[0, 0.1], [10, 0.05]]}, "prefill_points must grow"),

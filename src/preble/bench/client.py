@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 import msgspec
 
+from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
 from preble.workloads import WorkloadRequest
@@ -24,29 +25,6 @@ KEEP_ALIVE_S = 2.0
 
 REPLICA_HEADER = "x-preble-replica"
 REASON_HEADER = "x-preble-reason"
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Error(msgspec.Struct):
-    code: str | int | None = None
-    message: str = ""
-
-
-class _Event(msgspec.Struct):
-    """What is read of one server-sent event; everything else in it is skipped."""
-
-    choices: list[msgspec.Raw] = []
-    usage: _Usage | None = None
-    error: _Error | None = None
 
 
 class _Model(msgspec.Struct):
@@ -76,7 +54,7 @@ class _Attempt:
         self.reason: str | None = None
         self.first_token_s: float | None = None
         self.events = 0
-        self.usage: _Usage | None = None
+        self.usage: StreamUsage | None = None
 
 
 class BenchClient:
@@ -101,7 +79,7 @@ class BenchClient:
         self._ignore_eos = ignore_eos
         self._timeout_s = timeout_s
         self._encode = msgspec.json.Encoder().encode
-        self._decoder = msgspec.json.Decoder(_Event)
+        self._decoder = msgspec.json.Decoder(CompletionEvent)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -161,7 +139,7 @@ class BenchClient:
             error = "timeout"
         except (aiohttp.ClientError, OSError) as failure:
             error = f"connection: {type(failure).__name__}"
-        usage = attempt.usage or _Usage(completion_tokens=attempt.events)
+        usage = attempt.usage or StreamUsage(completion_tokens=attempt.events)
         return RequestRecord(
             request_id=request.request_id,
             scheduled_s=scheduled_s,
@@ -170,7 +148,7 @@ class BenchClient:
             end_s=clock(),
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
-            cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None,
+            cached_tokens=usage.cached_tokens,
             replica=attempt.replica,
             reason=attempt.reason,
             status=attempt.status,
@@ -222,16 +200,6 @@ class BenchClient:
                 attempt.first_token_s = clock()
         if event.usage is not None:
             attempt.usage = event.usage
-
-
-async def server_sent_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `data` of each server-sent event, whatever pieces the bytes arrive in; other fields are skipped."""
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
 
 
 def _said(error: BaseException) -> str:

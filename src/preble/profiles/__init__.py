@@ -7,9 +7,10 @@ The shipped ones are data, made by `benchmarks/repro/make_profiles.py`; each say
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,21 +18,6 @@ from preble.core.cost_model import CostProfile
 from preble.errors import ConfigError
 
 _DATA = resources.files(__name__) / "data"
-
-
-class _ProfileFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The file form of `CostProfile`; the same names, units and meanings."""
-
-    name: str
-    source: str
-    prefill_points: tuple[tuple[int, float], ...]
-    attention_s_per_pair: float
-    decode_base_s: float
-    decode_s_per_sequence: float
-    decode_s_per_context_token: float
-    kv_capacity_tokens: int
-    typical_batch: int = 16
-    attention_s_per_context_token: float = 0.0
 
 
 def profile_names() -> list[str]:
@@ -59,15 +45,19 @@ def load_profile(name_or_path: str) -> CostProfile:
 
 def profile_json(profile: CostProfile) -> str:
     """The profile's file, as `load_profile` reads it; one point a line."""
-    fields = asdict(profile)
-    points = ",\n".join(f"    [{n}, {s!r}]" for n, s in fields["prefill_points"])
-    fields["prefill_points"] = "POINTS"
-    return json.dumps(fields, indent=2).replace('"POINTS"', f"[\n{points}\n  ]") + "\n"
+    table = asdict(profile)
+    points = ",\n".join(f"    [{n}, {s!r}]" for n, s in table["prefill_points"])
+    table["prefill_points"] = "POINTS"
+    return json.dumps(table, indent=2).replace('"POINTS"', f"[\n{points}\n  ]") + "\n"
 
 
 def _decode(data: bytes, origin: str) -> CostProfile:
+    """The file has the fields of `CostProfile`: the same names, units and meanings, and no others."""
+    known = {field.name for field in fields(CostProfile)}
     try:
-        file = msgspec.json.decode(data, type=_ProfileFile)
+        profile = msgspec.json.decode(data, type=dict[str, Any])
+        if unknown := sorted(profile.keys() - known):
+            raise ConfigError(f"profile {origin!r}: unknown field {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        return msgspec.convert(profile, CostProfile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"profile {origin!r}: {error}") from error
-    return CostProfile(**msgspec.structs.asdict(file))

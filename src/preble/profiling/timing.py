@@ -8,34 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from preble.bench.client import server_sent_data
 from preble.engines import Engine, EngineResponse
+from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import EngineError, EngineProtocolError
 
 PATH = "/v1/completions"
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Fault(msgspec.Struct):
-    message: str = ""
-
-
-class _Event(msgspec.Struct):
-    """What is read of one server-sent event, or of the body of an error."""
-
-    choices: list[msgspec.Raw] = []
-    usage: _Usage | None = None
-    error: _Fault | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +35,7 @@ class Timer:
     def __init__(self, engine: Engine, model: str) -> None:
         self._engine = engine
         self._model = model
-        self._decoder = msgspec.json.Decoder(_Event)
+        self._decoder = msgspec.json.Decoder(CompletionEvent)
 
     async def ask(self, prompt: Sequence[int], output_tokens: int) -> TimedAnswer:
         """Generate exactly `output_tokens` tokens after `prompt`.
@@ -83,10 +60,9 @@ class Timer:
             arrivals, usage = await self._receive(response)
         generated = len(arrivals) if usage is None else usage.completion_tokens
         self._check_length(len(arrivals), generated, output_tokens)
-        details = usage.prompt_tokens_details if usage is not None else None
-        return TimedAnswer(sent_s, tuple(arrivals), generated, details.cached_tokens if details else None)
+        return TimedAnswer(sent_s, tuple(arrivals), generated, usage.cached_tokens if usage is not None else None)
 
-    async def _receive(self, response: EngineResponse) -> tuple[list[float], _Usage | None]:
+    async def _receive(self, response: EngineResponse) -> tuple[list[float], StreamUsage | None]:
         arrivals: list[float] = []
         arrived_s, usage = 0.0, None
 
@@ -112,11 +88,11 @@ class Timer:
         try:
             answer = self._decoder.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            answer = _Event()
+            answer = CompletionEvent()
         said = answer.error.message if answer.error is not None else answer.message
         return self._error(f"answers {PATH} with status {response.status}: {said or repr(content[:200])}")
 
-    def _decode(self, data: bytes) -> _Event:
+    def _decode(self, data: bytes) -> CompletionEvent:
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
