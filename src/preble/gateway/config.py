@@ -267,7 +267,7 @@ _REBALANCE = RebalanceSettings()
 
 
 class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When the policies that rebalance (`e2`, `e2_rebalance`) move load. See docs/decisions/0004."""
+    """When the policies that rebalance, `e2` and `e2_rebalance`, move load: docs/decisions/0004. Others ignore it."""
 
     threshold: Annotated[
         float,
@@ -285,7 +285,7 @@ class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         _about(
             "By which factor a prefix's queueing must grow from one half of the window to the next to be replicated.",
-            why="least delay in our evaluation; `e2` is the paper's",
+            why="the paper's: that it doubles",
             ge=1,
         ),
     ] = _REBALANCE.queue_growth

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
-from preble.gateway.config import Knob, ReplicaConfig, knobs
+from preble.gateway.config import GatewayConfig, Knob, ReplicaConfig, knobs
 from preble.gateway.config_load import ENV_PREFIX
 
 _HEAD = """\
@@ -42,11 +42,16 @@ def reference_page() -> str:
     for knob in knobs():
         by_section.setdefault(knob.key.rpartition(".")[0], []).append(knob)
     for section, members in by_section.items():
-        title = f"`[{section}]`" if section else "Top level"
+        title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"
         parts.append(f"## {title}\n\n{_TABLE}\n" + "\n".join(_row(knob, environment=True) for knob in members) + "\n")
     rows = "\n".join(_row(knob, environment=False) for knob in knobs(ReplicaConfig))
     parts.append(f"## A replica's table in `replicas`\n\n{_TABLE}\n{rows}\n")
     return "\n".join(parts)
+
+
+def _meaning(section: str) -> str:
+    """What the section's class says of itself, in one paragraph."""
+    return " ".join((get_type_hints(GatewayConfig)[section].__doc__ or "").split())
 
 
 def _row(knob: Knob, *, environment: bool) -> str:
