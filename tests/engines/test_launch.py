@@ -100,10 +100,10 @@ async def test_a_cancelled_start_leaves_nothing_behind(options: Any) -> None:
 async def test_a_killed_replica_is_noticed_and_can_be_started_again_at_its_address(options: Any) -> None:
     async with Fleet(options()) as fleet:
         victim, survivor = fleet.replicas
-        exit_seen = asyncio.create_task(fleet.first_exit())
+        exit_seen = asyncio.create_task(victim.wait())
         url, pids = victim.url, pids_of(victim)
         await victim.kill()
-        assert await exit_seen is victim
+        assert await exit_seen == 128 + signal.SIGKILL
         await eventually(lambda: not any(is_running(pid) for pid in pids), "its child is gone too")
         assert survivor.is_alive
         await victim.start()

@@ -219,16 +219,6 @@ class Fleet:
     ) -> None:
         await self.stop()
 
-    async def first_exit(self) -> ReplicaProcess:
-        """Return the first replica that ends by itself."""
-        waits = {asyncio.create_task(replica.wait()): replica for replica in self.replicas}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return waits[done.pop()]
-        finally:
-            for task in waits:
-                task.cancel()
-
     async def stop(self) -> None:
         """Stop every replica. Returns when all are gone; not cut short by a cancellation."""
         stopping = asyncio.gather(*(replica.stop() for replica in self.replicas))

@@ -54,7 +54,6 @@ class ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
     enable_cache_report: bool | None = None
-    disable_radix_cache: bool = False
     kv_events: EventSource | None = None
 
 
