@@ -175,18 +175,18 @@ def main() -> None:
     if options.list:
         print(*(f"{case.name:24}{case.full_title}" for case in CASES.values()), *EXTRAS, sep="\n")
         return
-    if not options.draw:
-        names = options.names or [*CASES, *EXTRAS]
-        for name in names:
-            if name in CASES:
-                run(CASES[name])
-        if "bounds" in names:
-            bounds(known_results())
-        if "loss" in names:
-            losses()
-    results = known_results()
-    draw(results)
-    write_pages(results)
+    if options.draw:
+        results = known_results()
+        draw(results)
+        write_pages(results)
+        return
+    names = options.names or [*CASES, *EXTRAS]
+    for case in [CASES[name] for name in names if name in CASES]:
+        run(case)
+    if "bounds" in names:
+        bounds(known_results())
+    if "loss" in names:
+        losses()
 
 
 if __name__ == "__main__":

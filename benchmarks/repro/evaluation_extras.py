@@ -1,7 +1,6 @@
 """What docs/evaluation.md shows beside the comparisons: the oracle's bounds, and latencies around a replica's loss.
 
-Each is made for the plan that its case has now, at one of the case's rates, with all of its seeds; what is kept already
-is not made again.
+Each is made at one of the rates of its case, with all of its seeds; what is kept already is not made again.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
-from evaluation_cases import CASES, DATA, LOSS_S, Case
+from evaluation_cases import CASES, DATA, LOSS_S
 
-from preble.bench.compare import CompareResult
+from preble.bench.compare import ComparePlan, CompareResult
 from preble.bench.compare.numbers import headline_rate
 from preble.bench.compare.plan import BASELINE, Arm, Cell
 from preble.metrics import RequestRecord, summarize
@@ -25,6 +24,8 @@ from preble.workloads import WorkloadPlan
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "evaluation"
 BOUNDS = RESULTS / "bounds.json"
 LOSS = RESULTS / "loss.json"
+WARM_S = 10.0
+"""What came earlier found empty caches, and counts as neither before nor after."""
 JUST_AFTER_S = 15.0
 """How long after a loss a request counts as sent just after it."""
 
@@ -92,21 +93,21 @@ def known_losses() -> list[Loss]:
 
 
 def bound_cells(results: Mapping[str, CompareResult]) -> list[Cell]:
-    main = [case for case in CASES.values() if case.group == "four" and case.name in results]
-    return [
-        cell for case in main for cell in _cells(case, headline_rate(results[case.name], case.workload), [BASELINE])
-    ]
+    main = [results[case.name] for case in CASES.values() if case.group == "four" and case.name in results]
+    rates = [headline_rate(result, *result.plan.workloads) for result in main]
+    return [cell for result, rate in zip(main, rates, strict=True) for cell in _cells(result.plan, rate, [BASELINE])]
 
 
 def loss_cells() -> list[Cell]:
-    """The case's middle rate."""
+    """At the case's highest rate."""
     case = CASES["lost"]
-    return list(_cells(case, case.rates[len(case.rates) // 2], case.policies))
+    return list(_cells(case.plan(DATA), max(case.rates), case.policies))
 
 
-def _cells(case: Case, rate: float, policies: Iterable[str]) -> Iterable[Cell]:
-    plan = case.plan(DATA)
-    return [plan.cell(Arm(case.workload, policy, seed), rate) for policy in policies for seed in plan.seeds]
+def _cells(plan: ComparePlan, rate: float, policies: Iterable[str]) -> Iterable[Cell]:
+    """Of a plan with one workload: every seed."""
+    (workload,) = plan.workloads
+    return [plan.cell(Arm(workload, policy, seed), rate) for policy in policies for seed in plan.seeds]
 
 
 def _bound(cell: Cell) -> Bound:
@@ -129,7 +130,7 @@ def _loss(cell: Cell) -> Loss:
         workload=cell.workload,
         policy=cell.arm.policy,
         failed=run.summary.errors,
-        before=_latencies(run.records, 0.0, LOSS_S),
+        before=_latencies(run.records, WARM_S, LOSS_S),
         just_after=_latencies(run.records, LOSS_S, LOSS_S + JUST_AFTER_S),
         later=_latencies(run.records, LOSS_S + JUST_AFTER_S, float("inf")),
     )
@@ -166,9 +167,9 @@ def _of(known: list[T], cells: list[Cell]) -> list[T]:
     return [by_key[key] for cell in cells if (key := _cell_key(cell)) in by_key]
 
 
-def _key(one: Extra) -> tuple[str, str, bytes]:
-    return one.case, one.policy, msgspec.json.encode(one.workload)
+def _key(one: Extra) -> tuple[str, str, WorkloadPlan]:
+    return one.case, one.policy, one.workload
 
 
-def _cell_key(cell: Cell) -> tuple[str, str, bytes]:
-    return cell.arm.workload, cell.arm.policy, msgspec.json.encode(cell.workload)
+def _cell_key(cell: Cell) -> tuple[str, str, WorkloadPlan]:
+    return cell.arm.workload, cell.arm.policy, cell.workload

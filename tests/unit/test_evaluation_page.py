@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from preble.bench.compare import CompareResult
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,27 +28,77 @@ def evaluation() -> ModuleType:
     return script("evaluation")
 
 
-def test_every_table_of_the_page_is_that_of_the_kept_results(evaluation: ModuleType) -> None:
+@pytest.fixture(scope="module")
+def results(evaluation: ModuleType) -> dict[str, CompareResult]:
+    found: dict[str, CompareResult] = evaluation.known_results()
+    return found
+
+
+def test_every_table_of_the_page_is_that_of_the_kept_results(
+    evaluation: ModuleType, results: dict[str, CompareResult]
+) -> None:
     page = evaluation.PAGE.read_text(encoding="utf-8")
-    made = evaluation.tables(evaluation.known_results())
-    assert page.count("<!-- end -->") == len(script("page").MARKERS.findall(page)) > 20
+    made = evaluation.tables(results)
+    assert made.keys() <= {match["name"] for match in script("page").MARKERS.finditer(page)}
+    assert evaluation.NOT_RUN not in made.values()
     assert evaluation.filled(page, made) == page, "fill it in: python benchmarks/repro/evaluation.py --draw"
 
 
-def test_every_kept_result_is_of_a_case_and_complete(evaluation: ModuleType) -> None:
-    results = evaluation.known_results()
-    assert results.keys() <= evaluation.CASES.keys()
-    assert all(result.is_complete for result in results.values())
-    assert {path.stem for path in evaluation.RESULTS.glob("*.json")} == results.keys()
+def test_the_details_are_those_of_the_kept_results(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
+    written = {path.stem: path.read_text(encoding="utf-8") for path in evaluation.DETAILS.glob("*.md")}
+    assert written == evaluation.details(results), "write them: python benchmarks/repro/evaluation.py --draw"
 
 
-def test_the_seeds_of_the_page_are_others_than_those_that_the_policy_was_chosen_on(evaluation: ModuleType) -> None:
-    assert all(min(result.plan.seeds) >= 10 for result in evaluation.known_results().values())
+def test_every_case_has_a_result_of_the_plan_that_it_has_now_and_a_section(
+    evaluation: ModuleType, results: dict[str, CompareResult]
+) -> None:
+    assert results.keys() == evaluation.CASES.keys()
+    assert [name for name, case in evaluation.CASES.items() if results[name].plan != case.plan(Path("data"))] == []
+    assert {path.stem for path in evaluation.RESULTS.glob("*.json")} == results.keys() | set(evaluation.EXTRAS)
+    pages = "".join(evaluation.details(results).values())
+    assert all(pages.count(f"\n`{name}`: ") == 1 for name in results)
 
 
-def test_every_figure_of_the_page_is_there(evaluation: ModuleType) -> None:
-    figures = re.findall(r"\]\((evaluation/[\w-]+\.svg)\)", evaluation.PAGE.read_text(encoding="utf-8"))
-    assert figures and all((evaluation.PAGE.parent / figure).is_file() for figure in figures)
+def test_bounds_and_losses_are_of_the_cases_as_they_are_now(
+    evaluation: ModuleType, results: dict[str, CompareResult]
+) -> None:
+    extras = script("evaluation_extras")
+    assert len(extras.known_bounds(results)) == len(extras.bound_cells(results)) > 6
+    assert len(extras.known_losses()) == len(extras.loss_cells()) > 16
+
+
+def test_no_policy_beats_a_bound(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
+    extras, tables = script("evaluation_extras"), script("evaluation_tables")
+    for bound in extras.known_bounds(results):
+        for policy in results[bound.case].plan.policies:
+            run = next(
+                run for run in results[bound.case].runs if (run.policy, run.workload) == (policy, bound.workload)
+            )
+            assert tables.TTFT_MEAN.of(run) >= bound.ttft_mean_s
+            assert tables.E2E_MEAN.of(run) >= bound.e2e_mean_s
+
+
+def test_the_seeds_of_the_page_are_others_than_those_that_the_policy_was_chosen_on(
+    results: dict[str, CompareResult],
+) -> None:
+    assert results and all(min(result.plan.seeds) >= 10 for result in results.values())
+
+
+def test_every_figure_of_the_pages_is_there_and_no_other(evaluation: ModuleType) -> None:
+    pages = [evaluation.PAGE, *evaluation.DETAILS.glob("*.md")]
+    shown = {figure for page in pages for figure in re.findall(r"evaluation/([\w-]+\.svg)\)", page.read_text("utf-8"))}
+    assert shown == {path.name for path in evaluation.FIGURES.glob("*.svg")} != set()
+
+
+def test_between_two_rates_the_logarithm_of_a_latency_is_straight(results: dict[str, CompareResult]) -> None:
+    tables = script("evaluation_tables")
+    runs = results["toolbench"].runs_of("toolbench", "preble")
+    low, high = list(runs)[:2]
+    ends = [tables.at_rate(tables.E2E_MEAN, runs, rate) for rate in (low, high)]
+    assert ends == [pytest.approx([tables.E2E_MEAN.of(run) for run in runs[rate]]) for rate in (low, high)]
+    middle = tables.at_rate(tables.E2E_MEAN, runs, (low + high) / 2)
+    assert middle == pytest.approx([(below * above) ** 0.5 for below, above in zip(*ends, strict=True)])
+    assert tables.at_rate(tables.E2E_MEAN, runs, low / 2) == pytest.approx(ends[0])
 
 
 def test_the_tables_of_decision_0008_are_those_of_the_kept_results() -> None:
