@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from preble.bench.compare import CompareResult, read_result
 from preble.bench.compare.numbers import caution
+from support import scripts
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")
 
@@ -21,10 +20,8 @@ PAGE = (ROOT / "docs" / "howto" / "compare-policies.md").read_text(encoding="utf
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "repro"))
-    yield importlib.import_module("compare_example")
-    sys.modules.pop("compare_example")
+def script() -> Any:
+    return scripts.script("benchmarks/repro/compare_example.py")
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ When a figure is out of date: `python docs/figures/e2_by_example.py`, look at th
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from support.scripts import script
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "concepts" / "e2-by-example.md").read_text(encoding="utf-8")
@@ -24,16 +23,7 @@ REQUESTS = ("r1", "r2", "r3", "r4", "r5", "r6", "r7")
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 
 
-def load(name: str) -> ModuleType:
-    """A module of docs/figures, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / "figures" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-scenario = load("e2_scenario")
+scenario = script("docs/figures/e2_scenario.py")
 Table = list[dict[str, str]]
 
 
@@ -191,9 +181,9 @@ def test_a_figure_shows_what_the_scheduler_does_today(name: str, steps: dict[str
 
 def test_the_script_draws_what_is_committed(tmp_path: Path, steps: dict[str, Any]) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `plot`")
-    script = load("e2_by_example")
-    assert {f"{name}.svg" for name, _, _ in script.figures()} == {path.name for path in FIGURES.iterdir()}
-    script.save(tmp_path, "r6", steps["r6"])
+    drawing = script("docs/figures/e2_by_example.py")
+    assert {f"{name}.svg" for name, _, _ in drawing.figures()} == {path.name for path in FIGURES.iterdir()}
+    drawing.save(tmp_path, "r6", steps["r6"])
     drawn, committed = (ElementTree.parse(folder / "r6.svg") for folder in (tmp_path, FIGURES))
     for tag in (DESCRIPTION, "{http://www.w3.org/2000/svg}g"):
         assert len(drawn.findall(f".//{tag}")) == len(committed.findall(f".//{tag}"))

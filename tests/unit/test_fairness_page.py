@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+
+from support.scripts import script
 
 pytest.importorskip("matplotlib", reason="the benchmarks draw with matplotlib (the extra `plot`)")
 
@@ -19,14 +19,13 @@ REPLICAS = ["emulator", "vllm", "sglang"]
 
 
 @pytest.fixture
-def fairness(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "repro"), *sys.path])
-    return importlib.import_module("fairness")
+def fairness() -> Any:
+    return script("benchmarks/repro/fairness.py")
 
 
 @pytest.fixture
-def figures(fairness: Any) -> Any:
-    return importlib.import_module("fairness_figures")
+def figures() -> Any:
+    return script("benchmarks/repro/fairness_figures.py")
 
 
 def rows(table: str) -> list[str]:

@@ -18,7 +18,7 @@ from preble.core.peers.lmetric import LMetric
 from preble.core.peers.ray import RayPrefix
 from preble.core.policies import make_policy, policy_names
 from preble.core.types import Placement, Reason, ReplicaId
-from support.peers import DOC, MODEL, OWN, A, B, C, Cluster, D, chosen, over_seeds, run_of, scores
+from support.by_hand import DOC, MODEL, OWN, A, B, C, Cluster, D, chosen, over_seeds, run_of, scores
 
 BASELINES = [name for name in policy_names() if not name.startswith("e2")]
 

@@ -15,8 +15,8 @@ from preble.decisions.reader import LogReader
 from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
+from support.by_hand import DOC, A, B, C, Cluster, D, run_of
 from support.logs import Recording
-from support.peers import DOC, A, B, C, Cluster, D, run_of
 
 
 def test_chwbl_keeps_to_its_place_until_the_load_bound() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from preble.core.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.types import Placement, Reason, ReplicaId
-from support.peers import DOC, OWN, A, B, C, Cluster, chosen, over_seeds, run_of, scores
+from support.by_hand import DOC, OWN, A, B, C, Cluster, chosen, over_seeds, run_of, scores
 
 
 def sglang(*names: ReplicaId, seed: int = 0, balance_rel: float = 1.5) -> Cluster:

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.cost_model import CostModel, CostProfile
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.preble import Preble
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
+from support.by_hand import MODEL, A, B, C, scheduler_of
 
-MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.001, 0.0, 10_000))
-A, B, C = (ReplicaId(name) for name in "abc")
 DEFAULT_OUTPUT_TOKENS = 45
 
 
 def cluster(*names: ReplicaId, policy: Preble | None = None, capacity: int = 10_000) -> GlobalScheduler:
-    made = GlobalScheduler(policy or Preble(), MODEL)
-    for name in names:
-        made.add_replica(ReplicaSpec(name, kv_capacity_tokens=capacity, block_size=1), 0.0)
-    return made
+    return scheduler_of(policy or Preble(), *names, kv_capacity_tokens=capacity)
 
 
 def tokens(first: int, count: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from importlib import resources
@@ -15,18 +14,12 @@ import pytest
 from preble.core.cost_model import CostModel
 from preble.errors import ConfigError
 from preble.profiles import load_profile, profile_json, profile_names
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "repro" / "make_profiles.py"
+from support import scripts
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_profiles", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.script("benchmarks/repro/make_profiles.py")
 
 
 def model(name: str) -> CostModel:
@@ -90,7 +83,7 @@ def test_a_cached_context_costs_what_the_fit_says(script: ModuleType) -> None:
 
 
 def test_the_page_about_profiles_lists_those_that_ship() -> None:
-    page = (SCRIPT.parents[2] / "docs" / "reference" / "profiles.md").read_text(encoding="utf-8")
+    page = (scripts.ROOT / "docs" / "reference" / "profiles.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `([\w-]+)` \|", page, flags=re.MULTILINE)) == profile_names()
 
 

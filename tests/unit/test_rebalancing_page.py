@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+
+from support.scripts import script
 
 pytest.importorskip("matplotlib", reason="the benchmarks draw with matplotlib (the extra `plot`)")
 
@@ -17,9 +17,8 @@ PAGE = (ROOT / "docs" / "concepts" / "rebalancing.md").read_text(encoding="utf-8
 
 
 @pytest.fixture
-def benchmark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "repro"), *sys.path])
-    return importlib.import_module(request.param)
+def benchmark(request: pytest.FixtureRequest) -> Any:
+    return script(f"benchmarks/repro/{request.param}.py")
 
 
 def rows(table: str) -> list[list[str]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from preble.workloads import make_workload
 from preble.workloads.study import StudyReport, study
+from support import scripts
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")
 
@@ -21,10 +20,8 @@ PAGE = (ROOT / "docs" / "howto" / "study-a-trace.md").read_text(encoding="utf-8"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "repro"))
-    yield importlib.import_module("study")
-    sys.modules.pop("study")
+def script() -> Any:
+    return scripts.script("benchmarks/repro/study.py")
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ from random import Random
 
 import pytest
 
-from preble.core.cost_model import CostModel, CostProfile
 from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
 from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.explain import explain
 from preble.decisions.reader import LogReader
@@ -18,20 +16,15 @@ from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
 from preble.decisions.what_if import what_if
 from preble.errors import NoReplicaError
+from support.by_hand import A, B, C, scheduler_of
 from support.logs import Recording
 
-# One token costs 1 ms to prefill.
-MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.001, 0.0, 10_000))
-A, B, C = (ReplicaId(name) for name in "abc")
 DOCUMENT = Random(1).sample(range(1 << 30), 100)
 OLDER = Random(2).sample(range(1 << 30), 100)
 
 
 def scheduler(*replica_ids: ReplicaId) -> GlobalScheduler:
-    made = GlobalScheduler(make_policy("e2"), MODEL)
-    for replica_id in replica_ids:
-        made.add_replica(ReplicaSpec(replica_id, block_size=1), 0.0)
-    return made
+    return scheduler_of("e2", *replica_ids)
 
 
 def done(made: GlobalScheduler, request_id: str, avoid: frozenset[ReplicaId] = frozenset()) -> Placement:

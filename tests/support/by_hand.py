@@ -1,4 +1,4 @@
-"""A few replicas, arranged past the rule that is put to the test."""
+"""Replicas for examples worked by hand: a prompt token takes 1 ms, and what a test needs is put there past the rule."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ DOC = run_of(1, 100)
 OWN = run_of(2, 100)
 
 
+def scheduler_of(policy: Policy | str, *names: ReplicaId, seed: int = 0, **spec: object) -> GlobalScheduler:
+    """A scheduler with replicas of these names. `spec`: more about each of them; blocks have one token if not given."""
+    made = GlobalScheduler(make_policy(policy) if isinstance(policy, str) else policy, MODEL, seed=seed)
+    for name in names:
+        made.add_replica(ReplicaSpec(name, **{"block_size": 1, **spec}), 0.0)  # type: ignore[arg-type]
+    return made
+
+
 class Cluster:
     """A scheduler with a few replicas. What a test needs on one of them is put there, past the rule."""
 
     def __init__(self, policy: Policy | str, *names: ReplicaId, seed: int = 0, **spec: object) -> None:
-        chosen = make_policy(policy) if isinstance(policy, str) else policy
-        self.scheduler = GlobalScheduler(chosen, MODEL, seed=seed)
+        self.scheduler = scheduler_of(policy, *names, seed=seed, **spec)
         self.names = frozenset(names)
         self._count = 0
-        for name in names:
-            self.scheduler.add_replica(ReplicaSpec(name, **{"block_size": 1, **spec}), 0.0)  # type: ignore[arg-type]
 
     def ask(self, prompt: Sequence[int], avoid: frozenset[ReplicaId] = frozenset()) -> Placement:
         self._count += 1
