@@ -72,6 +72,12 @@ async def test_a_replica_that_dies_is_reported_with_the_end_of_its_log(options: 
             pass
 
 
+async def test_a_replica_that_refuses_its_arguments_is_the_users_mistake(options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"refuses its arguments(?s:.*)error: unrecognized arguments"):
+        async with Fleet(options("refuses")):
+            pass
+
+
 async def test_a_replica_that_does_not_get_ready_is_stopped_and_reported(options: Any, tmp_path: Path) -> None:
     fleet = Fleet(options("never-ready", replicas=1, ready_timeout_s=1.0))
     with pytest.raises(EngineTimeout, match="not ready within 1 s"):

@@ -1,7 +1,7 @@
 """A stand-in for the `vllm` program in tests of starting and stopping: HTTP, and the bad habits of real engines.
 
 Run as `fake_vllm.py serve MODEL --port P ...`; what it does is the MODEL's name: `healthy`, `dies`, `never-ready`,
-`stubborn` (ignores SIGTERM). Each starts a child process of its own, as engines do.
+`refuses` (its arguments), `stubborn` (ignores SIGTERM). Each starts a child process of its own, as engines do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ port = int(sys.argv[sys.argv.index("--port") + 1])
 if behaviour == "dies":
     print("loading weights")
     sys.exit("out of memory, says the engine")
+if behaviour == "refuses":
+    print("vllm: error: unrecognized arguments", file=sys.stderr)
+    sys.exit(2)
 if behaviour == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])

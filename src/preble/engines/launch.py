@@ -28,6 +28,8 @@ __all__ = ["Fleet", "LaunchOptions", "ReplicaProcess"]
 
 POLL_S = 0.1
 LOG_TAIL_LINES = 20
+USAGE_STATUS = 2
+"""Of a program whose arguments are wrong: argparse's, click's and our own."""
 _LISTENING = re.compile(r"listening on (http://\S+)")
 
 
@@ -90,7 +92,8 @@ class ReplicaProcess:
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when it can take requests.
 
-        Raises: EngineGone: it ended instead; the message has the end of its log. EngineTimeout: not in `timeout_s`.
+        Raises: EngineGone: it ended instead; the message has the end of its log. ConfigError: so it did, since its
+        arguments are wrong. EngineTimeout: not in `timeout_s`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -123,9 +126,12 @@ class ReplicaProcess:
         return True
 
     def _require_alive(self) -> None:
-        if not self.is_alive:
-            status = self._guard.returncode if self._guard else None
-            raise self._error(EngineGone, f"ended with status {status} before it was ready")
+        if self.is_alive:
+            return
+        status = self._guard.returncode if self._guard else None
+        if status == USAGE_STATUS:
+            raise ConfigError(f"{self.name} refuses its arguments. The end of {self.log_path}:\n{self._tail()}")
+        raise self._error(EngineGone, f"ended with status {status} before it was ready")
 
     async def wait(self) -> int:
         """Return its exit status when it has ended."""
