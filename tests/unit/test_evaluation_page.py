@@ -69,7 +69,9 @@ def test_bounds_and_losses_are_of_the_cases_as_they_are_now(
 
 def test_no_policy_beats_a_bound(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
     extras, tables = script("evaluation_extras"), script("evaluation_tables")
-    for bound in extras.known_bounds(results):
+    bounds = extras.known_bounds(results)
+    assert bounds
+    for bound in bounds:
         for policy in results[bound.case].plan.policies:
             run = next(
                 run for run in results[bound.case].runs if (run.policy, run.workload) == (policy, bound.workload)
