@@ -223,8 +223,8 @@ def loss_table(losses: Sequence[Loss]) -> Table:
     runs: dict[str, list[Loss]] = {}
     for loss in losses:
         runs.setdefault(loss.policy, []).append(loss)
-    just_after = {policy: estimate([run.just_after.ttft_p99_s for run in of_it]) for policy, of_it in runs.items()}
-    policies = sorted(runs, key=lambda policy: just_after[policy].mean)
+    just_after = {policy: [run.just_after.ttft_p99_s for run in of_it] for policy, of_it in runs.items()}
+    policies = sorted(runs, key=lambda policy: estimate(just_after[policy]).mean)
 
     def cells(of_it: Sequence[Loss]) -> Iterable[str]:
         yield measured(estimate([float(run.failed) for run in of_it]))
@@ -240,9 +240,9 @@ def loss_table(losses: Sequence[Loss]) -> Table:
         [(policy, *cells(runs[policy])) for policy in policies],
         caption=f"At {losses[0].workload.rps:g} requests/s, by when requests were sent; seconds. Failed: requests that "
         "were being answered when their replica was lost; they have no latency. Marked: a longer p99 of TTFT just "
-        f"after the loss than {BASELINE}'s.",
+        f"after the loss than {BASELINE}'s, the whole 95 % interval.",
         marked=frozenset(
-            number for number, policy in enumerate(policies) if just_after[policy].mean > just_after[BASELINE].mean
+            number for number, policy in enumerate(policies) if _ratio(just_after[policy], just_after[BASELINE]).low > 1
         ),
     )
 
