@@ -73,5 +73,7 @@ class CostModel:
         return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]
 
     def _context_s(self, new_tokens: int, cached_tokens: int) -> float:
+        if not cached_tokens:
+            return 0.0
         p = self.profile
         return cached_tokens * (p.attention_s_per_pair * new_tokens + p.attention_s_per_context_token)

@@ -8,7 +8,7 @@ what is above them, part of a node where a part is enough, nothing in use.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from preble.core.cost_model import CostModel
 from preble.core.holdings import Holding, Holdings
@@ -31,7 +31,7 @@ class EvictionCost:
         self._freed: list[int] = [0]
         self._cost_s: list[float] = [0.0]
 
-    def cost_s(self, tokens: int, num_requests: int, in_use: Iterable[Node] = ()) -> float:
+    def cost_s(self, tokens: int, num_requests: int, in_use: tuple[Node, ...] = ()) -> float:
         """Seconds of recomputation to expect if `tokens` are evicted. `num_requests`: placed on the replica in H.
 
         `in_use`: nodes that must stay, since the request for which room is made uses them. Where less than `tokens` can

@@ -86,8 +86,8 @@ class Fleet:
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
     those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens a KV
     block. `capacity`: KV tokens, infinity where unknown. Lists are indexed by slot. `live`, `live_slots`: the slots in
-    use, as a mask and ascending (another list whenever one joins or leaves). `ids`: replica ids by slot. `trusted`: mask
-    of the live slots whose matches count; `untrusted_ids`: the replicas in the others.
+    use, as a mask and ascending (another list whenever one joins or leaves). `ids`: replica ids by slot. `trusted`:
+    mask of the live slots whose matches count; `untrusted_ids`: the replicas in the others.
     """
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class LoadWindow:
 
     `load_s`: L. `decode_load_s`: its decode part. `num_requests`: requests in the window. `mean_output_tokens`: mean
     output length seen in the window; where none finished, that of all replicas when the slot last changed, or the
-    default.
+    default. `expected_output_tokens`: the same as a whole number.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
@@ -46,6 +46,7 @@ class LoadWindow:
         self.decode_load_s: list[float] = []
         self.num_requests: list[int] = []
         self.mean_output_tokens: list[float] = []
+        self.expected_output_tokens: list[int] = []
         self._cost_model = cost_model
         self._prefill_s: list[float] = []
         self._prompt_tokens: list[int] = []
@@ -72,7 +73,13 @@ class LoadWindow:
         if slot == len(self.load_s):
             for sums in (self.load_s, self.decode_load_s, self.mean_output_tokens, self._prefill_s):
                 sums.append(0.0)
-            for counts in (self.num_requests, self._prompt_tokens, self._num_finished, self._output_tokens):
+            for counts in (
+                self.num_requests,
+                self.expected_output_tokens,
+                self._prompt_tokens,
+                self._num_finished,
+                self._output_tokens,
+            ):
                 counts.append(0)
         self._update(slot)
 
@@ -204,5 +211,6 @@ class LoadWindow:
         count = self.num_requests[slot]
         decode_s = count * self._cost_model.decode_s(mean, self._prompt_tokens[slot] / count) if count else 0.0
         self.mean_output_tokens[slot] = mean
+        self.expected_output_tokens[slot] = round(mean)
         self.decode_load_s[slot] = decode_s
         self.load_s[slot] = self._prefill_s[slot] + decode_s

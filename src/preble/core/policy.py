@@ -279,19 +279,15 @@ class ClusterView:
 
     def _eviction_s(self, slots: list[int], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
-        num_tokens, outputs, capacity = self._num_tokens, self.mean_output_tokens, self._fleet.capacity
+        num_tokens, outputs, capacity = self._num_tokens, self._window.expected_output_tokens, self._fleet.capacity
         index = self._index
         costs_s = [0.0] * len(slots)
         for i, slot in enumerate(slots):
-            excess = index.used_tokens(slot) + num_tokens - matched[i] - capacity[slot]
-            if excess + outputs[slot] > 0:  # where everything fits, which is usual, there is nothing more to ask
-                excess += round(outputs[slot])
-                if excess > 0:
-                    costs_s[i] = self._eviction_cost_s(slot, int(excess))
+            excess = index.used_tokens(slot) + num_tokens - matched[i] + outputs[slot] - capacity[slot]
+            if excess > 0:
+                evictions = self._eviction_costs[slot]
+                costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[slot], self._match.path)
         return costs_s
-
-    def _eviction_cost_s(self, slot: int, excess: int) -> float:
-        return self._eviction_costs[slot].cost_s(excess, self._window.num_requests[slot], self._match.path)
 
 
 class CostTable(Sequence[Candidate]):

@@ -262,7 +262,7 @@ class Rebalancer:
         if not slots:
             return
         for node, prefix in self._prefixes.items():
-            if slots.intersection(prefix.homes or cluster.holders(node)):
+            if not slots.isdisjoint(prefix.homes or cluster.holders(node)):
                 prefix.changed_at = now
                 prefix.now.num_timed, prefix.now.queueing_s = 0, 0.0
 
