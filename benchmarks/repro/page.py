@@ -22,7 +22,7 @@ def filled(page: str, made: Mapping[str, str]) -> str:
 def markdown(table: Table) -> str:
     """A table with its caption below; marked rows are in italics."""
     rows = [
-        "| " + " | ".join(f"*{cell}*" if number in table.marked else str(cell) for cell in row) + " |"
+        "| " + " | ".join(f"*{cell}*" if cell and number in table.marked else str(cell) for cell in row) + " |"
         for number, row in enumerate(table.rows)
     ]
     head = "| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns)
