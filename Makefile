@@ -84,7 +84,7 @@ engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.e
 
 # ---- chores -----------------------------------------------------------------------------------------------------
 
-demo: $(DEV) ## Round robin against E2 on real engines (ENGINE=emulator: nothing heavy to install)
+demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=emulator: nothing heavy to install)
 	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) engines/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 

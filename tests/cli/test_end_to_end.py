@@ -150,7 +150,7 @@ def test_up_tells_of_a_replica_that_ends_and_goes_on(preble: type[Running], tmp_
 
 @linux_only
 @pytest.mark.slow
-def test_the_demonstration_writes_its_result_and_e2_has_more_hits(preble: type[Running], tmp_path: Path) -> None:
+def test_the_demonstration_writes_its_result_and_shows_more_hits(preble: type[Running], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     demo = preble("demo", "--engine", "emulator", "--requests", "150", "--rps", "60", "--out", str(tmp_path))
     assert demo.end() == 0, demo.lines
@@ -158,12 +158,12 @@ def test_the_demonstration_writes_its_result_and_e2_has_more_hits(preble: type[R
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["engine"] == "emulator"
     arms = result["policies"]
-    assert list(arms) == ["round_robin", "e2"]
+    assert list(arms) == ["round_robin", "preble"]
     for arm in arms.values():
         assert (arm["requests"], arm["errors"], arm["partial"]) == (150, 0, False)
         assert {"ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s"} <= arm.keys()
         assert arm["hit_rate"] == pytest.approx(arm["hit_rate_reported"], abs=0.01)
-    assert arms["e2"]["hit_rate"] > arms["round_robin"]["hit_rate"]
+    assert arms["preble"]["hit_rate"] > arms["round_robin"]["hit_rate"]
     assert set(arms["round_robin"]["requests_per_replica"].values()) <= {37, 38}
     assert (tmp_path / "result.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,4 +1,4 @@
-"""`preble demo`: round robin against E2, from cold caches, on real engines. What `make demo` runs."""
+"""`preble demo`: round robin against the default policy, from cold caches, on real engines. What `make demo` runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchSettings
     from preble.engines.launch import LaunchOptions
 
-POLICIES = ("round_robin", "e2")
+BASELINE, OURS = "round_robin", "preble"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 @click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second.  [default: the engine's]")
 @click.option("--seed", type=int, default=0, show_default=True)
 def command(engine: str, out: Path, requests: int | None, rps: float | None, seed: int) -> None:
-    """Send one tool-use workload to a small cluster under round robin, then under E2, and show the difference.
+    """Send one tool-use workload to a small cluster under round robin, then under `preble`, and show the difference.
 
     Both start from cold caches and get the same requests at the same times.
 
@@ -114,7 +114,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
 def _conclude(results: Mapping[str, BenchResult], out: Path) -> None:
     from preble.bench.comparison import improvement
 
-    click.echo(f"E2 against round robin: {improvement(results['e2'], results['round_robin'])}.")
+    click.echo(f"`{OURS}` against `{BASELINE}`: {improvement(results[OURS], results[BASELINE])}.")
     click.echo(f"The same as {out / 'result.json'} and {out / 'result.png'}.")
     if any(result.summary.errors for result in results.values()):
         _say(f"some requests failed; the logs are in {out}")
@@ -127,7 +127,7 @@ async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, ou
     Raises: ConfigError, EngineError: something could not be started or did not answer.
     """
     _say(f"{settings.requests} requests at {settings.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
-    return {policy: await _run_arm(engine, scenario, settings, policy, out) for policy in POLICIES}
+    return {policy: await _run_arm(engine, scenario, settings, policy, out) for policy in (BASELINE, OURS)}
 
 
 async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, policy: str, out: Path) -> BenchResult:
