@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize
 
 from preble.core.door import Scheduler
 from preble.core.policies import policy_names, reads_token_ids
-from preble.core.types import Placement, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
+from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.decisions.lines import Event, Header, PlaceLine
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
@@ -123,6 +123,9 @@ def placements_of(policy: str, order: list[int], steps: list[Step], rename: Call
 
 
 def is_tied(placement: Placement) -> bool:
+    """Or may be: prefill/decode balance names only the replica that it chose, not those that decode as much."""
+    if placement.reason is Reason.BALANCE:
+        return True
     costs = [candidate.cost_s for candidate in placement.candidates]
     return len(set(costs)) < len(costs)
 
