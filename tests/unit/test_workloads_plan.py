@@ -157,7 +157,7 @@ def test_make_says_what_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = make("video", "--requests", "5", "-o", str(tmp_path / "file" / "t.jsonl"))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "cannot write" in result.stderr
+    assert "is no folder" in result.stderr
 
 
 def test_a_study_of_a_mix_says_to_write_it_first() -> None:
