@@ -261,7 +261,7 @@ def _scale() -> Iterator[Case]:
             "mooncake_conversation_0-30min",
             1500,
             (1.5, 3.0, 4.5),
-            {"ttft_s": 15.0, "replicas": 8, "profile": "a100-mistral-7b"},
+            {"ttft_s": 30.0, "replicas": 8, "profile": "a100-mistral-7b"},
         ),
         ("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (25.0, 35.0, 45.0), {}),
     ):
