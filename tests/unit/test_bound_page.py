@@ -30,3 +30,13 @@ def test_the_bound_holds_in_the_kept_result_and_the_page_tells_its_worst() -> No
             assert f"{row.ratios[name].mean:.2f} at {row.load:.0%}".replace("%", " %") in PAGE.read_text(
                 encoding="utf-8"
             )
+
+
+def test_what_is_known_to_be_broken_must_not_get_worse() -> None:
+    bound = script("benchmarks/repro/bound.py")
+    result = msgspec.json.decode((ROOT / "benchmarks/results/bound.json").read_bytes(), type=bound.Result)
+    row = next(row for row in result.rows if row.broken)
+    (name,) = row.broken
+    assert row.is_known(name)
+    worse = msgspec.structs.replace(row.ratios[name], mean=bound.KNOWN[row.case, name].limit + 0.01)
+    assert not msgspec.structs.replace(row, ratios=row.ratios | {name: worse}).is_known(name)
