@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from preble.bench.compare import CompareResult
+from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
 
 
-def script(name: str) -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks" / "repro"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
-
-
 @pytest.fixture(scope="module")
 def evaluation() -> ModuleType:
-    return script("evaluation")
+    return script("benchmarks/repro/evaluation.py")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +30,7 @@ def test_every_table_of_the_page_is_that_of_the_kept_results(
 ) -> None:
     page = evaluation.PAGE.read_text(encoding="utf-8")
     made = evaluation.tables(results)
-    assert made.keys() <= {match["name"] for match in script("page").MARKERS.finditer(page)}
+    assert made.keys() <= {match["name"] for match in script("benchmarks/repro/page.py").MARKERS.finditer(page)}
     assert evaluation.NOT_RUN not in made.values()
     assert evaluation.filled(page, made) == page, "fill it in: python benchmarks/repro/evaluation.py --draw"
 
@@ -62,13 +53,13 @@ def test_every_case_has_a_result_of_the_plan_that_it_has_now_and_a_section(
 def test_bounds_and_losses_are_of_the_cases_as_they_are_now(
     evaluation: ModuleType, results: dict[str, CompareResult]
 ) -> None:
-    extras = script("evaluation_extras")
+    extras = script("benchmarks/repro/evaluation_extras.py")
     assert len(extras.known_bounds(results)) == len(extras.bound_cells(results)) > 6
     assert len(extras.known_losses()) == len(extras.loss_cells()) > 16
 
 
 def test_no_policy_beats_a_bound(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
-    extras, tables = script("evaluation_extras"), script("evaluation_tables")
+    extras, tables = script("benchmarks/repro/evaluation_extras.py"), script("benchmarks/repro/evaluation_tables.py")
     bounds = extras.known_bounds(results)
     assert bounds
     for bound in bounds:
@@ -93,7 +84,7 @@ def test_every_figure_of_the_pages_is_there_and_no_other(evaluation: ModuleType)
 
 
 def test_between_two_rates_the_logarithm_of_a_latency_is_straight(results: dict[str, CompareResult]) -> None:
-    tables = script("evaluation_tables")
+    tables = script("benchmarks/repro/evaluation_tables.py")
     runs = results["toolbench"].runs_of("toolbench", "preble")
     low, high = list(runs)[:2]
     ends = [tables.at_rate(tables.E2E_MEAN, runs, rate) for rate in (low, high)]
@@ -104,7 +95,34 @@ def test_between_two_rates_the_logarithm_of_a_latency_is_straight(results: dict[
 
 
 def test_the_tables_of_decision_0008_are_those_of_the_kept_results() -> None:
-    steps = script("policy_steps")
+    steps = script("benchmarks/repro/policy_steps.py")
     page = steps.PAGE.read_text(encoding="utf-8")
     assert page.count("| ttft_weight 1.5 |") == page.count("| e2 |") == 1
     assert steps.filled(page) == page, "fill it in: python benchmarks/repro/policy_steps.py --draw"
+
+
+def test_the_page_says_in_words_what_its_results_say(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
+    page = " ".join(evaluation.PAGE.read_text(encoding="utf-8").split())
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    main = [name for name, case in evaluation.CASES.items() if case.group == "four"]
+    standing = {(case, of.policy): of for case in results for of in results[case].standings_of(case)}
+
+    def shares(policy: str, cases: list[str] = main) -> list[int]:
+        return [round(100 * standing[case, policy].share_of_best) for case in cases]
+
+    def carried(policy: str) -> str:
+        estimate = standing["video", policy].capacity_rps
+        return f"{estimate.mean:.1f} ± {estimate.half_width:.1f}"
+
+    assert shares("preble") == [94 if case == "video" else 100 for case in main]
+    assert f"({carried('preble')} against {carried('slim_router')} requests/s)" in page
+    agent, talk = shares("e2", ["agent", "multiturn"])
+    assert f"carries {talk} % on conversations and {agent} % for the agent" in page
+    least, round_robin = shares("least_load"), shares("round_robin")
+    assert f"carries {min(least)} to {max(least)} %, round robin {min(round_robin)} to {max(round_robin)} %" in page
+    assert f"least load carries {min(least)} to {max(least)} % of that" in readme
+    assert all(share == 100 for share in shares("preble", ["no-sharing", "hot-prefix", "little-sharing", "on-off"]))
+    sizes = [name for name, case in evaluation.CASES.items() if case.group == "scale"]
+    assert min(shares("preble", sizes)) == 98
+    others = {policy for case, policy in standing if case in sizes} - {"preble"}
+    assert all(min(shares(policy, sizes)) < 90 for policy in others)

@@ -30,3 +30,15 @@ def test_the_simulators_speed_is_what_the_benchmark_printed() -> None:
     assert "\n".join(map(str, rows)) in (ROOT / "docs/performance.md").read_text()
     assert [row.workload for row in rows] == list(module.LOADS)
     assert all(row.replicas == 8 and row.busy > 0.7 and row.times_real_time > 20 for row in rows)
+
+
+def test_the_default_policys_placements_are_told_as_they_were_measured() -> None:
+    compiled, plain = json.loads((ROOT / "benchmarks/results/place_preble.json").read_text())
+    assert (compiled["core"], plain["core"]) == ("compiled", "plain")
+    rates = {(row["trace"], row["replicas"]): row["rate"] for row in compiled["results"]}
+    hundreds = {key: f"{round(rate, -2):,.0f}" for key, rate in rates.items()}
+    ratios = [rates[row["trace"], row["replicas"]] / row["rate"] for row in plain["results"]]
+    page = " ".join((ROOT / "docs/performance.md").read_text(encoding="utf-8").split())
+    tools, video = ([hundreds[trace, replicas] for replicas in (4, 64, 400)] for trace in ("tool_use", "video"))
+    assert f"{tools[0]}, {tools[1]} and {tools[2]} a second for tool use" in page
+    assert f"{video[0]}, {video[1]} and {video[2]} for video; {min(ratios):.1f} to {max(ratios):.1f} times" in page
