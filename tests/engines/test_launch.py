@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from preble.engines import connect
+from preble.engines import commands, connect
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.errors import ConfigError, EngineGone, EngineTimeout
@@ -247,6 +247,22 @@ def test_a_missing_sglang_is_told_with_the_remedy(tmp_path: Path, monkeypatch: p
 def test_free_ports_follow_one_another() -> None:
     first, second, third = free_ports(3)
     assert (second, third) == (first + 1, first + 2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "below"),
+    [("32768\t60999\n", 22_000), ("16000 65535", 16_000), ("1024 65535", 22_000), ("", 22_000), (None, 22_000)],
+)
+def test_free_ports_are_none_that_clients_or_sglang_itself_may_be_given(
+    clients: str | None, below: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "ip_local_port_range"
+    if clients is not None:
+        told.write_text(clients)
+    monkeypatch.setattr(commands, "_CLIENT_PORTS", told)
+    for _ in range(200):
+        ports = free_ports(4)
+        assert min(ports) >= 10_000 and max(ports) < below
 
 
 async def test_emulated_replicas_are_found_ready_with_their_events(tmp_path: Path) -> None:

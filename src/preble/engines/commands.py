@@ -29,8 +29,13 @@ SGLANG_CPU_LAUNCHER = Path("engines") / "sglang_cpu" / "launch.py"
 SGLANG_PAGE_SIZE = 16
 """Tokens that it caches and announces together. Its own default is 1: an event for every token."""
 
-_PORTS = range(20_000, 32_000)
-"""Below the range that systems take client ports from: an engine binds its port many seconds after we chose it."""
+_PORTS = range(10_000, 22_000)
+"""An engine binds its ports many seconds after we chose them, so they lie below the range that systems take client
+ports from (32,768 on Linux as it comes) and the one that SGLang draws a port from at each start (22,000 to 29,999)."""
+
+_CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+MIN_PORTS = 1000
+"""To choose from; with fewer, fleets that start at the same time would choose the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,12 +271,25 @@ def visible_gpus() -> list[str]:
 def free_ports(count: int) -> list[int]:
     """`count` free TCP ports that follow one another. Raises: ConfigError: none found."""
     chance = random.SystemRandom()
+    candidates = _never_given_to_clients()
     for _ in range(1000):
-        first = chance.choice(_PORTS)
+        first = chance.choice(candidates[:-count])
         ports = list(range(first, first + count))
         if all(_is_free(port) for port in ports):
             return ports
-    raise ConfigError(f"found no {count} free ports between {_PORTS.start} and {_PORTS.stop}; what uses them all?")
+    raise ConfigError(
+        f"found no {count} free ports between {candidates.start} and {candidates.stop}; what uses them all?"
+    )
+
+
+def _never_given_to_clients() -> range:
+    """Those of `_PORTS` that this system gives to no client; all of them where it gives nearly every port."""
+    try:
+        first_of_clients = int(_CLIENT_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return _PORTS
+    below = range(_PORTS.start, min(_PORTS.stop, first_of_clients))
+    return below if len(below) >= MIN_PORTS else _PORTS
 
 
 def _is_free(port: int) -> bool:
