@@ -101,13 +101,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @rule(prompt=prompts, data=st.data())
-    def place(self, prompt: tuple[int, ...], data: st.DataObject) -> None:
+    @rule(prompt=prompts, namespace=st.sampled_from(["", "", "salted"]), data=st.data())
+    def place(self, prompt: tuple[int, ...], namespace: str, data: st.DataObject) -> None:
         fitting = {r for r, s in self.replicas.items() if len(prompt) <= min(20, s.kv_capacity_tokens or 20)}
         if not fitting:
             return
         avoid = frozenset(data.draw(st.sets(st.sampled_from(sorted(fitting)), max_size=len(fitting) - 1)))
-        request = Request(RequestId(f"q{self.count}"), pack_tokens(prompt), avoid=avoid)
+        request = Request(RequestId(f"q{self.count}"), pack_tokens(prompt), None, namespace, avoid)
         self.count += 1
         placement = self.scheduler.place(request, self.now)
         assert placement.replica_id in fitting - avoid

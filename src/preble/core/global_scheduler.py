@@ -396,9 +396,9 @@ class GlobalScheduler:
         flight = self._flight(request_id)
         del self._flights[request_id]
         self._fleet.end(flight)
+        self._belief.end(flight, now, work_done=work_done)
         if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
             self._index.unshare(flight.slot, flight.leaf)
-        self._belief.end(flight, now, work_done=work_done)
         return flight
 
     def _usable_on(self, slot: int, request: Request, match: Match) -> int:

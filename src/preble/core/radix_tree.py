@@ -52,6 +52,16 @@ class Node:
         return f"<Node {self.start}..{self.end}, {len(self.children or ())} children>"
 
 
+class Root(Node):
+    """The empty node above every prompt of a namespace."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(b"", 0, None)
+        self.namespace = namespace
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """How far a run of tokens agrees with a tree.
@@ -72,9 +82,10 @@ class Match:
 
 
 class RadixTree:
-    """Prompt prefixes of every namespace.
+    """Prompt prefixes of every namespace. A namespace without prompts takes no memory: clients make them up.
 
-    `on_split(upper, lower)` is called after each split, so that whoever keeps records of nodes can split them too.
+    `num_nodes`: the roots of namespaces other than the common one are counted too. `on_split(upper, lower)` is called after each
+    split, so that whoever keeps records of nodes can split them too.
 
     >>> from preble.core.types import pack_tokens
     >>> tree = RadixTree()
@@ -86,17 +97,15 @@ class RadixTree:
     """
 
     def __init__(self, on_split: Callable[[Node, Node], None] | None = None) -> None:
-        self._roots: dict[str, Node] = {}
+        self._roots = {"": Root("")}
         self._on_split = on_split
         self.num_nodes = 0
         self.num_tokens = 0
 
     def root(self, namespace: str = "") -> Node:
-        """The empty node above every prompt of a namespace; made on first use."""
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(b"", 0, None)
-        return root
+        """The empty node above every prompt of a namespace; where there is no prompt yet, it is in the tree from the
+        first that is added below it."""
+        return self._roots.get(namespace) or Root(namespace)
 
     def match(self, tokens: bytes, namespace: str = "") -> Match:
         """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""
@@ -199,6 +208,9 @@ class RadixTree:
         del siblings[node.tokens[:TOKEN_BYTES]]
         if not siblings:
             parent.children = None
+            if isinstance(parent, Root) and parent.namespace:
+                del self._roots[parent.namespace]
+                self.num_nodes -= 1
         self.num_nodes -= 1
         self.num_tokens -= node.num_tokens
         _bury(node, parent)
@@ -213,7 +225,8 @@ class RadixTree:
 
     def check(self) -> None:
         """Every invariant of the structure. O(nodes); for tests."""
-        count = tokens = 0
+        count, tokens = len(self._roots) - 1, 0
+        assert all(root.children or not namespace for namespace, root in self._roots.items()), "a root of nothing"
         for node in self.nodes():
             count += 1
             tokens += node.num_tokens
@@ -228,6 +241,10 @@ class RadixTree:
         leaf = Node(tokens, parent.end + len(tokens) // TOKEN_BYTES, parent)
         if parent.children is None:
             parent.children = {}
+            if isinstance(parent, Root) and parent.namespace:
+                assert parent.namespace not in self._roots, "the tree has changed since the match"
+                self._roots[parent.namespace] = parent
+                self.num_nodes += 1
         parent.children[tokens[:TOKEN_BYTES]] = leaf
         self.num_nodes += 1
         self.num_tokens += leaf.num_tokens

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2b
 from typing import NewType
 
 ReplicaId = NewType("ReplicaId", str)
@@ -19,6 +20,8 @@ BlockHash = int | bytes
 """An engine's own name for a KV block; opaque, unique only within one replica."""
 
 TOKEN_BYTES = 4
+_LONGEST_NAMESPACE = 64
+"""Characters of a namespace that is given as it is."""
 
 
 def pack_tokens(token_ids: Iterable[int]) -> PackedTokens:
@@ -44,6 +47,8 @@ def unpack_tokens(packed: bytes) -> Sequence[int]:
 def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) -> str:
     """The namespace of prompts computed with this model adapter and this cache salt: equal iff KV may be shared.
 
+    A long one is given by its hash: clients choose salts, and namespaces are kept.
+
     >>> namespace_of()
     ''
     >>> namespace_of("sql-adapter") == namespace_of(cache_salt="sql-adapter")
@@ -51,7 +56,10 @@ def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) ->
     """
     if not lora_name and not cache_salt:
         return ""
-    return f"{lora_name or ''}\x1f{cache_salt or ''}"
+    name = f"{lora_name or ''}\x1f{cache_salt or ''}"
+    if len(name) <= _LONGEST_NAMESPACE:
+        return name
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
