@@ -194,7 +194,7 @@ class Cluster:
 
     def _snapshot_node(self, node: Node, match: Match) -> TreeNode:
         index = self.scheduler._index
-        holdings = {r: index.holdings(slot) for slot, r in enumerate(REPLICAS)}
+        holdings = {r: index.holdings[slot] for slot, r in enumerate(REPLICAS)}
         records = {r: record for r, of_replica in holdings.items() if (record := of_replica.get(node)) is not None}
         return TreeNode(
             node.start,

@@ -1,20 +1,21 @@
 """What the replicas are believed to hold, kept in step with what they do and say.
 
 `PrefixIndex` is the structure; this is its keeper. It decides when a prompt in flight counts as held, when a promise
-ends, when a belief that nothing confirms is too old, and what is forgotten to stay within the memory budget.
+ends, when a belief that nothing confirms is too old, and what there is no room for in the memory budget.
 Source: Preble, "Global scheduler data structures"; promises, age and budget: docs/decisions/0001.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from preble.core.coverage import matched_on, usable_tokens
 from preble.core.fleet import Fleet, InFlight
+from preble.core.index_budget import IndexBudget, growth_of_known, growth_of_prompt, growth_of_stored
 from preble.core.load_window import LoadWindow
-from preble.core.prefix_index import RECORD_BYTES, PrefixIndex
+from preble.core.prefix_index import PrefixIndex
 from preble.core.radix_tree import Match, Node
 from preble.core.types import BlocksEvicted, BlocksStored, CacheDrift, Request
 
@@ -53,10 +54,9 @@ class Belief:
         self.num_unindexed = 0
         self._index = index
         self._fleet = fleet
-        self._window = window
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
-        self._budget_bytes = index_budget_bytes
+        self._budget = IndexBudget(index, window, index_budget_bytes)
         self._graces: deque[_Grace] = deque()
         self._drift: dict[int, CacheDrift] = {}
         self._check_age_at: float | None = None
@@ -83,18 +83,21 @@ class Belief:
 
         Where the budget has no room for it, only what is known of it already counts.
         """
-        prompt, namespace = request.prompt, request.namespace
-        if self._has_room(self._index.growth_of_prompt(match, prompt)):
-            return self._index.place(slot, match, prompt, namespace, now)
-        index = self._index
-        made_room = self._make_room(lambda: index.growth_of_prompt(index.match(prompt, namespace), prompt), now)
+        index, prompt, namespace = self._index, request.prompt, request.namespace
+        if self._budget.has_room(growth_of_prompt(match, prompt)):
+            return index.place(slot, match, prompt, namespace, now)
+        made_room = self._budget.make_room(lambda: growth_of_prompt(index.match(prompt, namespace), prompt), now)
         match = index.match(prompt, namespace)
         if made_room:
             return index.place(slot, match, prompt, namespace, now)
         self.num_unindexed += 1
-        known = [node for node in match.path if node.end <= match.num_tokens]
-        fits = self._has_room(len(known) * RECORD_BYTES)
-        return index.place_on(slot, known if fits else [], namespace, now)
+        known = match.whole if self._budget.has_room(growth_of_known(match)) else []
+        return index.place_on(slot, known, namespace, now)
+
+    def usable_tokens(self, slot: int, request: Request, match: Match) -> int:
+        """Leading prompt tokens that the replica, trusted or not, is believed to serve from its cache. O(depth)."""
+        held = matched_on(match, self._index.holdings[slot])
+        return usable_tokens(held, request.num_prompt_tokens, self._fleet.block_size[slot])
 
     def computed(self, flight: InFlight, now: float) -> None:
         """The prompt has been computed: a replica that reports nothing is believed to hold its whole blocks."""
@@ -115,7 +118,7 @@ class Belief:
 
     def stored(self, slot: int, event: BlocksStored, now: float) -> bool:
         """False if what is before the blocks is unknown, so that they cannot be located."""
-        if not self._make_room(lambda: self._index.growth_of_stored(slot, event), now):
+        if not self._budget.make_room(lambda: growth_of_stored(self._index, slot, event), now):
             self.num_unindexed += 1
             return True
         return self._index.stored(slot, event, now)
@@ -181,20 +184,3 @@ class Belief:
         capacity = self._fleet.specs[slot].kv_capacity_tokens
         if capacity is not None and self._is_unreported(slot):
             self._index.evict_down_to(slot, capacity, now)
-
-    def _has_room(self, growth_bytes: int) -> bool:
-        return self._budget_bytes is None or self._index.num_bytes + growth_bytes <= self._budget_bytes
-
-    def _make_room(self, growth_bytes: Callable[[], int], now: float) -> bool:
-        """Let the index grow by so much within its budget: forget what is old. False if that is not enough.
-
-        What is forgotten may be what the growth builds on, so it is asked for again each time.
-        """
-        while self._budget_bytes is not None and not self._has_room(growth_bytes()):
-            oldest_share_s = self._window.oldest_share_s
-            if self._index.drop_oldest(now, oldest_share_s):
-                continue
-            if oldest_share_s == inf:
-                return False
-            self._index.unshare(*self._window.drop_oldest_share())
-        return True

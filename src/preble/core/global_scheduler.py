@@ -12,13 +12,15 @@ from preble.core.belief import Belief
 from preble.core.cost_model import CostModel
 from preble.core.cost_refit import CostFactors, CostRefit, RefitSettings
 from preble.core.eviction_cost import EvictionCost
-from preble.core.fleet import Fleet, InFlight
+from preble.core.fleet import Fleet
+from preble.core.flights import Flights
 from preble.core.live_times import LiveTimes
 from preble.core.load_window import LoadWindow
 from preble.core.policy import ClusterView, Policy
-from preble.core.prefix_index import PrefixIndex, slots_of
-from preble.core.radix_tree import Match, Node
+from preble.core.prefix_index import PrefixIndex
+from preble.core.radix_tree import Node
 from preble.core.rebalance import Rebalancer, RebalanceSettings
+from preble.core.slots import slots_of
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -75,9 +77,9 @@ class GlobalScheduler:
         )
         self._rebalancer = Rebalancer(rebalance or RebalanceSettings(), window_s)
         self._eviction_costs: dict[int, EvictionCost] = {}
-        self._flights: dict[RequestId, InFlight] = {}
         self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
-        self._live_times = LiveTimes(self._refit, self._fleet) if self._refit is not None else None
+        live_times = LiveTimes(self._refit, self._fleet) if self._refit is not None else None
+        self._flights = Flights(self._fleet, self._index, self._window, self._belief, self._rebalancer, live_times)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -108,7 +110,8 @@ class GlobalScheduler:
         choice = self.policy.choose(view, self._rng)
         assert eligible >> choice.slot & 1, f"{self.policy.name} chose a replica that it must not"
         matched = view.matched_on(choice.slot)
-        self._start(request, choice.slot, matched, match, now).prefix = choice.prefix
+        prefill_s = view.prefill_s(matched)
+        self._flights.start(request, choice.slot, matched, prefill_s, match, choice.prefix, now)
         return Placement(
             request.request_id,
             self._fleet.replica_id(choice.slot),
@@ -126,30 +129,20 @@ class GlobalScheduler:
         """
         if to not in self._fleet:
             raise NoReplicaError(f"cannot move request {request_id!r}: there is no replica {to!r}")
-        flight = self._end(request_id, now, work_done=False)
-        slot = self._fleet.slot(to)
-        match = self._index.match(flight.request.prompt, flight.request.namespace)
-        matched = self._usable_on(slot, flight.request, match) if self._fleet.trusts(slot) else 0
-        self._start(flight.request, slot, matched, match, now)
+        flight = self._flights.get(request_id)
+        self._flights.withdraw(flight, now)
+        request, slot = flight.request, self._fleet.slot(to)
+        match = self._index.match(request.prompt, request.namespace)
+        matched = self._belief.usable_tokens(slot, request, match) if self._fleet.trusts(slot) else 0
+        prefill_s = self._cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
+        self._flights.start(request, slot, matched, prefill_s, match, None, now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token arrived: the prompt is computed. Further calls change nothing.
 
         Raises: UnknownRequest: the request is not in flight.
         """
-        self._on_first_token(self._flight(request_id), now, seen=True)
-
-    def _on_first_token(self, flight: InFlight, now: float, *, seen: bool) -> None:
-        """`seen`: it has just arrived; else it is concluded from the request's end."""
-        if flight.first_token_at is not None:
-            return
-        self._fleet.first_token(flight)
-        flight.first_token_at = now
-        if self._live_times is not None and flight.watch is not None:
-            self._live_times.first_token(flight, flight.watch, now, seen=seen)
-        if flight.prefix is not None:
-            self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - flight.entry.prefill_s, now)
-        self._belief.computed(flight, now)
+        self._flights.first_token(self._flights.get(request_id), now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
@@ -160,17 +153,7 @@ class GlobalScheduler:
         prompt tokens that the replica says it had cached, None if it does not say.
         Raises: UnknownRequest: it is not in flight.
         """
-        flight = self._flight(request_id)
-        if output_tokens > 0:
-            self._on_first_token(flight, now, seen=False)
-        work_done = flight.first_token_at is not None
-        if work_done and self._live_times is not None and flight.watch is not None:
-            self._live_times.finished(flight, flight.watch, output_tokens, cached_tokens, now)
-        self._end(request_id, now, work_done=work_done)
-        if work_done:
-            self._window.finish(flight.slot, now, output_tokens)
-        if cached_tokens is not None:
-            self._belief.compare(flight, cached_tokens, now)
+        self._flights.finish(self._flights.get(request_id), output_tokens, cached_tokens, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -202,7 +185,7 @@ class GlobalScheduler:
         slot = self._fleet.add(spec)
         self._belief.add_replica(slot, now)
         self._window.add_replica(slot)
-        self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), self._cost_model)
+        self._eviction_costs[slot] = EvictionCost(self._index.holdings[slot], self._cost_model)
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
         """A replica left or died. Returns its requests, which are in flight no longer and may be placed again.
@@ -213,16 +196,12 @@ class GlobalScheduler:
         if replica_id not in self._fleet:
             raise NoReplicaError(f"there is no replica {replica_id!r} to remove")
         slot = self._fleet.slot(replica_id)
-        orphans = [flight.request for flight in self._flights.values() if flight.slot == slot]
-        for request in orphans:
-            del self._flights[request.request_id]
+        orphans = self._flights.remove_replica(slot)
         self._window.remove_replica(slot)
         self._rebalancer.remove_replica(slot)
         self._belief.remove_replica(slot)
         self._fleet.remove(replica_id)
         del self._eviction_costs[slot]
-        if self._live_times is not None:
-            self._live_times.remove_replica(slot)
         return orphans
 
     def set_trust(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
@@ -270,7 +249,7 @@ class GlobalScheduler:
         self._cost_model = cost_model
         self._window.use(cost_model)
         for slot in self._fleet.specs:
-            self._eviction_costs[slot] = EvictionCost(self._index.holdings(slot), cost_model)
+            self._eviction_costs[slot] = EvictionCost(self._index.holdings[slot], cost_model)
 
     def _rebalance(self, now: float) -> list[PrefixHomeChange]:
         search_at = self._rebalancer.next_search()
@@ -300,7 +279,7 @@ class GlobalScheduler:
             num_requests=self._fleet.num_requests[slot],
             waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[slot],
             load_s=self._window.load_s[slot],
-            cached_tokens=self._index.holdings(slot).used_tokens,
+            cached_tokens=self._index.holdings[slot].used_tokens,
             drift=self._belief.drift(slot),
             trusted=self._fleet.trusts(slot),
         )
@@ -311,7 +290,7 @@ class GlobalScheduler:
         Changes nothing.
         """
         match = self._index.match(request.prompt, request.namespace)
-        return self._usable_on(self._fleet.slot(replica_id), request, match)
+        return self._belief.usable_tokens(self._fleet.slot(replica_id), request, match)
 
     @property
     def num_index_tokens(self) -> int:
@@ -337,19 +316,7 @@ class GlobalScheduler:
         """Every invariant. O(everything); for tests."""
         self._index.check()
         self._window.check()
-        flights = list(self._flights.values())
-        self._fleet.check(flights)
-        pins = [(flight.slot, flight.leaf) for flight in flights]
-        pins += self._belief.promises()
-        shares = [(entry.slot, entry.leaf) for entry in self._window.entries() if entry.shares]
-        for slot in self._fleet.specs:
-            holdings = self._index.holdings(slot)
-            users = [node for where, leaf in pins if where == slot for node in leaf.ancestors()]
-            sharers = [node for where, leaf in shares if where == slot for node in leaf.ancestors()]
-            for record in holdings.records():
-                assert record.node is not None
-                assert record.pins == users.count(record.node)
-                assert record.shares == sharers.count(record.node)
+        self._flights.check()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -366,45 +333,6 @@ class GlobalScheduler:
         if not eligible:
             raise NoReplicaError("no other replica is available")
         return eligible
-
-    def _start(self, request: Request, slot: int, matched: int, match: Match, now: float) -> InFlight:
-        num_tokens = request.num_prompt_tokens
-        missed = num_tokens - matched
-        prefill_s = self._cost_model.prefill_s(missed, matched)
-        confirmed, confirmed_used_s = self._index.confirmed_on(match, slot)
-        # What is held against the replica's own report is the belief, whether or not it counts.
-        believed = matched if self._fleet.trusts(slot) else self._usable_on(slot, request, match)
-        leaf = self._belief.place(slot, request, match, now)
-        entry = self._window.add(slot, now, prefill_s, num_tokens, leaf)
-        flight = InFlight(request, slot, now, leaf, entry, missed)
-        flight.confirmed_tokens = min(confirmed, believed)
-        flight.confirmed_used_s = confirmed_used_s
-        if self._live_times is not None:
-            flight.watch = self._live_times.placed(slot)
-        self._flights[request.request_id] = flight
-        self._fleet.start(flight)
-        return flight
-
-    def _flight(self, request_id: RequestId) -> InFlight:
-        flight = self._flights.get(request_id)
-        if flight is None:
-            raise UnknownRequest(f"request {request_id!r} is not in flight")
-        return flight
-
-    def _end(self, request_id: RequestId, now: float, *, work_done: bool) -> InFlight:
-        """Release everything the request holds; what it did stays in the window if it was done."""
-        flight = self._flight(request_id)
-        del self._flights[request_id]
-        self._fleet.end(flight)
-        self._belief.end(flight, now, work_done=work_done)
-        if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
-            self._index.unshare(flight.slot, flight.leaf)
-        return flight
-
-    def _usable_on(self, slot: int, request: Request, match: Match) -> int:
-        block_size = self._fleet.specs[slot].block_size
-        matched = min(self._index.matched_on(match, slot), max(request.num_prompt_tokens - 1, 0))
-        return matched // block_size * block_size
 
     def _expire(self, now: float) -> None:
         for slot, leaf in self._window.expire(now):
@@ -432,5 +360,5 @@ class _ClusterForRebalancing:
         return slots_of(node.full_holders & self._trusted)
 
     def window_requests(self, node: Node) -> int:
-        records = (self._index.holdings(slot).get(node) for slot in slots_of(node.holders))
+        records = (self._index.holdings[slot].get(node) for slot in slots_of(node.holders))
         return sum(record.shares for record in records if record is not None)

@@ -38,28 +38,28 @@ class LiveTimes:
     def remove_replica(self, slot: int) -> None:
         self._replicas.pop(slot, None)
 
-    def placed(self, slot: int) -> Watch:
-        """A request is about to be counted on the replica."""
-        replica = self._replicas.setdefault(slot, _Replica())
+    def placed(self, flight: InFlight) -> None:
+        """The request is about to be counted on its replica."""
+        replica = self._replicas.setdefault(flight.slot, _Replica())
         replica.num_placed += 1
-        is_first = not self._fleet.waiting_prefill_tokens[slot]
-        return Watch(replica.num_placed, self._fleet.num_decoding[slot], is_first)
+        is_first = not self._fleet.waiting_prefill_tokens[flight.slot]
+        flight.watch = Watch(replica.num_placed, self._fleet.num_decoding[flight.slot], is_first)
 
-    def first_token(self, flight: InFlight, watch: Watch, now: float, *, seen: bool) -> None:
+    def first_token(self, flight: InFlight, now: float, *, seen: bool) -> None:
         """The replica has computed the prompt. `seen`: just now; else it is concluded from the request's end."""
         replica = self._replicas[flight.slot]
         replica.prefills_s += flight.entry.prefill_s
         if not seen:
             return
+        watch = _watch(flight)
         watch.batch = self._fleet.num_decoding[flight.slot]
         watch.prefills_s = replica.prefills_s
         if watch.undisturbed and replica.num_placed == watch.number:
             watch.ttft_s = now - flight.placed_at
 
-    def finished(
-        self, flight: InFlight, watch: Watch, output_tokens: int, cached_tokens: int | None, now: float
-    ) -> None:
+    def finished(self, flight: InFlight, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request ended well and is still counted on its replica. `cached_tokens`: as reported, None if not."""
+        watch = _watch(flight)
         self._note_prefill(flight, watch, cached_tokens, now)
         self._note_decode(flight, watch, output_tokens, now)
 
@@ -83,3 +83,8 @@ class LiveTimes:
         batch = max(round((watch.batch + self._fleet.num_decoding[flight.slot]) / 2), 1)
         context_tokens = batch * (flight.request.num_prompt_tokens + output_tokens // 2)
         self._refit.note_decode(DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s), now)
+
+
+def _watch(flight: InFlight) -> Watch:
+    assert flight.watch is not None, "it was placed before its times were taken"
+    return flight.watch

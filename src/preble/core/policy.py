@@ -13,12 +13,14 @@ from random import Random
 from typing import Protocol, overload
 
 from preble.core.cost_model import CostModel
+from preble.core.coverage import Coverage, coverage, matched_on, matched_tokens, pinned_on, usable_tokens
 from preble.core.eviction_cost import EvictionCost
 from preble.core.fleet import Fleet
 from preble.core.load_window import LoadWindow
-from preble.core.prefix_index import Coverage, PrefixIndex, slots_of
+from preble.core.prefix_index import PrefixIndex
 from preble.core.radix_tree import Match, Node
 from preble.core.rebalance import Rebalancer
+from preble.core.slots import slots_of
 from preble.core.types import Candidate, Reason, ReplicaId, Request
 
 
@@ -164,7 +166,7 @@ class ClusterView:
     def coverage(self) -> Coverage:
         """What the replicas hold of the prompt, as far as they are trusted. O(depth) when first asked."""
         if self._coverage is None:
-            self._coverage = self._index.coverage(self._match, self._trusted)
+            self._coverage = coverage(self._match, self._index.holdings, self._trusted)
         return self._coverage
 
     @property
@@ -188,7 +190,7 @@ class ClusterView:
 
     def held_tokens(self, slot: int) -> int:
         """KV tokens that the replica holds or is about to hold."""
-        return self._index.used_tokens(slot)
+        return self._index.holdings[slot].used_tokens
 
     def active_tokens(self, slot: int) -> int:
         """KV tokens of prompts in flight there if the request joins them; what several share counts once. O(depth).
@@ -196,11 +198,12 @@ class ClusterView:
         The output counts not, nobody tells how much there is. For `report_grace_s` after its end a prompt still counts
         on a replica that reports KV events.
         """
-        return self._index.pinned_tokens(slot) + self._num_tokens - self._index.pinned_on(self._match, slot)
+        holdings = self._index.holdings[slot]
+        return holdings.pinned_tokens + self._num_tokens - pinned_on(self._match, holdings)
 
     def kv_usage(self, slot: int) -> float:
         """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
-        return min(self._index.pinned_tokens(slot) / self._fleet.capacity[slot], 1.0)
+        return min(self._index.holdings[slot].pinned_tokens / self._fleet.capacity[slot], 1.0)
 
     def lightest_load_s(self) -> float:
         """The lowest L of any replica that may get the request. O(replicas)."""
@@ -223,9 +226,8 @@ class ClusterView:
         """
         matched = self._matched.get(slot)
         if matched is None:
-            held = self._index.matched_on(self._match, slot) if self._trusted >> slot & 1 else 0
-            block_size = self._fleet.block_size[slot]
-            matched = self._matched[slot] = min(held, self._max_matched) // block_size * block_size
+            held = matched_on(self._match, self._index.holdings[slot]) if self._trusted >> slot & 1 else 0
+            matched = self._matched[slot] = usable_tokens(held, self._num_tokens, self._fleet.block_size[slot])
         return matched
 
     def prefill_s(self, matched_tokens: int) -> float:
@@ -240,12 +242,11 @@ class ClusterView:
         """As `matched_on`, for each of several replicas. O(replicas + depth)."""
         if len(slots) <= 2:
             return [self.matched_on(slot) for slot in slots]
-        limit, sizes = self._max_matched, self._fleet.block_size
+        sizes = self._fleet.block_size
         held = [0] * len(sizes)
-        for mask, tokens in self._index.matched_tokens(self._match, self._trusted):
-            usable = min(tokens, limit)
+        for mask, tokens in matched_tokens(self._match, self._index.holdings, self._trusted):
             for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
-                held[slot] = usable // sizes[slot] * sizes[slot]
+                held[slot] = usable_tokens(tokens, self._num_tokens, sizes[slot])
         if slots is self.slots and len(slots) == len(held):
             return held
         return [held[slot] for slot in slots]
@@ -272,18 +273,13 @@ class ClusterView:
             prefill_s=prefill_s,
         )
 
-    @property
-    def _max_matched(self) -> int:
-        """The last token of a prompt is always computed."""
-        return max(self._num_tokens - 1, 0)
-
     def _eviction_s(self, slots: list[int], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
         num_tokens, outputs, capacity = self._num_tokens, self._window.expected_output_tokens, self._fleet.capacity
-        index = self._index
+        holdings = self._index.holdings
         costs_s = [0.0] * len(slots)
         for i, slot in enumerate(slots):
-            excess = index.used_tokens(slot) + num_tokens - matched[i] + outputs[slot] - capacity[slot]
+            excess = holdings[slot].used_tokens + num_tokens - matched[i] + outputs[slot] - capacity[slot]
             if excess > 0:
                 evictions = self._eviction_costs[slot]
                 costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[slot], self._match.path)

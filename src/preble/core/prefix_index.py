@@ -9,156 +9,48 @@ Source: Preble, "Global scheduler data structures". Nodes nobody holds and nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import inf
-from types import MappingProxyType
+from math import inf, nextafter
 
 from preble.core.holdings import Holdings, IndexSize
-from preble.core.radix_tree import Match, Node, RadixTree, live_node
+from preble.core.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
+from preble.core.slots import slots_of
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
 _DROPPED_AT_ONCE = 16
 """Records that are forgotten together where memory is short."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How far some replica of a set holds a prompt, without a gap.
-
-    `cached_tokens`: the longest such prefix of any of them. `key_node`: the key portion, which is the node with the
-    most tokens on that prefix. `key_holders`: mask of those that hold most of it.
-    """
-
-    cached_tokens: int
-    key_node: Node | None
-    key_holders: int
-
-
-_NONE: Mapping[int, int] = MappingProxyType({})
-
-NODE_BYTES, RECORD_BYTES, BLOCK_BYTES = 270, 170, 200
-"""What a node (besides its tokens), a record and a block's name take, measured on CPython 3.11 (see the tests)."""
-
-
 class PrefixIndex:
-    """Prefix trees with the holdings of every replica, by slot.
+    """Prefix trees with the holdings of every replica. What a prompt finds there: `preble.core.coverage`.
 
-    `trim_tokens`: how many tokens at the end of a leaf may be held by nobody before they are taken off; by default
-    about what a node takes besides its tokens.
+    `holdings`: by slot, for reading only; of a replica that is gone, empty ones. `trim_tokens`: how many tokens at the
+    end of a leaf may be held by nobody before they are taken off; by default about what a node takes besides its
+    tokens.
     """
 
     def __init__(self, trim_tokens: int = NODE_BYTES // TOKEN_BYTES) -> None:
-        self._trim_tokens = trim_tokens
         self.tree = RadixTree(on_split=self._split_records)
+        self.holdings: list[Holdings] = []
+        self._trim_tokens = trim_tokens
         self._size = IndexSize()
-        self._holdings: list[Holdings] = []
-        """By slot; of a replica that is gone, empty ones."""
 
     def add_replica(self, slot: int) -> None:
-        if slot == len(self._holdings):
-            self._holdings.append(Holdings(slot, self._size))
+        if slot == len(self.holdings):
+            self.holdings.append(Holdings(slot, self._size))
 
     def remove_replica(self, slot: int) -> None:
         """Forget the replica. No request in flight or in the window may refer to it any more. O(its records)."""
-        closed, self._holdings[slot] = self._holdings[slot], Holdings(slot, self._size)
+        closed, self.holdings[slot] = self.holdings[slot], Holdings(slot, self._size)
         self._prune_all(closed.close())
 
     @property
     def num_bytes(self) -> int:
         """Memory of the trees and records, in bytes, by count."""
-        tree = self.tree.num_tokens * TOKEN_BYTES + self.tree.num_nodes * NODE_BYTES
-        return tree + self._size.records * RECORD_BYTES + self._size.blocks * BLOCK_BYTES
-
-    def holdings(self, slot: int) -> Holdings:
-        return self._holdings[slot]
-
-    def used_tokens(self, slot: int) -> int:
-        """KV tokens that the replica holds or is about to hold."""
-        return self._holdings[slot].used_tokens
-
-    def pinned_tokens(self, slot: int) -> int:
-        """KV tokens that requests in flight on the replica use; what several share counts once."""
-        return self._holdings[slot].pinned_tokens
-
-    # -- reading ------------------------------------------------------------------------------------------------------
+        return self.tree.num_bytes + self._size.num_bytes
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
         """How far the prompt agrees with anything known. Whether anybody holds that is another question."""
         return self.tree.match(prompt, namespace)
-
-    def coverage(self, match: Match, among: int) -> Coverage:
-        """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
-        best, key_tokens, key_holders = 0, 1, 0
-        key_node: Node | None = None
-        alive = among
-        for node in match.path:
-            whole, parts = self._holders_of(node, match.num_tokens, alive)
-            longest = _agreeing(node, match.num_tokens) if whole else max(parts.values(), default=0)
-            if longest >= key_tokens:
-                key_tokens, key_node, key_holders = longest, node, whole
-                for slot, tokens in parts.items():
-                    if 2 * tokens > longest:
-                        key_holders |= 1 << slot
-            if longest:
-                best = node.start + longest
-            if not whole:
-                break
-            alive = whole
-        return Coverage(best, key_node, key_holders)
-
-    def matched_tokens(self, match: Match, among: int) -> Iterator[tuple[int, int]]:
-        """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
-
-        A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node).
-        """
-        alive = among
-        reached = 0
-        for node in match.path:
-            whole, parts = self._holders_of(node, match.num_tokens, alive)
-            if reached and whole != alive:
-                yield alive, reached
-            for slot, tokens in parts.items():
-                yield 1 << slot, node.start + tokens
-            alive = whole
-            reached = min(node.end, match.num_tokens)
-            if not alive:
-                return
-        if reached:
-            yield alive, reached
-
-    def matched_on(self, match: Match, slot: int) -> int:
-        """Leading tokens that one replica holds, or is about to hold, without a gap. O(depth)."""
-        holdings = self._holdings[slot]
-        for node in match.path:
-            if not node.full_holders & holdings.bit:
-                return min(node.start + holdings.tokens_held(node), match.num_tokens)
-        return match.num_tokens
-
-    def pinned_on(self, match: Match, slot: int) -> int:
-        """Leading tokens that requests in flight on one replica use. O(depth)."""
-        holdings = self._holdings[slot]
-        for node in match.path:
-            record = holdings.get(node)
-            if record is None or not record.pins:
-                return node.start
-        return match.num_tokens
-
-    def confirmed_on(self, match: Match, slot: int) -> tuple[int, float]:
-        """Leading tokens that one replica holds for certain, and when the least recently used of them was last used.
-
-        What is only about to be held does not count. The time is infinity if there are none. O(depth).
-        """
-        holdings = self._holdings[slot]
-        used_s = inf
-        for node in match.path:
-            record = holdings.get(node)
-            if record is None or not record.held:
-                return node.start, used_s
-            used_s = min(used_s, record.last_used_s)
-            if record.held < node.num_tokens:
-                return min(node.start + record.held, match.num_tokens), used_s
-        return match.num_tokens, used_s
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -172,40 +64,22 @@ class PrefixIndex:
 
     def place_on(self, slot: int, path: list[Node], namespace: str, now: float) -> Node:
         """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
-        self._holdings[slot].pin_and_share(path, now)
+        self.holdings[slot].pin_and_share(path, now)
         return path[-1] if path else self.tree.root(namespace)
 
-    def growth_of_prompt(self, match: Match, prompt: PackedTokens) -> int:
-        """Bytes by which the index may grow at most if the prompt is placed."""
-        return self._growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
-
-    def growth_of_stored(self, slot: int, event: BlocksStored) -> int:
-        """Bytes by which the index may grow at most if the event is taken in."""
-        base, depth = self.tree.root(event.namespace), 0
-        if event.parent is not None:
-            base, depth = self._holdings[slot].block(event.parent) or (base, depth)
-        match = self.tree.match_below(base, depth, event.tokens)
-        new_bytes = len(event.tokens) - (match.num_tokens - depth) * TOKEN_BYTES
-        return self._growth(match, new_bytes) + len(event.block_hashes) * BLOCK_BYTES
-
-    def _growth(self, match: Match, new_bytes: int) -> int:
-        """A leaf and a split at most: two nodes, a record for each node of the path, and one for each split record."""
-        records = len(match.path) + 2 + match.last.holders.bit_count()
-        return new_bytes + 2 * NODE_BYTES + records * RECORD_BYTES
-
     def unpin(self, slot: int, leaf: Node) -> None:
-        self._prune_all(self._holdings[slot].unpin(leaf))
+        self._prune_all(self.holdings[slot].unpin(leaf))
 
     def unshare(self, slot: int, leaf: Node) -> None:
         path = list(leaf.ancestors())
-        self._prune_all(self._holdings[slot].unshare(leaf))
+        self._prune_all(self.holdings[slot].unshare(leaf))
         self._trim(leaf)
         for node in path:
             self._merge_only_child(node)
 
     def believe_held(self, slot: int, leaf: Node, block_size: int, now: float) -> None:
         """A replica that reports nothing has computed the prompt that ends in `leaf`: it holds its whole blocks."""
-        holdings = self._holdings[slot]
+        holdings = self.holdings[slot]
         num_tokens = leaf.end // block_size * block_size
         for node in leaf.ancestors():
             held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
@@ -214,15 +88,19 @@ class PrefixIndex:
 
     # -- reports and forgetting ---------------------------------------------------------------------------------------
 
+    def end_of_parent(self, slot: int, event: BlocksStored) -> tuple[Node, int] | None:
+        """The node in which what is before the blocks ends, and how many tokens that is; None if it is unknown."""
+        if event.parent is None:
+            return self.tree.root(event.namespace), 0
+        return self.holdings[slot].block(event.parent)
+
     def stored(self, slot: int, event: BlocksStored, now: float) -> bool:
         """The replica caches these blocks. False if their parent is unknown, so that they cannot be located."""
-        holdings = self._holdings[slot]
-        base, depth = self.tree.root(event.namespace), 0
-        if event.parent is not None:
-            found = holdings.block(event.parent)
-            if found is None:
-                return False
-            base, depth = found
+        found = self.end_of_parent(slot, event)
+        if found is None:
+            return False
+        holdings = self.holdings[slot]
+        base, depth = found
         end = depth + len(event.tokens) // TOKEN_BYTES
         if depth == base.end and _is_alone_at_end(holdings, base):
             self.tree.grow(base, event.tokens)
@@ -240,7 +118,7 @@ class PrefixIndex:
 
     def evicted(self, slot: int, event: BlocksEvicted, block_size: int, now: float) -> int:
         """The replica caches these blocks no longer; returns how many of them were unknown."""
-        holdings = self._holdings[slot]
+        holdings = self.holdings[slot]
         left: dict[Node, int] = {}
         blocks = holdings.forget_names(event.block_hashes)
         for node, end in blocks:
@@ -262,41 +140,31 @@ class PrefixIndex:
         shared by several. Only what was last used before `used_before_s`: then no request of the window uses it, and
         its nodes go.
         """
-        idle = ((record, holdings) for holdings in self._holdings if (record := holdings.oldest_idle()))
-        record, holdings = min(idle, key=lambda item: item[0].last_used_s, default=(None, None))
-        if record is None or holdings is None:
+        idle = ((record, slot) for slot, of_one in enumerate(self.holdings) if (record := of_one.oldest_idle()))
+        record, slot = min(idle, key=lambda item: item[0].last_used_s, default=(None, -1))
+        if record is None:
             return False
-        old: list[Node] = []
-        for record in holdings.oldest_first():
-            if record.last_used_s >= used_before_s or len(old) == _DROPPED_AT_ONCE:
-                break
-            if not record.pins and record.node is not None:
-                old.append(record.node)
-        self._prune_all([gone for node in old for gone in _lower_held(holdings, node, 0, now)])
+        old = _used_until(self.holdings[slot], nextafter(used_before_s, -inf), _DROPPED_AT_ONCE)
+        self._forget(slot, old, now)
         return bool(old)
 
     def clear(self, slot: int, now: float) -> None:
         """The replica's whole cache is gone; what is in flight there will be computed again."""
-        self._holdings[slot].forget_blocks()
-        self._forget(slot, [record.node for record in self._holdings[slot].oldest_first() if record.node], now)
+        self.holdings[slot].forget_blocks()
+        self._forget(slot, [record.node for record in self.holdings[slot].oldest_first() if record.node], now)
 
     def forget_unused_since(self, slot: int, limit_s: float, now: float, at_most: int | None = None) -> bool:
         """Drop what was last used at or before `limit_s` and is not in use; False if `at_most` records left some.
 
         O(records dropped).
         """
-        old: list[Node] = []
-        for record in self._holdings[slot].oldest_first():
-            if record.last_used_s > limit_s or len(old) == at_most:
-                break
-            if not record.pins and record.node is not None:
-                old.append(record.node)
+        old = _used_until(self.holdings[slot], limit_s, at_most)
         self._forget(slot, old, now)
         return at_most is None or len(old) < at_most
 
     def evict_down_to(self, slot: int, capacity_tokens: int, now: float) -> None:
         """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
-        holdings = self._holdings[slot]
+        holdings = self.holdings[slot]
         if holdings.used_tokens <= capacity_tokens:
             return
         dropped = []
@@ -315,37 +183,21 @@ class PrefixIndex:
     def check(self) -> None:
         """Every invariant of trees and records. O(everything); for tests."""
         self.tree.check()
-        for holdings in self._holdings:
+        for holdings in self.holdings:
             holdings.check()
-        known = (1 << len(self._holdings)) - 1
+        known = (1 << len(self.holdings)) - 1
         for node in self.tree.nodes():
             assert not node.holders & ~known and not node.full_holders & ~node.holders
             assert node.holders or node.children, "a node that nobody holds or uses is removed"
-            records = [self._holdings[slot].get(node) for slot in slots_of(node.holders)]
+            records = [self.holdings[slot].get(node) for slot in slots_of(node.holders)]
             assert node.num_shares == sum(record.shares for record in records if record is not None)
             assert None not in records
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _holders_of(self, node: Node, num_tokens: int, among: int) -> tuple[int, Mapping[int, int]]:
-        """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
-        whole = among & node.full_holders
-        partial = among & node.holders & ~node.full_holders
-        if not partial:
-            return whole, _NONE
-        parts: dict[int, int] = {}
-        size = _agreeing(node, num_tokens)
-        for slot in slots_of(partial):
-            tokens = self._holdings[slot].tokens_held(node)
-            if tokens >= size:
-                whole |= 1 << slot
-            elif tokens:
-                parts[slot] = tokens
-        return whole, parts
-
     def _split_records(self, upper: Node, lower: Node) -> None:
         for slot in slots_of(lower.holders):
-            self._holdings[slot].split(upper, lower)
+            self.holdings[slot].split(upper, lower)
         if not lower.holders and not lower.children:
             self.tree.remove(lower)
 
@@ -366,7 +218,7 @@ class PrefixIndex:
         return dropped
 
     def _forget(self, slot: int, nodes: list[Node], now: float) -> None:
-        holdings = self._holdings[slot]
+        holdings = self.holdings[slot]
         self._prune_all([gone for node in nodes for gone in _lower_held(holdings, node, 0, now)])
 
     def _prune_all(self, nodes: list[Node]) -> None:
@@ -385,7 +237,7 @@ class PrefixIndex:
         """Take the end off a leaf that nobody holds that far and no request uses, if it is worth the work."""
         if not node.tokens or node.children or not node.holders:
             return
-        records = [self._holdings[slot].get(node) for slot in slots_of(node.holders)]
+        records = [self.holdings[slot].get(node) for slot in slots_of(node.holders)]
         if any(record is not None and (record.pins or record.shares) for record in records):
             return
         held = max(record.held for record in records if record is not None)
@@ -397,30 +249,22 @@ class PrefixIndex:
             return
         (child,) = node.children.values()
         slots = slots_of(node.holders)
-        if node.holders != child.holders or not all(self._holdings[slot].can_merge(node, child) for slot in slots):
+        if node.holders != child.holders or not all(self.holdings[slot].can_merge(node, child) for slot in slots):
             return
         self.tree.merge(node)
         for slot in slots:
-            self._holdings[slot].merge(node, child)
+            self.holdings[slot].merge(node, child)
 
 
-_BITS_OF = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256))
-
-
-def slots_of(mask: int) -> list[int]:
-    """The set bits of a mask, lowest first. O(set bits + length of the mask / 8).
-
-    >>> slots_of(0b1011)
-    [0, 1, 3]
-    """
-    slots: list[int] = []
-    start = 0
-    for byte in mask.to_bytes((mask.bit_length() + 7) // 8, "little"):
-        if byte:
-            for bit in _BITS_OF[byte]:
-                slots.append(start + bit)  # noqa: PERF401  (this loop is what the compiler makes fast)
-        start += 8
-    return slots
+def _used_until(holdings: Holdings, limit_s: float, at_most: int | None) -> list[Node]:
+    """The nodes that were last used at `limit_s` or before and are not in use, the oldest first, up to so many."""
+    old: list[Node] = []
+    for record in holdings.oldest_first():
+        if record.last_used_s > limit_s or len(old) == at_most:
+            break
+        if not record.pins and record.node is not None:
+            old.append(record.node)
+    return old
 
 
 def _lower_held(holdings: Holdings, node: Node, limit: int, now: float) -> list[Node]:
@@ -444,11 +288,6 @@ def _is_alone_at_end(holdings: Holdings, node: Node) -> bool:
 def _holds_below(holdings: Holdings, node: Node) -> bool:
     children = (node.children or {}).values()
     return any(child.holders & holdings.bit and holdings.tokens_held(child) for child in children)
-
-
-def _agreeing(node: Node, num_tokens: int) -> int:
-    """Tokens of the node that a prompt uses which agrees with its path for `num_tokens`."""
-    return node.num_tokens if node.end <= num_tokens else num_tokens - node.start
 
 
 def _name_blocks(holdings: Holdings, path: list[Node], depth: int, event: BlocksStored) -> None:
