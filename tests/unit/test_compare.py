@@ -106,6 +106,11 @@ def test_any_number_of_jobs_gives_the_same_file(result: CompareResult, tmp_path:
     assert read_result(tmp_path / "two.json") == result
 
 
+def test_a_whole_number_is_the_same_rate_in_every_process(result: CompareResult, tmp_path: Path) -> None:
+    compare(small(rates=(5, 50)), path=tmp_path / "whole.json", jobs=2)
+    assert [run.key for run in read_result(tmp_path / "whole.json").runs] == [run.key for run in result.runs]
+
+
 def test_a_workload_can_have_an_slo_of_its_own() -> None:
     two = {name: WorkloadPlan(source="tool_use", requests=12, zipf=zipf) for name, zipf in (("a", 0.0), ("b", 1.0))}
     strict = {"b": CapacitySlo(ttft_p99_s=1e-6)}

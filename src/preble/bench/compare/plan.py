@@ -81,11 +81,10 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
                     yield Arm(workload, policy, seed)
 
     def cell(self, arm: Arm, rps: float | None) -> Cell:
-        return Cell(
-            arm,
-            msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed),
-            msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed),
-        )
+        """As other processes read it: 30 and 30.0 are one rate, and have one key."""
+        workload = msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed)
+        config = msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed)
+        return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config))
 
     def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
         """The cells at each workload's rates; those that play the same requests follow each other."""
