@@ -8,6 +8,12 @@ import pytest
 
 from support.replicas import RunningReplicas, VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
 
+ENGINE_DIED = ("EngineGone", "EngineTimeout", "ClientConnectorError", "ServerDisconnectedError")
+"""What a test raises when the real engine under it is not there any more."""
+
+deaths: list[str] = []
+"""What became of real engines in this run."""
+
 collect_ignore = ["support/fake_vllm.py", "support/inside_vllm.py", "support/inside_sglang.py"]
 """Programs that tests start; importing them, as the search for doctests would, runs them or needs an engine."""
 
@@ -34,3 +40,24 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas
 def sglang_url(sglang: RunningReplicas) -> str:
     """Of the shared SGLang replica."""
     return sglang.urls[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A real engine may die by itself, once in some hundred starts: what needed it is then run once more."""
+    for item in items:
+        if any(item.iter_markers("vllm")) or any(item.iter_markers("sglang")):
+            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=ENGINE_DIED))
+
+
+@pytest.fixture(autouse=True)
+def shared_engines_are_there(request: pytest.FixtureRequest) -> None:
+    """Start the shared engines that this test needs and that have died; the run's summary tells of them."""
+    for name in ("vllm_pair", "sglang"):
+        if name in request.fixturenames:
+            deaths.extend(f"before {request.node.nodeid}: {log}" for log in request.getfixturevalue(name).revive())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if deaths:
+        terminalreporter.section("real engines that had died and were started again")
+        terminalreporter.write_line("\n\n".join(deaths))

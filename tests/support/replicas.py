@@ -36,6 +36,7 @@ PLACES = 2
 
 WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
 READY_TIMEOUT_S = 280.0
+LOG_LINES = 40
 
 T = TypeVar("T")
 
@@ -98,13 +99,30 @@ class RunningReplicas:
 
     async def start(self, index: int) -> None:
         """Start one again that was killed; returns when it is ready."""
-        replica = self.replicas[index]
-        await self._there(replica.start())
-        await self._there(replica.wait_ready(READY_TIMEOUT_S))
+        await self._there(self._restarted(self.replicas[index]))
+
+    def revive(self) -> list[str]:
+        """Start those that have died by themselves. Returns the ends of their logs."""
+        logs = []
+        for replica in self.replicas:
+            if not replica.is_alive:
+                logs.append(f"{replica.name} had died. The end of {replica.log_path}:\n{end_of(replica.log_path)}")
+                asyncio.run_coroutine_threadsafe(self._restarted(replica), self.loop).result()
+        return logs
+
+    @staticmethod
+    async def _restarted(replica: ReplicaProcess) -> None:
+        await replica.start()
+        await replica.wait_ready(READY_TIMEOUT_S)
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the loop that owns the processes: it outlives the loop of any one test."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+def end_of(log: Path) -> str:
+    """Its last lines."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
 class VllmPair(RunningReplicas):
