@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 120.0
+from support.waiting import PATIENCE_S
+
 MARK = "PREBLE_RUN_MARK"
 linux_only = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 
@@ -50,19 +51,31 @@ class Running:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first line from here on that matches."""
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            line = self._queue.get(timeout=max(0.0, end - time.monotonic()))
+        [match] = self.wait_for_all(pattern)
+        return match
+
+    def wait_for_all(self, *patterns: str) -> list[re.Match[str]]:
+        """The first lines from here on that match, in whichever order they come."""
+        end = time.monotonic() + PATIENCE_S
+        found: dict[str, re.Match[str]] = {}
+        while len(found) < len(patterns):
+            try:
+                line = self._queue.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                line = None
             if line is None:
-                pytest.fail(f"no line matched {pattern!r}:\n{''.join(self.lines)}")
+                missing = [pattern for pattern in patterns if pattern not in found]
+                pytest.fail(f"no line matched {missing}:\n{''.join(self.lines)}")
             self.lines.append(line)
-            if match := re.search(pattern, line):
-                return match
+            for pattern in patterns:
+                if pattern not in found and (match := re.search(pattern, line)):
+                    found[pattern] = match
+        return [found[pattern] for pattern in patterns]
 
     def end(self) -> int:
         """Its exit status, once it has ended by itself."""
-        status = self.process.wait(DEADLINE_S)
-        while (line := self._queue.get(timeout=DEADLINE_S)) is not None:
+        status = self.process.wait(PATIENCE_S)
+        while (line := self._queue.get(timeout=PATIENCE_S)) is not None:
             self.lines.append(line)
         return status
 
@@ -76,7 +89,7 @@ class Running:
 
     def left_behind(self) -> list[int]:
         """Processes that carry the mark still, after those that are just ending have had time to."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE_S
         while (pids := marked_processes(self.mark)) and time.monotonic() < end:
             time.sleep(0.05)
         return pids
@@ -112,7 +125,7 @@ def ask(url: str, body: dict[str, object]) -> tuple[dict[str, str], dict[str, ob
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return {name.lower(): value for name, value in response.headers.items()}, json.load(response)
 
 
@@ -141,8 +154,7 @@ def test_up_tells_of_a_replica_that_ends_and_goes_on(preble: type[Running], tmp_
     engines = [pid for pid in marked_processes(up.mark) if b"emulate" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     engine = next(pid for pid in engines if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(engine, signal.SIGKILL)
-    up.wait_for(r"emulator-\d ended with status")
-    up.wait_for("replica_down")
+    up.wait_for_all(r"emulator-\d ended with status", "replica_down")
     assert ask(url, {"prompt": "one two three", "max_tokens": 3})[1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0, up.lines

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.errors import ConfigError
 from preble.profiles import load_profile
+from support.waiting import PATIENCE_S, eventually
 
 BLOCK = 16
-DEADLINE_S = 20.0
 WORDS = "one two three four five six seven eight nine ten"
 ENDLESS = 1_000_000
 
@@ -73,12 +73,6 @@ async def emulator(**changes: Any) -> AsyncIterator[Client]:
     config = EmulatorConfig(**({"profile": "tiny-cpu", "speed": 100.0, "kv_tokens": 4096} | changes))
     async with EmulatorServer(config) as server, aiohttp.ClientSession() as http:
         yield Client(http, server)
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not is_true():  # noqa: ASYNC110 (the engine has no event for what tests look at)
-            await asyncio.sleep(0.005)
 
 
 def cached_tokens(answer: Any) -> int:
@@ -267,12 +261,12 @@ async def test_a_client_that_goes_away_frees_its_blocks(stream: bool) -> None:
         engine = client.server.engine
         body = {"prompt": list(range(100)), "max_tokens": ENDLESS, "stream": stream, "n": 2}
         request = asyncio.create_task(client.http.post(client.server.url + "/v1/completions", json=body))
-        await until(lambda: engine.num_running == 2)
+        await eventually(lambda: engine.num_running == 2)
         if stream:
             (await request).close()
         else:
             request.cancel()
-        await until(lambda: engine.num_running == 0)
+        await eventually(lambda: engine.num_running == 0)
         assert engine.kv_cache_usage == 0
         assert await client.metric("num_requests_running") == 0
 
@@ -283,34 +277,38 @@ async def test_a_waiting_client_that_goes_away_leaves_the_queue() -> None:
         body = {"prompt": [1], "max_tokens": ENDLESS}
         url = client.server.url + "/v1/completions"
         running = asyncio.create_task(client.http.post(url, json=body))
-        await until(lambda: engine.num_running == 1)
+        await eventually(lambda: engine.num_running == 1)
         waiting = asyncio.create_task(client.http.post(url, json=body))
-        await until(lambda: engine.num_waiting == 1)
+        await eventually(lambda: engine.num_waiting == 1)
         waiting.cancel()
-        await until(lambda: engine.num_waiting == 0)
+        await eventually(lambda: engine.num_waiting == 0)
         assert engine.num_running == 1
         running.cancel()
-        await until(lambda: engine.num_running == 0)
+        await eventually(lambda: engine.num_running == 0)
 
 
 async def test_other_requests_go_on_when_a_client_goes_away() -> None:
     async with emulator(kv_tokens=2 * ENDLESS, speed=1.0) as client:
         engine = client.server.engine
         url = client.server.url + "/v1/completions"
-        gone = asyncio.create_task(client.http.post(url, json={"prompt": [1], "max_tokens": ENDLESS}))
-        await until(lambda: engine.num_running == 1)
-        other = asyncio.create_task(client.complete([2, 3], max_tokens=30))
-        await until(lambda: engine.num_running == 2)
-        gone.cancel()
-        assert (await other)["usage"]["completion_tokens"] == 30
-        await until(lambda: engine.num_running == 0)
+        body = {"prompt": [1], "max_tokens": ENDLESS, "stream": True}
+        gone = asyncio.create_task(client.http.post(url, json=body))
+        async with client.http.post(url, json=body) as other:
+            await eventually(lambda: engine.num_running == 2)
+            (await gone).close()
+            await eventually(lambda: engine.num_running == 1)
+            for _ in range(30):
+                assert (await other.content.readuntil(b"\n\n")).startswith(b"data: {")
+        await eventually(lambda: engine.num_running == 0)
 
 
 async def test_more_requests_than_fit_are_all_answered() -> None:
+    """Five at once have no room: the last tokens of three are more than there is."""
     async with emulator(kv_tokens=20 * BLOCK, max_running=8) as client:
         prompts = [list(range(100 * i, 100 * i + 40)) for i in range(20)]
-        answers = await asyncio.gather(*(client.complete(prompt, max_tokens=60) for prompt in prompts))
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [60] * 20
+        fives = [prompts[i : i + 5] for i in range(0, 20, 5)]
+        answers = await asyncio.gather(*(client.complete(five, max_tokens=60) for five in fives))
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [5 * 60] * 4
         assert await client.metric("num_preemptions_total") > 0
         assert client.server.engine.kv_cache_usage == 0
 
@@ -443,7 +441,7 @@ async def test_the_process_says_where_it_listens_and_ends_cleanly_on_a_signal(nu
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             assert process.stdout is not None
             line = (await process.stdout.readline()).decode().strip()
             assert line.startswith("preble emulate: listening on http://127.0.0.1:")

@@ -18,9 +18,9 @@ from preble.engines.detect import connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.emulator.events import KvEventPublisher, wire_events
 from preble.errors import ConfigError
+from support.waiting import PATIENCE_S
 
 BLOCK = 16
-DEADLINE_S = 20.0
 END = (-1).to_bytes(8, "big", signed=True)
 R = ReplicaId("r")
 
@@ -50,7 +50,7 @@ async def replay(server: EmulatorServer, start: int = 0) -> list[list[bytes]]:
         socket.connect(source["replay_endpoint"])
         await socket.send_multipart([b"", start.to_bytes(8, "big")])
         batches = []
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 empty, *batch = await socket.recv_multipart()
                 assert empty == b""
@@ -164,7 +164,7 @@ async def test_the_vllm_adapter_sees_the_cache_as_it_is() -> None:
             stream = engine.kv_events()
             assert stream is not None
             believed: set[Any] = set()
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await follow(stream, believed, server)
                 await complete(server, 1000, 6 * BLOCK)
                 await follow(stream, believed, server)

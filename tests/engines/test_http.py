@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from preble.core.types import ReplicaId
+from preble.engines import http
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.errors import ConfigError, EngineGone, EngineProtocolError, EngineRefused, EngineTimeout
 from support.waiting import eventually
@@ -158,7 +159,13 @@ async def test_no_server_is_a_refusal() -> None:
     assert caught.value.replica_id == "r0"
 
 
-async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try() -> None:
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, what breaks at once breaks at once."""
+    monkeypatch.setattr(http, "STALE_WINDOW_S", FOREVER)
+
+
+async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try(unhurried: None) -> None:
     async def hang_up(peer: Peer, _: int) -> None:
         await peer.request()
 
@@ -168,7 +175,7 @@ async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try(
         assert len(server.peers) == 2
 
 
-async def test_a_pooled_connection_that_the_server_closed_meanwhile_costs_nothing() -> None:
+async def test_a_pooled_connection_that_the_server_closed_meanwhile_costs_nothing(unhurried: None) -> None:
     async def closes_when_used_again(peer: Peer, number: int) -> None:
         await peer.request()
         await peer.answer(ANSWER)
@@ -183,7 +190,7 @@ async def test_a_pooled_connection_that_the_server_closed_meanwhile_costs_nothin
         assert len(server.peers) == 2
 
 
-async def test_a_server_that_accepts_breaks_and_then_refuses_is_gone_not_refusing() -> None:
+async def test_a_server_that_accepts_breaks_and_then_refuses_is_gone_not_refusing(unhurried: None) -> None:
     """Refused means that it has done nothing; this one may have died of the request."""
     listener: asyncio.Server
 
@@ -223,7 +230,7 @@ async def test_an_engine_that_sends_no_first_byte_times_out(sent: bytes) -> None
     async with serving(slow) as server, client_of(server.url, SHORT) as client:
         with pytest.raises(EngineTimeout):
             await body_of(client)
-        assert len(server.peers) == 1
+        assert len(server.peers) <= 1, "not sent again"
 
 
 async def test_an_engine_that_falls_silent_times_out() -> None:

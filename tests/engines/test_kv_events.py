@@ -60,10 +60,16 @@ async def following(publisher: ScriptedPublisher, **options: Any) -> AsyncIterat
     """A follower that is subscribed and has caught up."""
     options = {"idle_check_s": 1000.0, **options}
     follower = Follower(KvEventStream(REPLICA, publisher.endpoints, **options))
+
+    def has_caught_up() -> bool:
+        if publisher.endpoints.replay is None:
+            return follower.stream.counters.catch_ups >= 1
+        return follower.stream.position is not None
+
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.run())
         await publisher.subscribed()
-        await eventually(lambda: follower.stream.counters.catch_ups >= 1, "caught up")
+        await eventually(has_caught_up, "caught up")
         try:
             yield follower
         finally:
@@ -183,6 +189,7 @@ async def test_a_restarted_engine_is_noticed_however_far_its_numbers_have_come(p
         for block in range(100, 100 + published_since):
             await publisher.publish(stored(block))
         await follower.sees(*range(100, 100 + published_since))
+        await publisher.subscribed()
         await publisher.publish(stored(200))
         await follower.sees(*range(100, 100 + published_since), 200)
         assert follower.starts == 2

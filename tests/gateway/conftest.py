@@ -8,12 +8,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.fakes import FakeReplica, until
+from gateway.fakes import FakeReplica
 from preble.core.cost_model import CostModel, CostProfile
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
 from preble.gateway.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.gateway.server import Gateway, serving
+from support.waiting import eventually
 
 PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
 
@@ -43,7 +44,7 @@ class Served:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight any more, and have the scheduler check itself."""
-        await until(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
+        await eventually(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
         self.scheduler.check()
 
     async def complete(self, **fields: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -78,7 +79,7 @@ def serve() -> Serve:
             gateway = await stack.enter_async_context(serving(config, scheduler))
             async with aiohttp.ClientSession(gateway.url) as http:
                 served = Served(gateway, http, scheduler, stack)
-                await until(lambda: served.num_live == (len(fakes) if live is None else live))
+                await eventually(lambda: served.num_live == (len(fakes) if live is None else live))
                 yield served
                 await served.idle()
 

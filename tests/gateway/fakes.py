@@ -11,15 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from preble.engines.commands import free_ports
+
 Behaviour = Callable[["FakeReplica", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-DEADLINE_S = 20.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fails after a deadline that only a broken program meets."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 (the condition is the program's, it has no event)
-            await asyncio.sleep(0.005)
 
 
 class FakeReplica:
@@ -53,7 +47,7 @@ class FakeReplica:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen; after a stop, on the same port again."""
+        """Listen; after a stop, on the same port again, which no client can have been given meanwhile."""
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._no_metrics)
@@ -64,9 +58,8 @@ class FakeReplica:
             app.router.add_get(path, self._page)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = self.port or free_ports(1)[0]
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
 
     async def stop(self) -> None:
         """Close the port and every connection."""

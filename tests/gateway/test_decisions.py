@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import FakeReplica, gated_stream, replicas, status, until
+from gateway.fakes import FakeReplica, gated_stream, replicas, status
 from preble.cli import cli
 from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, RemoveReplicaLine
 from preble.decisions.names import unpack_text
@@ -28,6 +28,7 @@ from preble.gateway.config import (
     ReplicaConfig,
 )
 from preble.gateway.server import serving
+from support.waiting import eventually
 
 LONG = "the same beginning of every prompt " * 8
 
@@ -183,7 +184,7 @@ async def logged_run(path: Path, **decisions: Any) -> None:
         serving(logging_to(path, fakes, **decisions)) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
-        await until(lambda: len(gateway.dispatcher.live) == 3)
+        await eventually(lambda: len(gateway.dispatcher.live) == 3)
         fakes[1].script.append(status(503))
         for i in range(12):
             if i == 8:
@@ -191,7 +192,7 @@ async def logged_run(path: Path, **decisions: Any) -> None:
             body = {"model": "tiny", "prompt": LONG[: 40 * (i % 5)] + str(i)}
             async with http.post("/v1/completions", json=body) as answer:
                 assert answer.status == 200
-        await until(lambda: len(gateway.dispatcher.live) == 2)
+        await eventually(lambda: len(gateway.dispatcher.live) == 2)
 
 
 @pytest.mark.parametrize("tokens", ["renamed", "plain"])

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import FakeReplica, gated, replicas, until
+from gateway.fakes import FakeReplica, gated, replicas
 from support.kv_publisher import ScriptedPublisher
+from support.waiting import eventually
 
 
 @asynccontextmanager
@@ -50,9 +51,9 @@ async def test_a_pushed_load_stands_beside_what_the_gateway_has_in_flight(serve:
         await publisher.subscribed()
         one.script.append(gated)
         request = asyncio.create_task(gateway.complete())
-        await until(lambda: one.running == 1)
+        await eventually(lambda: one.running == 1)
         await push(publisher, running=3, waiting=2, kv_tokens=700)
-        await until(lambda: live.engine_load is not None)
+        await eventually(lambda: live.engine_load is not None)
         page = await replica_page(gateway)
         assert page["engine_load"] == {"running": 3, "waiting": 2, "kv_tokens": 700}
         assert page["in_flight"] == 1, "four are other clients'"
@@ -72,9 +73,9 @@ async def test_the_load_of_a_replica_that_is_gone_is_no_longer_told(serve: Serve
         await publisher.subscribed()
         await push(publisher, running=1, waiting=0, kv_tokens=100)
         [live] = gateway.gateway.dispatcher.live.values()
-        await until(lambda: live.engine_load is not None)
+        await eventually(lambda: live.engine_load is not None)
         await one.stop()
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         assert "preble_engine_running{" not in await gateway.metrics()
 
 

@@ -19,9 +19,9 @@ from gateway.fakes import (
     replicas,
     rubbish,
     status,
-    until,
 )
 from preble.gateway.config import HealthConfig, LimitsConfig, TimeoutsConfig
+from support.waiting import eventually
 
 PATIENT = HealthConfig(check_interval_s=1000.0)
 """Checks so rare that only requests notice a replica's trouble."""
@@ -51,7 +51,7 @@ async def test_a_replica_that_is_gone_is_left_and_leaves_the_rotation(serve: Ser
         for _ in range(2):
             code, _, headers = await gateway.complete()
             assert (code, headers["x-preble-replica"]) == (200, two.url)
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
         assert f'preble_moves_total{{replica="{one.url}"}} 1.0' in await gateway.metrics()
 
 
@@ -61,7 +61,7 @@ async def test_with_every_replica_gone_the_client_gets_a_502_then_a_503(serve: S
         await two.stop()
         code, body, _ = await gateway.complete()
         assert (code, body["error"]["code"]) == (502, "engine_refused")
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         code, body, headers = await gateway.complete()
         assert (code, body["error"]["code"], headers["retry-after"]) == (503, "no_replica", "1")
 
@@ -177,8 +177,8 @@ async def test_a_replica_that_takes_too_long_for_its_first_byte_is_a_504_and_not
             fake.script.append(gated)
         code, body, _ = await gateway.complete()
         assert (code, body["error"]["code"]) == (504, "engine_timeout")
-        assert sum(len(fake.requests) for fake in fakes) == 1
-        await until(lambda: sum(fake.aborts for fake in fakes) == 1)
+        await eventually(lambda: all(fake.running == 0 for fake in fakes))
+        assert sum(fake.aborts for fake in fakes) == sum(len(fake.requests) for fake in fakes) <= 1
 
 
 async def test_a_stream_that_falls_silent_ends_with_an_error_event(serve: Serve) -> None:
@@ -187,7 +187,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_event(serve: Serve)
         async with gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
             raw = await answer.read()
         assert json.loads(raw.split(b"\n\n")[1].removeprefix(b"data: "))["error"]["code"] == "engine_timeout"
-        await until(lambda: one.aborts == 1)
+        await eventually(lambda: one.aborts == 1)
 
 
 async def test_a_request_over_its_total_time_is_aborted_with_a_504(serve: Serve) -> None:
@@ -195,7 +195,8 @@ async def test_a_request_over_its_total_time_is_aborted_with_a_504(serve: Serve)
         one.script.append(gated)
         code, body, _ = await gateway.complete()
         assert (code, body["error"]["code"]) == (504, "engine_timeout")
-        await until(lambda: one.aborts == 1)
+        await eventually(lambda: one.running == 0)
+        assert one.aborts == len(one.requests)
 
 
 async def test_one_failing_prompt_of_a_list_fails_the_request_and_aborts_the_others(serve: Serve) -> None:
@@ -205,7 +206,7 @@ async def test_one_failing_prompt_of_a_list_fails_the_request_and_aborts_the_oth
         fakes[2].script.append(status(400, "bad one"))
         code, body, _ = await gateway.complete(prompt=["a", "b", "c"])
         assert (code, body["error"]["message"]) == (400, "bad one")
-        await until(lambda: [fake.running for fake in fakes] == [0, 0, 0])
+        await eventually(lambda: [fake.running for fake in fakes] == [0, 0, 0])
         assert (await gateway.complete())[0] == 200
 
 
@@ -220,4 +221,4 @@ async def test_one_breaking_prompt_of_a_streamed_list_ends_the_stream_with_an_er
             fakes[1].gate.set()
             raw = await answer.read()
         assert b'"error":{' in raw and b"[DONE]" not in raw
-        await until(lambda: fakes[0].aborts == 1)
+        await eventually(lambda: fakes[0].aborts == 1)

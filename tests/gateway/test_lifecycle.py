@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import FakeReplica, gated, gated_stream, replicas, until
+from gateway.fakes import FakeReplica, gated, gated_stream, replicas
 from preble.gateway.config import LimitsConfig, TimeoutsConfig
+from support.waiting import eventually
 
 
 async def left(gateway: Served, fields: dict[str, Any], when: Any) -> None:
     """Send a completion and go away once `when` holds."""
     request = asyncio.create_task(gateway.complete(**fields))
-    await until(when)
+    await eventually(when)
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
@@ -26,7 +27,7 @@ async def test_a_client_that_leaves_before_its_answer_has_the_engine_stop(serve:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.script.append(gated)
         await left(gateway, {}, lambda: one.running == 1)
-        await until(lambda: one.aborts == 1)
+        await eventually(lambda: one.aborts == 1)
         await gateway.idle()
         assert 'status="499"} 1.0' in await gateway.metrics()
 
@@ -39,7 +40,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_has_the_engine_sto
                 break
             assert gateway.gateway.dispatcher.num_in_flight == 1
             answer.close()
-        await until(lambda: one.aborts == 1)
+        await eventually(lambda: one.aborts == 1)
         await gateway.idle()
 
 
@@ -50,7 +51,7 @@ async def test_a_client_of_a_list_that_leaves_has_all_engines_stop(serve: Serve,
             fake.script.append(gated)
         fields = {"prompt": ["a", "b"], "stream": stream}
         await left(gateway, fields, lambda: all(fake.running == 1 for fake in fakes))
-        await until(lambda: all(fake.aborts == 1 for fake in fakes))
+        await eventually(lambda: all(fake.aborts == 1 for fake in fakes))
         await gateway.idle()
 
 
@@ -103,7 +104,7 @@ async def test_one_request_more_than_fit_is_told_to_come_back(serve: Serve) -> N
     async with replicas(1) as [one], serve([one], limits=limits) as gateway:
         one.script.extend([gated, gated])
         running = [asyncio.create_task(gateway.complete()) for _ in range(2)]
-        await until(lambda: one.running == 2)
+        await eventually(lambda: one.running == 2)
         status, body, headers = await gateway.complete()
         assert (status, body["error"]["code"], headers["retry-after"]) == (429, "overloaded", "7")
         one.gate.set()
@@ -124,7 +125,7 @@ async def test_the_same_request_id_twice_at_once_is_told_apart(serve: Serve) -> 
                 return answer.headers["x-request-id"]
 
         asks = [asyncio.create_task(ask()) for _ in range(2)]
-        await until(lambda: one.running == 2)
+        await eventually(lambda: one.running == 2)
         one.gate.set()
         ids = await asyncio.gather(*asks)
         assert "same" in ids and len(set(ids)) == 2
@@ -148,14 +149,14 @@ async def test_shutdown_aborts_what_runs_too_long_with_an_error(serve: Serve) ->
         async with serve([one], timeouts=TimeoutsConfig(shutdown_s=0.0)) as gateway:
             one.script.extend([gated, gated_stream])
             whole = asyncio.create_task(gateway.complete())
-            await until(lambda: one.running == 1)
+            await eventually(lambda: one.running == 1)
             stream = await gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True})
             stopped = asyncio.create_task(stop(gateway))
             status, body, _ = await whole
             assert (status, body["error"]["code"]) == (503, "shutting_down")
             assert b'"code":"shutting_down"' in await stream.read()
             await stopped
-        await until(lambda: one.aborts == 2)
+        await eventually(lambda: one.aborts == 2)
 
 
 async def stop(gateway: Served) -> None:
@@ -185,7 +186,7 @@ async def test_a_storm_of_every_kind_of_end_leaves_nothing_in_flight(serve: Serv
         ]
         for fake in fakes:
             fake.script.extend([gated] * 8)
-        await until(lambda: running(fakes) > 0)
+        await eventually(lambda: running(fakes) > 0)
         for ask in asks[::3]:
             ask.cancel()
         await fakes[0].stop()

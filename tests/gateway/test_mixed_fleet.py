@@ -8,10 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.fakes import until
-from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig, SchedulerConfig
 from preble.gateway.server import Gateway, serving
 from support.replicas import MODEL_NAME, TINY_MODEL, VllmPair, prompt_of
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -20,11 +20,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
 async def gateway(vllm_pair: VllmPair, sglang_url: str) -> AsyncIterator[Gateway]:
     replicas = (ReplicaConfig(vllm_pair.urls[0]), ReplicaConfig(sglang_url))
     parity = ParityConfig(enabled=False)
-    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
+    # A prompt counts as held for longer than a busy machine needs to report it.
+    scheduler = SchedulerConfig(report_grace_s=60.0)
+    config = GatewayConfig(
+        replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity, scheduler=scheduler
+    )
     async with serving(config) as running:
-        await until(lambda: len(running.dispatcher.live) == 2)
+        await eventually(lambda: len(running.dispatcher.live) == 2)
         yield running
-        await until(lambda: running.dispatcher.num_in_flight == 0)
+        await eventually(lambda: running.dispatcher.num_in_flight == 0)
 
 
 async def complete(http: aiohttp.ClientSession, **fields: Any) -> tuple[dict[str, Any], str, int]:

@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import FakeReplica, die_before, rubbish, status, until
+from gateway.fakes import FakeReplica, die_before, rubbish, status
 from preble.cli import cli
 from preble.core.types import ReplicaId
 from preble.engines.launch import Fleet, LaunchOptions
@@ -28,6 +28,7 @@ from preble.gateway.parity import NEVER_SEEN_TOKENS
 from preble.gateway.parity_report import Check, Outcome
 from preble.gateway.parity_watch import ParityWatch
 from preble.gateway.server import Gateway, serving
+from support.waiting import eventually
 
 ON = ParityConfig(answer_s=20.0, events_s=20.0, retry_s=600.0)
 LONG = "the same beginning of every prompt " * 8
@@ -102,7 +103,7 @@ def byte_tokens(tmp_path: Path) -> str:
 async def checked(gateway: Served) -> None:
     """Wait until every live replica was checked."""
     live = gateway.gateway.dispatcher.live
-    await until(lambda: all(replica.parity is not None for replica in live.values()))
+    await eventually(lambda: all(replica.parity is not None for replica in live.values()))
 
 
 async def reports(gateway: Served, *, anew: bool = False) -> dict[str, dict[str, Any]]:
@@ -351,7 +352,7 @@ async def test_without_a_tokenizer_the_replicas_are_held_against_the_one_that_wa
         async with serve([first, second], live=1, parity=ON) as gateway:
             assert (await report_of(gateway, first))["outcome"] == "verified", "its own ids are used"
             await second.start()
-            await until(lambda: gateway.num_live == 2)
+            await eventually(lambda: gateway.num_live == 2)
             report = await report_of(gateway, second)
             assert (report["outcome"], report["trusted"]) == ("mismatch", False)
             assert report["findings"]["completion"]["outcome"] == "verified"
@@ -402,10 +403,10 @@ async def test_a_replica_that_was_not_verified_is_checked_again_and_not_warned_o
         one.shift = other_ids
         with structlog.testing.capture_logs() as logs:
             async with serve([one], parity=ParityConfig(retry_s=0.01), tokenizer=byte_tokens) as gateway:
-                await until(lambda: len(one.prompts) >= 6)
+                await eventually(lambda: len(one.prompts) >= 6)
                 assert sum(log["event"] == "parity_mismatch" for log in logs) == 4, "one a check, the first time"
                 one.shift = lambda body: 0
-                await until(lambda: any(log["event"] == "parity_verified" for log in logs))
+                await eventually(lambda: any(log["event"] == "parity_verified" for log in logs))
                 [replica] = gateway.gateway.dispatcher.live.values()
                 assert replica.trusted
 
@@ -414,11 +415,11 @@ async def test_a_replica_that_comes_back_is_checked_anew(serve: Serve, byte_toke
     async with caching() as [one], serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
         assert (await report_of(gateway, one))["outcome"] == "verified"
         await one.stop()
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         assert "preble_replica_parity{" not in await gateway.metrics()
         one.shift = other_ids
         await one.start()
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
         assert (await report_of(gateway, one))["outcome"] == "mismatch"
 
 
@@ -426,9 +427,9 @@ async def test_a_check_under_way_does_not_keep_a_dead_replica_in_the_rotation(se
     async with caching() as [one]:
         one.tokenize_gated = True
         async with serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
-            await until(lambda: one.tokenizing == 1)
+            await eventually(lambda: one.tokenizing == 1)
             one.healthy = False
-            await until(lambda: gateway.num_live == 0)
+            await eventually(lambda: gateway.num_live == 0)
 
 
 async def test_a_replica_too_small_for_the_prompt_is_said_to_be(serve: Serve, byte_tokens: str) -> None:
@@ -447,9 +448,9 @@ async def test_a_replica_that_leaves_during_a_check_leaves_nothing_behind(serve:
     async with caching() as [one], serve([one], tokenizer=byte_tokens) as gateway:
         one.tokenize_gated = True
         asked = asyncio.create_task(reports(gateway, anew=True))
-        await until(lambda: one.tokenizing == 1)
+        await eventually(lambda: one.tokenizing == 1)
         one.healthy = False
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         one.gate.set()
         assert list(await asked) == [one.url]
         assert "preble_replica_parity{" not in await gateway.metrics()
@@ -471,7 +472,7 @@ async def test_a_failure_of_ours_does_not_take_the_replica_down(serve: Serve, mo
     monkeypatch.setattr(ParityWatch, "check", broken)
     with structlog.testing.capture_logs() as logs:
         async with caching() as [one], serve([one], parity=ON) as gateway:
-            await until(lambda: any(log["event"] == "parity_check_failed" for log in logs))
+            await eventually(lambda: any(log["event"] == "parity_check_failed" for log in logs))
             assert (await gateway.complete())[0] == 200
 
 
@@ -530,7 +531,7 @@ async def before_emulator(tmp_path: Path, **replica: Any) -> AsyncIterator[Gatew
             parity=ParityConfig(events_s=0.5 if replica else 20.0),
         )
         async with serving(config) as gateway:
-            await until(lambda: any(live.parity is not None for live in gateway.dispatcher.live.values()))
+            await eventually(lambda: any(live.parity is not None for live in gateway.dispatcher.live.values()))
             yield gateway
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.fakes import until
 from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.parity_report import Check, Finding, Outcome, ParityReport
 from preble.gateway.server import Gateway, serving
 from support.replicas import TINY_MODEL, VllmPair
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -41,7 +41,7 @@ async def before(urls: tuple[str, ...], tokenizer: Path | None = TINY_MODEL, **r
     )
     async with serving(config) as gateway:
         live = gateway.dispatcher.live
-        await until(lambda: len(live) == len(urls))
+        await eventually(lambda: len(live) == len(urls))
         async with aiohttp.ClientSession(gateway.url) as http, http.post("/debug/parity") as answer:
             assert answer.status == 200
         yield gateway

@@ -8,8 +8,9 @@ import json
 import pytest
 
 from gateway.conftest import Serve
-from gateway.fakes import gated, gated_stream, replicas, ticking_stream, until
+from gateway.fakes import gated, gated_stream, replicas, ticking_stream
 from preble.gateway.config import HealthConfig
+from support.waiting import eventually
 
 
 async def test_the_gateway_starts_although_replicas_are_down_and_takes_them_when_they_come(serve: Serve) -> None:
@@ -24,33 +25,33 @@ async def test_the_gateway_starts_although_replicas_are_down_and_takes_them_when
             status, body, _ = await gateway.complete()
             assert (status, body["error"]["code"]) == (503, "no_replica")
             await one.start()
-            await until(lambda: gateway.num_live == 1)
+            await eventually(lambda: gateway.num_live == 1)
             assert (await gateway.complete())[2]["x-preble-replica"] == one.url
             await two.start()
-            await until(lambda: gateway.num_live == 2)
+            await eventually(lambda: gateway.num_live == 2)
 
 
 async def test_a_replica_that_fails_its_checks_leaves_and_comes_back(serve: Serve) -> None:
     async with replicas(2) as [one, two], serve([one, two]) as gateway:
         one.healthy = False
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
         for _ in range(3):
             assert (await gateway.complete())[2]["x-preble-replica"] == two.url
         assert f'preble_replica_up{{replica="{one.url}"}} 0.0' in await gateway.metrics()
         one.healthy = True
-        await until(lambda: gateway.num_live == 2)
+        await eventually(lambda: gateway.num_live == 2)
 
 
 async def test_a_request_on_a_replica_that_leaves_the_rotation_still_ends_well(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.script.append(gated)
         request = asyncio.create_task(gateway.complete())
-        await until(lambda: one.running == 1)
+        await eventually(lambda: one.running == 1)
         one.healthy = False
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         gateway.scheduler.check()
         one.healthy = True
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
         one.gate.set()
         status, _, _ = await request
         assert status == 200
@@ -61,15 +62,16 @@ async def test_a_killed_replica_loses_no_request_that_had_no_answer_yet(serve: S
     async with replicas(2) as [one, two], serve([one, two]) as gateway:
         one.script.extend([gated] * 8)
         requests = [asyncio.create_task(gateway.complete()) for _ in range(8)]
-        await until(lambda: one.running == 4)
+        await eventually(lambda: one.running == 4)
         await one.stop()
         answers = await asyncio.gather(*requests)
         assert [answer[0] for answer in answers] == [200] * 8
         assert {answer[2]["x-preble-replica"] for answer in answers} == {two.url}
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
 
 
-HASTY = HealthConfig(check_interval_s=0.05, check_timeout_s=0.2, failures=2, retry_min_s=0.02, retry_max_s=0.05)
+HASTY = HealthConfig(check_interval_s=0.05, check_timeout_s=1.0, failures=2, retry_min_s=0.02, retry_max_s=0.05)
+"""Its checks time out soon, yet not on a replica that answers, though the machine be busy."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -80,13 +82,13 @@ async def test_requests_without_a_byte_leave_a_replica_whose_machine_is_silent(s
         requests = [
             asyncio.create_task(gateway.http.post("/v1/completions", json=fields).__aenter__()) for _ in range(8)
         ]
-        await until(lambda: one.running == 4)
+        await eventually(lambda: one.running == 4)
         one.silent = True
         answers = await asyncio.gather(*requests)
         for answer in answers:
             await answer.read()
         assert {(answer.status, answer.headers["x-preble-replica"]) for answer in answers} == {(200, two.url)}
-        await until(lambda: one.aborts >= 4)
+        await eventually(lambda: one.aborts >= 4)
         assert gateway.num_live == 1
 
 
@@ -99,14 +101,14 @@ async def test_a_stream_that_has_begun_on_a_machine_that_falls_silent_ends_with_
             rest = await answer.read()
         error = json.loads(rest.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
         assert (error["code"], "was taken out of the rotation" in error["message"]) == ("engine_gone", True)
-        await until(lambda: one.aborts >= 1)
+        await eventually(lambda: one.aborts >= 1)
 
 
 async def test_with_nowhere_to_go_a_request_on_a_silent_machine_fails_cleanly(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one], health=HASTY) as gateway:
         one.script.append(gated)
         request = asyncio.create_task(gateway.complete())
-        await until(lambda: one.running == 1)
+        await eventually(lambda: one.running == 1)
         one.silent = True
         status, body, _ = await request
         assert (status, body["error"]["code"]) == (502, "engine_gone")
@@ -118,7 +120,7 @@ async def test_a_stream_that_flows_is_left_alone_though_its_replica_answers_no_c
         async with gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
             await answer.content.readany()
             one.silent = True
-            await until(lambda: gateway.num_live == 0)
+            await eventually(lambda: gateway.num_live == 0)
             one.gate.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
 
@@ -126,10 +128,10 @@ async def test_a_stream_that_flows_is_left_alone_though_its_replica_answers_no_c
 async def test_a_replica_that_comes_back_with_other_models_serves_those(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         await one.stop()
-        await until(lambda: gateway.num_live == 0)
+        await eventually(lambda: gateway.num_live == 0)
         one.models = [{"id": "new"}]
         await one.start()
-        await until(lambda: gateway.num_live == 1)
+        await eventually(lambda: gateway.num_live == 1)
         assert (await gateway.complete(model="tiny"))[0] == 404
         assert (await gateway.complete(model="new"))[0] == 200
 

@@ -16,10 +16,11 @@ from preble.errors import ConfigError
 from preble.gateway.config import GatewayConfig, ReplicaConfig
 from preble.gateway.scheduling import build_scheduler
 from preble.gateway.server import serving
+from support.waiting import PATIENCE_S
 
 PROGRAM = """
 import sys
-from preble.gateway.config_load import load
+from preble.gateway.config.load import load
 from preble.gateway.server import run
 run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:], "parity.enabled": False}))
 """
@@ -43,7 +44,7 @@ async def started(*urls: str) -> tuple[asyncio.subprocess.Process, str]:
 
 
 async def ready(http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             async with http.get("/ready") as answer:
                 if answer.status == 200:
@@ -63,7 +64,7 @@ async def test_a_signal_ends_it_after_what_runs_has_finished(number: signal.Sign
                 process.send_signal(number)
                 one.gate.set()
                 assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def test_a_second_signal_does_not_wait() -> None:
@@ -79,7 +80,7 @@ async def test_a_second_signal_does_not_wait() -> None:
                     await asyncio.sleep(0.02)
                 process.send_signal(signal.SIGINT)
                 assert b'"code":"shutting_down"' in await answer.content.read()
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
 
 async def is_listening(url: str) -> bool:

@@ -8,12 +8,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from gateway.fakes import until
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, RequestError
 from preble.gateway import token_pool, tokens
 from preble.gateway.token_pool import LocalTokens, approximate_tokens
 from preble.gateway.tokens import PromptTokenizer, choose_encoder, find_model_files
+from support.waiting import eventually
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 LONG = "all work and no play makes jack a dull boy. " * 2000
@@ -117,7 +117,7 @@ async def test_the_slow_library_runs_in_processes_that_are_replaced_when_they_di
         assert await pool.completion("dull", True, None) == tokenizer.completion("dull")
         [worker] = pool._executor._processes.values()  # type: ignore[attr-defined]
         worker.kill()
-        await until(lambda: not worker.is_alive())
+        await eventually(lambda: not worker.is_alive())
         assert await pool.chat(body, None) == tokenizer.chat(body)
         with pytest.raises(RequestError, match="`messages`"):
             await pool.chat(b'{"messages": 1}', None)

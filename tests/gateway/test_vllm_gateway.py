@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gateway.fakes import until
 from preble.core.cost_model import CostModel
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import make_policy
-from preble.core.types import unpack_tokens
+from preble.core.types import ReplicaId, unpack_tokens
 from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
 from preble.gateway.tokens import PromptTokenizer
 from preble.profiles import load_profile
-from support.replicas import TINY_MODEL, VllmPair
+from support.replicas import TINY_MODEL, Replica, VllmPair
+from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -69,17 +70,20 @@ async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) 
     parity = ParityConfig(enabled=False)
     config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
     async with serving(config, scheduler) as running:
-        await until(lambda: len(running.dispatcher.live) == 2)
+        await eventually(lambda: len(running.dispatcher.live) == 2)
         await events_flow(running.url, vllm_pair.urls)
         yield running
-        await until(lambda: running.dispatcher.num_in_flight == 0)
+        await eventually(lambda: running.dispatcher.num_in_flight == 0)
 
 
 async def events_flow(gateway_url: str, replicas: tuple[str, str]) -> None:
     """Return when each replica's events have begun, which they do with an empty cache."""
-    async with aiohttp.ClientSession(gateway_url) as http, asyncio.timeout(60):
-        while not all([await times_cleared(http, replica) for replica in replicas]):  # noqa: ASYNC110 (another process)
-            await asyncio.sleep(0.05)
+    async with aiohttp.ClientSession(gateway_url) as http:
+
+        async def have_begun() -> bool:
+            return all([await times_cleared(http, replica) for replica in replicas])
+
+        await eventually(have_begun, "the events of both replicas have begun")
 
 
 @pytest.fixture
@@ -146,9 +150,11 @@ async def test_a_reset_of_an_engines_cache_is_believed(vllm_pair: VllmPair) -> N
                 assert answer.status == 200
             # The engine tells of it with its next batch only.
             await (await engine.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 1})).read()
-        async with asyncio.timeout(60):
-            while await times_cleared(http, home) == cleared_before:  # noqa: ASYNC110 (another process's state)
-                await asyncio.sleep(0.05)
+
+        async def is_told() -> bool:
+            return await times_cleared(http, home) > cleared_before
+
+        await eventually(is_told, "the reset is told")
         assert (await complete(http, [*prompt, 9]))[2] == 0
 
 
@@ -164,26 +170,26 @@ async def times_cleared(http: aiohttp.ClientSession, replica: str) -> float:
 async def test_a_client_that_leaves_frees_the_engine(
     http: aiohttp.ClientSession, stream: bool, gateway: Gateway
 ) -> None:
+    engines = [Replica(url, http) for url in gateway.dispatcher.live]
+    finished = await run_to_their_end(engines)
     fields = {"model": "tiny", "prompt": [7] * 8, "max_tokens": 900, "ignore_eos": True, "stream": stream}
     request = asyncio.create_task(http.post("/v1/completions", json=fields).__aenter__())
-    await until(lambda: gateway.dispatcher.num_in_flight == 1)
+    await eventually(lambda: gateway.dispatcher.num_in_flight == 1)
     if stream:
         (await request).close()
     else:
         request.cancel()
-    await until(lambda: gateway.dispatcher.num_in_flight == 0)
-    for url in gateway.dispatcher.live:
-        async with aiohttp.ClientSession(str(url)) as engine, asyncio.timeout(60):
-            text = "vllm:num_requests_running{} 1.0"
-            while not idle(text):
-                async with engine.get("/metrics") as answer:
-                    text = await answer.text()
+    await eventually(lambda: gateway.dispatcher.num_in_flight == 0)
+    await eventually(lambda: all_idle(engines), "the engines are idle")
+    assert await run_to_their_end(engines) == finished, "it was not simply run to its end"
 
 
-def idle(metrics: str) -> bool:
-    """Whether an engine's metrics say that it runs nothing."""
-    lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{")]
-    return bool(lines) and all(line.endswith(" 0.0") for line in lines)
+async def all_idle(engines: Sequence[Replica]) -> bool:
+    return not any([await engine.num_running() for engine in engines])
+
+
+async def run_to_their_end(engines: Sequence[Replica]) -> float:
+    return sum([await engine.metric("vllm:request_success_total", finished_reason="length") for engine in engines])
 
 
 async def test_a_streamed_chat_comes_through(http: aiohttp.ClientSession) -> None:
@@ -216,14 +222,15 @@ async def test_a_killed_replica_loses_no_other_request(vllm_pair: VllmPair) -> N
     async with before(vllm_pair) as gateway, aiohttp.ClientSession(gateway.url) as http:
         try:
             answers = [asyncio.create_task(long_answer(http, unique_prompt(100 + i, 64))) for i in range(12)]
-            await until(lambda: gateway.dispatcher.num_in_flight == 12)
+            on_victim = partial(gateway.dispatcher.scheduler.replica_state, ReplicaId(victim))
+            await eventually(lambda: on_victim().num_requests > 0)
             await vllm_pair.kill(1)
             assert {await answer for answer in answers} == {survivor}
             assert await moved_away_from(http, victim) > 0
-            await until(lambda: list(gateway.dispatcher.live) == [survivor])
+            await eventually(lambda: list(gateway.dispatcher.live) == [survivor])
         finally:
             await vllm_pair.start(1)
-        await until(lambda: victim in gateway.dispatcher.live)
+        await eventually(lambda: victim in gateway.dispatcher.live)
 
 
 async def long_answer(http: aiohttp.ClientSession, prompt: list[int]) -> str:

@@ -42,6 +42,7 @@ class TcpRelay:
         task = asyncio.create_task(self._forward(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
@@ -50,8 +51,7 @@ class TcpRelay:
                 tasks.create_task(_copy(reader, there_writer))
                 tasks.create_task(_copy(there_reader, writer))
         finally:
-            for end in (writer, there_writer):
-                end.close()
+            there_writer.close()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
