@@ -100,7 +100,7 @@ def command(
 
 def _check(flags: Mapping[str, object]) -> None:
     """What can be told before anything is started: replicas may take minutes. Raises: ConfigError."""
-    from preble.gateway.config_load import load
+    from preble.gateway.config.load import load
     from preble.profiles import load_profile
     from preble.web.listening import listen
 
@@ -118,7 +118,7 @@ def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
     from preble.engines.launch import Fleet
-    from preble.gateway.config_load import load
+    from preble.gateway.config.load import load
     from preble.gateway.server import serving
 
     _say(f"starting {options.replicas} replicas ({options.engine}); logs in {options.log_dir}")

@@ -29,7 +29,7 @@ def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
 
     Raises: ConfigError: an unreadable file, an unknown key, a wrong value; names the place and what to do.
     """
-    known = {knob.key: knob for knob in knobs()}
+    known = {knob.key: knob for knob in knobs(GatewayConfig)}
     given = {key: value for key, value in flags.items() if value is not None and value != () and value != []}
     merged: dict[str, Any] = {}
     for where, layer, strict in (

@@ -1,4 +1,4 @@
-"""The configuration's reference page, made from the knobs themselves: `python -m preble.gateway.config_reference`."""
+"""The configuration's reference page, made from the knobs themselves: `python -m preble.gateway.config.reference`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from preble.gateway.config import GatewayConfig, Knob, ReplicaConfig, knobs
-from preble.gateway.config_load import ENV_PREFIX
+from preble.gateway.config.load import ENV_PREFIX
 
 _HEAD = """\
 # Configuration of the gateway
 
-<!-- Made by `python -m preble.gateway.config_reference`; a test compares. To edit: src/preble/gateway/config.py -->
+<!-- Made by `python -m preble.gateway.config.reference`; a test compares. To edit: src/preble/gateway/config/ -->
 
 One TOML file (`preble serve --config FILE`), then environment variables, then flags; the later one wins. An unknown key
 is an error that names the nearest known one. In the environment a section is followed by two underscores, and a list is
@@ -39,7 +39,7 @@ def reference_page() -> str:
     """The page in Markdown. Pure; the same text for the same code."""
     parts = [_HEAD]
     by_section: dict[str, list[Knob]] = {}
-    for knob in knobs():
+    for knob in knobs(GatewayConfig):
         by_section.setdefault(knob.key.rpartition(".")[0], []).append(knob)
     for section, members in by_section.items():
         title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"

@@ -1,0 +1,41 @@
+"""A knob: something that can be set, described once by the `Annotated` type of its field in a section.
+
+A description has constraints, unit, meaning, and why the default is what it is; the reference page is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+
+def about(text: str, *, why: str, unit: str = "", **limits: Any) -> Meta:
+    """The description of a field. `why`: it has the default that it has. `limits`: `ge`, `gt`, `le`, as of msgspec."""
+    return Meta(description=text, extra={"why": why, "unit": unit}, **limits)
+
+
+class Knob(Struct, frozen=True):
+    """One thing that can be set. `key`: dotted, as in flags. `unit`: "" for none."""
+
+    key: str
+    type: Any
+    default: Any
+    unit: str
+    text: str
+    why: str
+
+
+def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
+    """Every knob of `struct`, sections walked through, in the order of declaration."""
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            yield from knobs(hint, f"{prefix}{field.name}.")
+            continue
+        meta = next(m for m in get_args(hint) if isinstance(m, Meta))
+        extra = meta.extra or {}
+        yield Knob(prefix + field.name, hint, field.default, extra["unit"], meta.description or "", extra["why"])
