@@ -30,7 +30,16 @@ from support.logs import Recording
 from support.virtual_time import VirtualTimeLoop
 
 PROFILE = CostProfile(
-    "dyadic", "powers of two", ((0, 2**-7), (1024, 2**-7 + 1)), 2**-22, 2**-5, 2**-10, 2**-16, 1024, typical_batch=1
+    "dyadic",
+    "powers of two",
+    ((0, 2**-7), (1024, 2**-7 + 1)),
+    2**-22,
+    2**-5,
+    2**-10,
+    2**-16,
+    1024,
+    typical_batch=1,
+    request_overhead_s=2**-8,
 )
 SESSIONS, TURNS = 10, 5
 TICK = 2**-24

@@ -55,7 +55,7 @@ def test_an_idle_replica_has_no_batch() -> None:
 def test_a_prompt_gives_its_first_token_with_its_last_chunk() -> None:
     local = scheduler(max_batch_tokens=10)
     add(local, "a", range(25), 2)
-    assert step(local) == (Batch((), 0, (PrefillChunk("a", 10, 0),), ()), StepResult((), (), ()))
+    assert step(local) == (Batch((), 0, (PrefillChunk("a", 10, 0),), (), 1), StepResult((), (), ()))
     assert step(local)[0].prefills == (PrefillChunk("a", 10, 10),)
     batch, result = step(local)
     assert batch.prefills == (PrefillChunk("a", 5, 20),)
@@ -68,7 +68,7 @@ def test_decodes_come_first_and_prefill_has_the_rest_of_the_budget() -> None:
     step(local)
     add(local, "b", range(50, 80))
     batch, _ = step(local)
-    assert batch == Batch(("a",), 4, (PrefillChunk("b", 9, 0),), ())
+    assert batch == Batch(("a",), 4, (PrefillChunk("b", 9, 0),), (), 1)
     assert batch.num_tokens == 10
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +99,15 @@ def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
     assert load_profile(str(path)).name == "mine"
 
 
+def test_what_a_request_costs_is_in_a_file_only_where_it_costs_something(tmp_path: Path) -> None:
+    free = load_profile("tiny-cpu")
+    dear = replace(free, request_overhead_s=0.005)
+    assert "request_overhead_s" not in profile_json(free)
+    path = tmp_path / "dear.json"
+    path.write_text(profile_json(dear), encoding="utf-8")
+    assert load_profile(str(path)) == dear != free
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read profile .*gone\.json.*No such file"):
         load_profile(str(tmp_path / "gone.json"))
@@ -109,6 +119,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ({"prefil_points": []}, "unknown field 'prefil_points'; there are"),
         ({"decode_base_s": "fast"}, r"Expected `float`, got `str` - at `\$.decode_base_s`"),
         ({"decode_base_s": -1.0}, "no time may be negative"),
+        ({"request_overhead_s": -0.001}, "no time may be negative"),
         ({"prefill_points": [[0, 0.1], [10, 0.05]]}, "prefill_points must grow"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -75,6 +76,16 @@ def test_requests_of_one_instant_share_the_first_batch_and_what_it_computes() ->
 def test_a_request_waits_while_an_iteration_runs() -> None:
     _, records = play(config(), ask("a", 100), ask("b", 100, at=0.04, seed=1))
     assert records["b"].ttft_s == pytest.approx(0.06 + 0.1)
+
+
+def test_the_iteration_that_admits_a_request_is_longer_for_all_that_are_in_it() -> None:
+    dear = msgspec.structs.replace(config(), profile=replace(PROFILE, request_overhead_s=0.5))
+    result, records = play(dear, ask("a", 100, output_tokens=4), ask("b", 50, at=0.605, seed=1))
+    # 100 | 1 | 1 + 50 | 1 tokens; the first and the third admit a request.
+    assert records["a"].ttft_s == pytest.approx(0.6)
+    assert records["b"].ttft_s == pytest.approx(0.005 + 0.551)
+    assert records["a"].e2e_s == pytest.approx(0.6 + 0.01 + 0.551 + 0.01)
+    assert result.gpu_s == pytest.approx(1.171)
 
 
 def test_the_way_to_a_replica_takes_the_dispatch_delay() -> None:

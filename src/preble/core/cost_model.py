@@ -68,6 +68,10 @@ class CostModel:
         decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
         return max(seconds, p.decode_base_s) + decodes
 
+    def admission_s(self, num_requests: int) -> float:
+        """Seconds by which an iteration is longer that admits so many requests, beyond their tokens."""
+        return num_requests * self.profile.request_overhead_s
+
     def _alone_s(self, num_tokens: int) -> float:
         i = min(bisect_right(self._tokens, num_tokens), len(self._slopes)) - 1
         return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]

@@ -24,6 +24,8 @@ class CostProfile:
     `decode_base_s`, `decode_s_per_sequence`, `decode_s_per_context_token`: one decode iteration takes
     base + sequences x per_sequence + their total context x per_context_token, and at least what the same number of
     prefill tokens takes.
+    `request_overhead_s`: seconds by which a request makes the iteration that admits it longer, beyond its tokens: what
+    the replica does for each request where it computes.
     `kv_capacity_tokens`: KV cache of one replica. `typical_batch`: sequences that share a decode iteration in service;
     it decides which part of an iteration is charged to one request.
     """
@@ -38,6 +40,7 @@ class CostProfile:
     kv_capacity_tokens: int
     typical_batch: int = 16
     attention_s_per_context_token: float = 0.0
+    request_overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         points = self.prefill_points
@@ -55,6 +58,7 @@ class CostProfile:
             self.decode_base_s,
             self.decode_s_per_sequence,
             self.decode_s_per_context_token,
+            self.request_overhead_s,
         )
         if min(coefficients) < 0:
             raise ConfigError(f"profile {self.name!r}: no time may be negative, got {min(coefficients)}")

@@ -29,12 +29,16 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One iteration. `decode_context_tokens`: tokens before the new one, of all decoding sequences together."""
+    """One iteration. `decode_context_tokens`: tokens before the new one, of all decoding sequences together.
+
+    `num_admitted`: requests that run for the first time; one that comes back after a preemption is none.
+    """
 
     decodes: tuple[RequestId, ...]
     decode_context_tokens: int
     prefills: tuple[PrefillChunk, ...]
     preempted: tuple[RequestId, ...]
+    num_admitted: int
 
     @property
     def num_tokens(self) -> int:
@@ -43,7 +47,8 @@ class Batch:
     def iteration_s(self, model: CostModel) -> float:
         """Seconds that a replica takes to compute it."""
         prefills = [(chunk.new_tokens, chunk.tokens_before) for chunk in self.prefills]
-        return model.iteration_s(prefills, len(self.decodes), self.decode_context_tokens)
+        computed_s = model.iteration_s(prefills, len(self.decodes), self.decode_context_tokens)
+        return computed_s + model.admission_s(self.num_admitted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +187,8 @@ class LocalScheduler:
         budget = self._max_batch_tokens - len(decodes)
         if self._prefilling is not None:
             budget -= self._schedule_chunk(self._prefilling, budget, prefills)
-        if not preempted:
-            self._admit(budget, prefills, now)
-        self._batch = Batch(decodes, context_tokens, tuple(prefills), tuple(preempted))
+        num_admitted = 0 if preempted else self._admit(budget, prefills, now)
+        self._batch = Batch(decodes, context_tokens, tuple(prefills), tuple(preempted), num_admitted)
         return self._batch
 
     def complete(self, batch: Batch, now: float) -> StepResult:
@@ -274,20 +278,23 @@ class LocalScheduler:
         self.stats.preemptions += 1
         self._queue.put_back(sequence.request.request_id)
 
-    def _admit(self, budget: int, prefills: list[PrefillChunk], now: float) -> None:
-        """Start waiting requests in the queue's order while budget, places and blocks last."""
+    def _admit(self, budget: int, prefills: list[PrefillChunk], now: float) -> int:
+        """Start those waiting in the queue's order while budget, places and blocks last; how many are new."""
         if budget <= 0 or self._prefilling is not None or not self._queue:
-            return
+            return 0
+        num_new = 0
         places = self._max_running - self.num_running
         if places > 0:
             self._queue.refresh()
         while budget > 0 and places > 0 and (request_id := self._queue.peek()) is not None:
             sequence = self._sequences[request_id]
             if not self._start(sequence, now):
-                return
+                break
             self._queue.pop()
             places -= 1
+            num_new += not sequence.num_preemptions
             budget -= self._schedule_chunk(sequence, budget, prefills)
+        return num_new
 
     def _start(self, sequence: Sequence, now: float) -> bool:
         """Take blocks for all tokens of a waiting request, cached ones first; False where too few are free."""

@@ -43,9 +43,20 @@ def load_profile(name_or_path: str) -> CostProfile:
     return _decode((_DATA / f"{name_or_path}.json").read_bytes(), name_or_path)
 
 
+def profile_fields(profile: CostProfile) -> dict[str, Any]:
+    """Its fields as they are written: what was added later only where it says something.
+
+    So the files of profiles that do not have it, and the keys of results that were made with them, stay the same.
+    """
+    table = asdict(profile)
+    if not profile.request_overhead_s:
+        del table["request_overhead_s"]
+    return table
+
+
 def profile_json(profile: CostProfile) -> str:
     """The profile's file, as `load_profile` reads it; one point a line."""
-    table = asdict(profile)
+    table = profile_fields(profile)
     points = ",\n".join(f"    [{n}, {s!r}]" for n, s in table["prefill_points"])
     table["prefill_points"] = "POINTS"
     return json.dumps(table, indent=2).replace('"POINTS"', f"[\n{points}\n  ]") + "\n"

@@ -16,6 +16,7 @@ import msgspec
 from preble import __version__
 from preble.errors import ConfigError
 from preble.metrics.capacity import CapacitySlo
+from preble.profiles import profile_fields
 from preble.sim import SimConfig
 from preble.workloads import WorkloadPlan
 
@@ -112,7 +113,8 @@ class Cell:
     @property
     def key(self) -> str:
         """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
-        parts = (__version__, self.workload, self.file_digests, self.config)
+        config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
+        parts = (__version__, self.workload, self.file_digests, config)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
     def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
