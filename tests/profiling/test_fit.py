@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
 
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 from preble.core.cost_model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiles import load_profile
-from preble.profiling import DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan
+from preble.profiling import AdmissionTimes, DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan
+from preble.profiling.admission import Burst, extra_s
 from preble.profiling.fit import prefill_points
 from preble.profiling.least_deviation import isotonic
 from preble.profiling.measurements import NOISY_SPREAD, spread
+from preble.profiling.plan import ADMITTED_TOKENS, BURSTS
 
 OVERHEAD_S = 0.003
 Noise = Callable[[Random], float]
@@ -50,6 +53,12 @@ def measured(profile: CostProfile, noise: Noise = lambda rng: 1.0, seed: int = 0
         step_s = model.iteration_s((), batch, batch * context)
         return DecodeTimes(batch, batch * context, tuple(step_s * noise(rng) for _ in range(8)))
 
+    def admission(batch: int, tokens: int) -> AdmissionTimes:
+        beside = batch, batch * tokens // 2
+        added_s = model.iteration_s([(ADMITTED_TOKENS, 0)], *beside) - model.iteration_s((), *beside)
+        seconds = tuple((added_s + profile.request_overhead_s) * noise(rng) for _ in range(BURSTS))
+        return AdmissionTimes(*beside, ADMITTED_TOKENS, seconds)
+
     return Measurements(
         date="2026-01-01",
         machine="none",
@@ -59,6 +68,7 @@ def measured(profile: CostProfile, noise: Noise = lambda rng: 1.0, seed: int = 0
         kv_capacity_tokens=profile.kv_capacity_tokens,
         prefill=tuple(prefill(new, cached) for cached, new in [*((0, n) for n in plan.lengths), *plan.behind]),
         decode=tuple(decode(batch, context) for batch, context in plan.decode),
+        admissions=tuple(admission(batch, tokens) for batch, tokens in plan.admitting),
     )
 
 
@@ -106,6 +116,51 @@ def test_times_taken_without_a_network_are_taken_as_they_are() -> None:
     assert fit_profile(direct, name="x", source="y").overhead_s == 0.0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_requests_overhead_is_found_though_one_burst_in_ten_was_disturbed(seed: int) -> None:
+    truth = replace(load_profile("tiny-cpu"), request_overhead_s=0.005)
+    assert fitted(truth).profile.request_overhead_s == pytest.approx(0.005, rel=0.02)
+    assert fitted(truth, often_disturbed, seed).profile.request_overhead_s == pytest.approx(0.005, rel=0.1)
+
+
+def test_a_requests_overhead_is_never_negative_and_nothing_where_it_was_not_measured() -> None:
+    times = measured(replace(load_profile("tiny-cpu"), request_overhead_s=0.005))
+    quicker = tuple(msgspec.structs.replace(one, seconds=(-0.1, -0.2)) for one in times.admissions)
+    for admissions in (quicker, ()):
+        other = msgspec.structs.replace(times, admissions=admissions)
+        assert fit_profile(other, name="x", source="y").profile.request_overhead_s == 0.0
+
+
+def test_measurements_kept_before_admissions_were_timed_can_still_be_read() -> None:
+    table = msgspec.to_builtins(measured(load_profile("tiny-cpu")))
+    del table["admissions"]
+    assert msgspec.convert(table, Measurements).admissions == ()
+
+
+def ticks(bursts: list[Burst], iteration_s: float, cost_s: float, end_s: float) -> list[float]:
+    """Arrivals of a sequence's tokens: the iteration in which a burst ends is longer by all that its requests cost."""
+    found, now, due = [0.0], 0.0, sorted(bursts, key=lambda burst: burst.end_s)
+    while now < end_s:
+        now += iteration_s
+        while due and due[0].end_s <= now:
+            now += due.pop(0).num_requests * cost_s
+        found.append(now)
+    return found
+
+
+def test_what_a_burst_held_a_batch_up_by_is_told_from_its_iterations() -> None:
+    bursts = [Burst(1.003, 1.207, 8), Burst(2.0, 2.33, 8), Burst(3.1, 3.104, 4)]
+    assert extra_s(ticks(bursts, 0.01, 0.002, 4.0), bursts) == pytest.approx([0.002] * 3)
+    assert extra_s(ticks(bursts, 0.01, 0.0, 4.0), bursts) == pytest.approx([0.0] * 3, abs=1e-9)
+
+
+def test_bursts_that_a_batch_does_not_outlast_say_nothing() -> None:
+    arrivals = ticks([], 0.01, 0.0, 1.0)
+    assert extra_s(arrivals, [Burst(-0.1, 0.1, 8), Burst(0.9, 1.2, 8)]) == []
+    assert extra_s([0.0, 0.01, 0.02, 0.03], [Burst(0.011, 0.019, 1)]) == []
+    assert extra_s([], [Burst(0.0, 1.0, 1)]) == []
+
+
 def test_a_straight_line_needs_few_points() -> None:
     line = CostProfile("line", "made up", ((0, 0.01), (1000, 0.11)), 0.0, 0.01, 0.001, 0.0, 100_000)
     assert len(fitted(line).profile.prefill_points) <= 4
@@ -150,6 +205,7 @@ def test_a_plan_stays_within_what_the_replica_takes() -> None:
     assert max(plan.lengths) == 2047
     assert all(cached + new <= 2047 for cached, new in plan.behind)
     assert all(batch * context < 4096 for batch, context in plan.decode)
+    assert all(batch * tokens < 4096 and tokens < 2048 for batch, tokens in plan.admitting) and plan.admitting
 
 
 def test_a_quick_plan_is_a_fraction_of_the_whole() -> None:

@@ -144,7 +144,8 @@ def _table(fit: Fit) -> Table:
 
     title = (
         f"{fit.profile.name}: median error {fit.median_error:.1%}, {len(fit.profile.prefill_points)} prefill points; "
-        f"{fit.overhead_s * 1000:.2f} ms of every prefill were the request's way, and are left out"
+        f"{fit.overhead_s * 1000:.2f} ms of every prefill were the request's way, and are left out; a request holds up "
+        f"those that run by {fit.profile.request_overhead_s * 1000:.2f} ms beside its tokens"
     )
     table = Table("what", "measured ms", "fitted ms", "error", "spread", title=title, title_justify="left")
     table.columns[0].no_wrap = True

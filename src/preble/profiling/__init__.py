@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 from preble.profiling.fit import Fit, FittedTime, fit_profile
-from preble.profiling.measurements import DecodeTimes, Measurements, PrefillTimes
+from preble.profiling.measurements import AdmissionTimes, DecodeTimes, Measurements, PrefillTimes
 from preble.profiling.plan import Plan, make_plan
 
 __all__ = [
+    "AdmissionTimes",
     "DecodeTimes",
     "Fit",
     "FittedTime",

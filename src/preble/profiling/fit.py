@@ -2,12 +2,13 @@
 
 Prefill from nothing is fitted by an isotonic regression of the medians, of which only the points are kept that matter.
 What a cached prefix adds, and decoding, are linear with coefficients that are not negative, by least absolute relative
-deviation, so that one disturbed measurement does not bend them.
+deviation, so that one disturbed measurement does not bend them. A request's overhead is what then is missing, in the
+median, of the time by which requests hold up a batch that decodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
 
@@ -16,7 +17,14 @@ import numpy as np
 from preble.core.cost_model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiling.least_deviation import isotonic, non_negative_fit
-from preble.profiling.measurements import NOISY_SPREAD, DecodeTimes, Measurements, PrefillTimes, spread
+from preble.profiling.measurements import (
+    NOISY_SPREAD,
+    AdmissionTimes,
+    DecodeTimes,
+    Measurements,
+    PrefillTimes,
+    spread,
+)
 
 KNOT_TOLERANCE = 0.02
 """A point is left out if the line past it errs by no more than this, relatively, at every measured length."""
@@ -103,6 +111,7 @@ def fit_profile(measurements: Measurements, *, name: str, source: str, typical_b
         kv_capacity_tokens=measurements.kv_capacity_tokens,
         typical_batch=typical_batch or min(TYPICAL_BATCH, max(times.num_sequences for times in measurements.decode)),
     )
+    profile = replace(profile, request_overhead_s=_rounded(_request_overhead_s(measurements.admissions, profile)))
     return Fit(profile, overhead_s, tuple(_compared(measurements, profile, overhead_s)))
 
 
@@ -192,6 +201,19 @@ def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, flo
         step = (high - low) / (_GRID - 1)
         low, high = max(best[1] - step, 0.0), best[1] + step
     return best[1:]
+
+
+def _request_overhead_s(admissions: tuple[AdmissionTimes, ...], profile: CostProfile) -> float:
+    """What the model lacks of every burst, in the median over all of them; 0.0 where none was measured."""
+    model = CostModel(profile)
+    lacking = [seconds - _added_s(model, times) for times in admissions for seconds in times.seconds]
+    return max(median(lacking), 0.0) if lacking else 0.0
+
+
+def _added_s(model: CostModel, times: AdmissionTimes) -> float:
+    """By how much longer an iteration of the batch is that computes the request's tokens too, but for its overhead."""
+    batch = times.num_sequences, times.context_tokens
+    return model.iteration_s([(times.new_tokens, 0)], *batch) - model.iteration_s((), *batch)
 
 
 def _rounded(seconds: float) -> float:

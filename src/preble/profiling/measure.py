@@ -15,8 +15,16 @@ from random import Random
 
 from preble.engines import Engine, EngineInfo
 from preble.errors import ConfigError, EngineProtocolError
-from preble.profiling.measurements import NOISY_SPREAD, DecodeTimes, Measurements, PrefillTimes, spread
-from preble.profiling.plan import Plan, make_plan, output_tokens
+from preble.profiling.admission import Burst, extra_s
+from preble.profiling.measurements import (
+    NOISY_SPREAD,
+    AdmissionTimes,
+    DecodeTimes,
+    Measurements,
+    PrefillTimes,
+    spread,
+)
+from preble.profiling.plan import ADMITTED_TOKENS, BURST, Plan, make_plan, output_tokens
 from preble.profiling.timing import TimedAnswer, Timer
 
 TOKEN_IDS = range(100, 1000)
@@ -84,6 +92,7 @@ class Measuring:
         await self._warm_up()
         prefill = [*await self._prefill(on_step), *await self._behind(on_step)]
         decode = await self._decode(on_step)
+        admissions = await self._admissions(on_step)
         assert self._capacity is not None
         return Measurements(
             date=datetime.now(UTC).date().isoformat(),
@@ -94,6 +103,7 @@ class Measuring:
             kv_capacity_tokens=self._capacity,
             prefill=tuple(prefill),
             decode=tuple(decode),
+            admissions=tuple(admissions),
             notes=tuple(self._notes),
         )
 
@@ -182,6 +192,46 @@ class Measuring:
             return None
         generated = [_tokens_until(answer, sum(together) / 2) for answer in answers]
         return DecodeTimes(batch, round(batch * context + sum(generated)), tuple(seconds))
+
+    async def _admissions(self, on_step: OnStep) -> list[AdmissionTimes]:
+        found = []
+        for batch, tokens in self._plan.admitting:
+            times = await self._admit_beside(batch, tokens)
+            if times is not None:
+                found.append(times)
+            on_step()
+        if not found:
+            self._note("no request could be timed beside a decoding batch, so what each costs counts as nothing")
+        return found
+
+    async def _admit_beside(self, batch: int, tokens: int) -> AdmissionTimes | None:
+        """Times of bursts while `batch` sequences decode; None if there was none from beginning to end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                asked = [
+                    tasks.create_task(self._timer.ask(self._prompt(ADMITTED_TOKENS), tokens)) for _ in range(batch)
+                ]
+                bursts = tasks.create_task(self._bursts(asked))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        answers = [task.result() for task in asked]
+        start_s, end_s = _together(answers)
+        one = answers[0]
+        arrivals = [time for time in one.arrivals_s if start_s <= time <= end_s]
+        seconds = extra_s(arrivals, bursts.result())
+        if not seconds:
+            return None
+        context = ADMITTED_TOKENS + sum(_tokens_until(answer, (start_s + end_s) / 2) for answer in answers) / batch
+        return AdmissionTimes(batch, round(batch * context), ADMITTED_TOKENS, tuple(seconds))
+
+    async def _bursts(self, batch: Sequence[asyncio.Task[TimedAnswer]]) -> list[Burst]:
+        """Bursts, with a pause as long as the burst after each, until a sequence of the batch has ended."""
+        found: list[Burst] = []
+        while not any(task.done() for task in batch):
+            answers = [await self._timer.ask(self._prompt(ADMITTED_TOKENS), 1) for _ in range(BURST)]
+            found.append(Burst(answers[0].sent_s, answers[-1].arrivals_s[-1], BURST))
+            await asyncio.wait(batch, timeout=found[-1].seconds, return_when=asyncio.FIRST_COMPLETED)
+        return found
 
     async def _ask_together(self, batch: int, context: int, tokens: int) -> list[TimedAnswer]:
         """Raises: EngineError: the first that failed; the others are aborted."""

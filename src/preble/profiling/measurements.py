@@ -36,6 +36,19 @@ class DecodeTimes(msgspec.Struct, frozen=True):
         return median(self.seconds)
 
 
+class AdmissionTimes(msgspec.Struct, frozen=True):
+    """How much later the tokens of a decoding batch come for each request that is admitted meanwhile, in seconds.
+
+    `num_sequences`, `context_tokens`: of the batch, as of `DecodeTimes`. `new_tokens`: of each such request, of which
+    nothing is cached. `seconds`: means over some requests that followed one another; one disturbed may be negative.
+    """
+
+    num_sequences: int
+    context_tokens: int
+    new_tokens: int
+    seconds: tuple[float, ...]
+
+
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything timed of one replica.
 
@@ -53,6 +66,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_capacity_tokens: int
     prefill: tuple[PrefillTimes, ...]
     decode: tuple[DecodeTimes, ...]
+    admissions: tuple[AdmissionTimes, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -42,10 +42,25 @@ KV_SHARE = 0.8
 """Sequences that decode together fill no more of the KV cache than this, so that none is preempted."""
 
 
+ADMITTING = (1, 4)
+"""Sequences that decode while requests are admitted."""
+
+ADMITTED_TOKENS = 16
+"""Of each of these requests: few, so that it hardly matters how well their computing is known."""
+
+BURST = 8
+"""Requests that follow one another at once; before and after them, the batch decodes undisturbed."""
+
+BURSTS = 5
+ITERATIONS_A_REQUEST = 6
+"""For which tokens are reserved: its way, its turn, its answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`lengths`: prompts from nothing, in tokens. `behind`: (cached, new) tokens. `decode`: (sequences, prompt tokens
-    of each). `decode_tokens`: iterations to time. `repetitions`: of every prefill.
+    of each). `decode_tokens`: iterations to time. `repetitions`: of every prefill. `admitting`: (sequences, output
+    tokens of each) that decode while bursts of other requests come.
     """
 
     lengths: tuple[int, ...]
@@ -53,11 +68,13 @@ class Plan:
     decode: tuple[tuple[int, int], ...]
     decode_tokens: int
     repetitions: int
+    admitting: tuple[tuple[int, int], ...]
 
     @property
     def num_steps(self) -> int:
         """Requests for prefills and rounds of decoding, as progress is counted."""
-        return self.repetitions * (len(self.lengths) + len(self.behind)) + len(self.decode)
+        prefills = self.repetitions * (len(self.lengths) + len(self.behind))
+        return prefills + len(self.decode) + len(self.admitting)
 
 
 def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) -> Plan:
@@ -80,6 +97,7 @@ def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) 
         decode=_decode(limit, kv_capacity_tokens, decode_tokens, quick),
         decode_tokens=decode_tokens,
         repetitions=3 if quick else 5,
+        admitting=_admitting(limit, kv_capacity_tokens, quick),
     )
 
 
@@ -101,6 +119,19 @@ def _decode(limit: int, kv_capacity_tokens: int, tokens: int, quick: bool) -> tu
         if context + output_tokens(batch, context, tokens) <= room
         and batch * (context + output_tokens(batch, context, tokens)) <= KV_SHARE * kv_capacity_tokens
     )
+
+
+def _admitting(limit: int, kv_capacity_tokens: int, quick: bool) -> tuple[tuple[int, int], ...]:
+    """As many bursts as there are tokens for, each with as long a pause; none where one burst does not fit."""
+    a_burst = 2 * BURST * ITERATIONS_A_REQUEST
+    room = min(limit, kv_capacity_tokens)
+    found = []
+    for batch in ADMITTING[-1:] if quick else ADMITTING:
+        most = int(min(room - ADMITTED_TOKENS, KV_SHARE * kv_capacity_tokens / batch - ADMITTED_TOKENS))
+        bursts = min((most - a_burst // 2) // a_burst, 2 if quick else BURSTS)
+        if bursts >= 1:
+            found.append((batch, bursts * a_burst + a_burst // 2))
+    return tuple(found)
 
 
 def output_tokens(batch: int, context: int, tokens: int) -> int:
