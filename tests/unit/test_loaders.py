@@ -169,6 +169,8 @@ def test_azure_of_2024_has_a_zone_and_may_be_out_of_order(tmp_path: Path) -> Non
         ("yesterday,31,8", "Invalid isoformat"),
         ("2023-11-16 18:17:04,0,8", "at least one token"),
         ("2023-11-16 18:17:04,1,-8", "not fewer than none"),
+        ("2023-11-16 18:17:04,4,808,10", "4 cells for 3 columns"),
+        ("2023-11-16 18:17:04,10000001,8", "at most 10000000 tokens"),
     ],
 )
 def test_a_bad_row_of_azure_is_named(tmp_path: Path, row: str, says: str) -> None:
@@ -251,7 +253,9 @@ def test_the_share_of_a_clients_system_prompt_can_be_chosen(tmp_path: Path) -> N
     assert 99 <= common(first, second) <= 100
 
 
-@pytest.mark.parametrize("change", [{"client": None}, {"input_length": 1.5}, {"timestamp": "now"}])
+@pytest.mark.parametrize(
+    "change", [{"client": None}, {"input_length": 1.5}, {"input_length": 10**12}, {"timestamp": "now"}]
+)
 def test_a_bad_line_of_servegen_is_named(tmp_path: Path, change: dict[str, object]) -> None:
     message = refusal(tmp_path, SERVEGEN_LINES[0], SERVEGEN_LINES[1] | change)
     assert message.startswith(":2: ")

@@ -9,7 +9,7 @@ import pytest
 
 from preble.workloads import WorkloadRequest
 from preble.workloads.loaders import load
-from support.traces import CHAT, TALK, WHY, assert_children_continue, file_of, loaded, refusal, tokens
+from support.traces import CHAT, TALK, WHY, arrivals, assert_children_continue, file_of, loaded, refusal, tokens
 
 # ---- openai --------------------------------------------------------------------------------------------------------
 
@@ -78,6 +78,17 @@ def test_a_body_with_several_prompts_is_several_requests(tmp_path: Path, prompt:
     assert [r.request_id for r in workload.requests] == (["r"] if len(prompts) == 1 else ["r.0", "r.1"])
 
 
+def test_a_body_that_asks_for_several_answers_is_as_many_requests(tmp_path: Path) -> None:
+    workload = loaded(
+        tmp_path,
+        {"id": "r", "body": {"prompt": ["a", "b"], "n": 2}, "usage": {"completion_tokens": 12}},
+        {"id": "s", "prompt": "c", "n": 1, "max_tokens": 7},
+    )
+    assert [request.prompt() for request in workload.requests] == ["a", "a", "b", "b", "c"]
+    assert [request.output_tokens for request in workload.requests] == [3, 3, 3, 3, 7]
+    assert [request.request_id for request in workload.requests] == ["r.0", "r.1", "r.2", "r.3", "s"]
+
+
 def test_answers_of_unknown_length_are_told_of(tmp_path: Path) -> None:
     workload = loaded(tmp_path, {"prompt": "a"}, {"prompt": "b", "max_tokens": 3}, default_output_tokens=50)
     assert [request.output_tokens for request in workload.requests] == [50, 3]
@@ -89,6 +100,8 @@ def test_answers_of_unknown_length_are_told_of(tmp_path: Path) -> None:
     [
         ({"timestamp": 1_700_000_000.25}, {"timestamp": 1_700_000_001}),
         ({"timestamp": 1_700_000_000_250}, {"timestamp": 1_700_000_001_000}),
+        ({"timestamp": 1_700_000_000_250_000}, {"timestamp": 1_700_000_001_000_000}),
+        ({"timestamp": 1_700_000_000_250_000_000}, {"timestamp": 1_700_000_001_000_000_000}),
         ({"created_at": "2023-11-14T22:13:20.25Z"}, {"created_at": "2023-11-14T22:13:21+00:00"}),
         ({"response": {"created": 0.25}}, {"response": {"created": 1}}),
         ({"response": {"body": {"created": 0.25}}}, {"response": {"body": {"created": 1}}}),
@@ -98,7 +111,8 @@ def test_times_of_a_log_count_from_the_first_in_any_order(
     tmp_path: Path, first: dict[str, object], second: dict[str, object]
 ) -> None:
     workload = loaded(tmp_path, {"id": "b", "request": CHAT} | second, {"id": "a", "request": CHAT} | first)
-    assert [(r.request_id, r.arrival_s) for r in workload.requests] == [("a", 0.0), ("b", 0.75)]
+    assert [r.request_id for r in workload.requests] == ["a", "b"]
+    assert arrivals(workload) == pytest.approx([0.0, 0.75], abs=1e-6)  # today's time has no finer steps as a float
 
 
 @pytest.mark.parametrize(
@@ -115,6 +129,7 @@ def test_times_of_a_log_count_from_the_first_in_any_order(
         ({"messages": [{"content": "a"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "n": 0}, "$.n"),
         ({"prompt": "a", "timestamp": 3}, "a time stamp although the lines before have none"),
         ("{not json", "malformed"),
     ],

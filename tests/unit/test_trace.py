@@ -119,6 +119,8 @@ CHILD = {"kind": "request", "id": "b", "output_tokens": 4, "text": "And?", "sess
         ([HEADER, SYSTEM, FIRST | {"arrival_s": -1}], ":3", "arrival_s"),
         ([HEADER, SYSTEM, FIRST | {"token_ids": [1]}], ":3", "only one of them"),
         ([HEADER, SYSTEM, FIRST | {"num_tokens": 0}], ":3", "num_tokens"),
+        ([HEADER, {**FIRST, "segments": [], "text": None, "num_tokens": 10**12}], ":2", "num_tokens"),
+        ([HEADER, SYSTEM, FIRST | {"output_tokens": 10**12}], ":3", "output_tokens"),
         ([HEADER, SYSTEM, {**FIRST, "text": None, "token_ids": [1]}], ":3", "mixes text and token ids"),
         ([HEADER, {**FIRST, "segments": [], "text": None}], ":2", "prompt is empty"),
         ([HEADER, {**FIRST, "segments": [], "text": None, "token_ids": [-1]}], ":2", "token_ids"),

@@ -24,10 +24,16 @@ from preble.workloads.model import Segment, Workload, WorkloadRequest
 
 VERSION = 1
 REFERENCE = "the format is described in docs/reference/trace-format.md"
+MAX_TOKENS = 10_000_000
+"""Of a piece of prompt of which only the length is told, and of an answer: above any model's context, and a slip of the
+keyboard does not fill the memory."""
 
 Id = Annotated[str, Meta(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(ge=0)]
+NumTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+AnswerTokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+"""As recorded; an answer of no token counts as one."""
 
 
 class _Line(
@@ -50,18 +56,18 @@ class SegmentLine(_Line, frozen=True, tag="segment"):
     id: Id
     text: Annotated[str, Meta(min_length=1)] | None = None
     token_ids: TokenIds | None = None
-    num_tokens: Annotated[int, Meta(ge=1)] | None = None
+    num_tokens: NumTokens | None = None
 
 
 class RequestLine(_Line, frozen=True, tag="request"):
     """One request: the segments it names, then its own text or token ids, or so many made-up tokens of its own."""
 
     id: Id
-    output_tokens: Annotated[int, Meta(ge=1)]
+    output_tokens: NumTokens
     segments: list[Id] = []
     text: Annotated[str, Meta(min_length=1)] | None = None
     token_ids: TokenIds | None = None
-    num_tokens: Annotated[int, Meta(ge=1)] | None = None
+    num_tokens: NumTokens | None = None
     arrival_s: Seconds | None = None
     session: Id | None = None
     parent: Id | None = None

@@ -12,8 +12,9 @@ from preble.workloads.model import Segment, Workload, WorkloadRequest
 from preble.workloads.trace import made_up_tokens, own_tokens
 
 _SUFFIXES = (".gz", ".jsonl", ".json", ".csv", ".txt", ".requests")
-_FIRST_MILLISECOND = 1e11
-"""Unix times from here on are in milliseconds: in seconds it would be the year 5138."""
+_FINER_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+"""Unix times from the first number on have so many units a second, the finest first: 1e11 s would be the year 5138, and
+1e11 ms is in 1973."""
 
 
 def workload_name(path: Path) -> str:
@@ -60,21 +61,23 @@ def own_segment(request_id: str, num_tokens: int) -> Segment:
 
 
 def seconds_of(time: float | str) -> float:
-    """Seconds since 1970, of an ISO 8601 time (UTC where it does not say) or of Unix time in seconds or milliseconds.
+    """Seconds since 1970, of an ISO 8601 time (UTC where it does not say) or of Unix time.
+
+    Unix time may be in seconds, milliseconds, microseconds or nanoseconds; how large it is tells which.
 
     Raises: ValueError: neither.
 
     >>> seconds_of("1970-01-01T00:01:00Z") == seconds_of("1970-01-01 00:01:00.0000000") == seconds_of(60) == 60
     True
-    >>> seconds_of(1_700_000_000_000) == seconds_of(1_700_000_000)
-    True
+    >>> {seconds_of(1_700_000_000 * units) for units in (1, 10**3, 10**6, 10**9)}
+    {1700000000.0}
     """
     if isinstance(time, str):
         moment = datetime.fromisoformat(time)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if not 0 <= time < float("inf"):
         raise ValueError(f"{time} is not a time")
-    return time / 1000 if time >= _FIRST_MILLISECOND else float(time)
+    return next((time / units for first, units in _FINER_UNITS if time >= first), float(time))
 
 
 def _from_the_first(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:

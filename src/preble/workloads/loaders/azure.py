@@ -12,6 +12,7 @@ from preble.workloads.lines import bad_line, numbered_lines
 from preble.workloads.loaders.assemble import assembled, own_segment, seconds_of, workload_name
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Workload, WorkloadRequest
+from preble.workloads.trace import MAX_TOKENS
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 EXAMPLE = "2023-11-16 18:17:03.9799600,4808,10"
@@ -33,15 +34,19 @@ def _requests(path: Path) -> Iterator[WorkloadRequest]:
     for number, line in lines:
         cells = csv_cells(line)
         try:
+            if len(cells) != len(columns):
+                raise ValueError(f"{len(cells)} cells for {len(columns)} columns")
             time, context, generated = (cells[place] for place in places)
             yield _request(f"{workload_name(path)}-{number}", time, int(context), int(generated))
-        except (IndexError, ValueError) as error:
+        except ValueError as error:
             raise bad_line(path, number, f"{','.join(cells)!r}: {error}; a line looks like {EXAMPLE}") from error
 
 
 def _request(request_id: str, time: str, context_tokens: int, generated_tokens: int) -> WorkloadRequest:
     if context_tokens < 1 or generated_tokens < 0:
         raise ValueError("a prompt has at least one token, an answer not fewer than none")
+    if max(context_tokens, generated_tokens) > MAX_TOKENS:
+        raise ValueError(f"a prompt or an answer has at most {MAX_TOKENS} tokens")
     return WorkloadRequest(
         request_id, (own_segment(request_id, context_tokens),), max(1, generated_tokens), arrival_s=seconds_of(time)
     )

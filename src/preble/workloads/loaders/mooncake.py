@@ -22,6 +22,7 @@ from preble.workloads.lines import bad_line, decoded_lines
 from preble.workloads.loaders.assemble import MadeUpSegments, assembled, workload_name
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Segment, Workload, WorkloadRequest
+from preble.workloads.trace import AnswerTokens, NumTokens
 
 BLOCK_TOKENS = 512
 EXAMPLE = '{"timestamp": 3000, "input_length": 700, "output_length": 50, "hash_ids": [0, 7]}'
@@ -31,8 +32,8 @@ class _Line(msgspec.Struct, frozen=True):
     """`timestamp`: milliseconds."""
 
     timestamp: Annotated[float, Meta(ge=0)]
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
+    input_length: NumTokens
+    output_length: AnswerTokens
     hash_ids: list[int]
 
 

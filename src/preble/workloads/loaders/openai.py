@@ -28,6 +28,8 @@ EXAMPLE = '{"timestamp": 1700000000.5, "body": {"messages": [{"role": "user", "c
 
 Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+NumAnswers = Annotated[int, Meta(ge=1, le=16_384)]
+"""As many as vLLM allows."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -49,6 +51,7 @@ class _Body(msgspec.Struct, frozen=True):
     messages: list[_Message] | None = None
     tools: list[Any] | None = None
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    n: NumAnswers | None = None
     max_completion_tokens: Count | None = None
     max_tokens: Count | None = None
     output_tokens: Count | None = None
@@ -115,7 +118,7 @@ def read_openai(path: Path, options: LoadOptions) -> Workload:
 
 
 class _Reader:
-    """Makes requests of the lines of one file. `num_guessed`: prompts whose answer has an unknown length."""
+    """Makes requests of the lines of one file. `num_guessed`: answers of unknown length."""
 
     def __init__(self, path: Path, default_output_tokens: int) -> None:
         self.num_guessed = 0
@@ -126,16 +129,17 @@ class _Reader:
         self._has_times: bool | None = None
 
     def take(self, number: int, line: _Line) -> Iterator[WorkloadRequest]:
-        """The requests of a line: one for each of its prompts. Raises: TraceFormatError."""
+        """The requests of a line: one for each answer to each of its prompts. Raises: TraceFormatError."""
         try:
             name = self._name(number, line)
             arrival_s = self._arrival_s(line)
-            prompts = self._prompts(line.body or line.request or line)
+            prompts = self._prompts(_body(line))
         except ValueError as error:
             raise bad_line(self._path, number, f"{error}; a line looks like {EXAMPLE}") from error
-        output_tokens = self._output_tokens(line, len(prompts))
-        for i, segments in enumerate(prompts):
-            request_id = name if len(prompts) == 1 else f"{name}.{i}"
+        asked = [segments for segments in prompts for _ in range(_body(line).n or 1)]
+        output_tokens = self._output_tokens(line, len(asked))
+        for i, segments in enumerate(asked):
+            request_id = name if len(asked) == 1 else f"{name}.{i}"
             yield WorkloadRequest(request_id, segments, output_tokens, arrival_s=arrival_s)
 
     def _name(self, number: int, line: _Line) -> str:
@@ -165,17 +169,21 @@ class _Reader:
             return [self._chat.prompt([*_tools(body.tools), *map(_message, body.messages)])]
         return [(segment,) for segment in _prompt_segments(body.prompt or [])]
 
-    def _output_tokens(self, line: _Line, num_prompts: int) -> int:
+    def _output_tokens(self, line: _Line, num_answers: int) -> int:
         """Tokens of each answer; a line that tells their sum has them divided evenly."""
         if line.completion_tokens is not None:
-            return max(1, line.completion_tokens // num_prompts)
-        body = line.body or line.request or line
+            return max(1, line.completion_tokens // num_answers)
+        body = _body(line)
         limits = (body.max_completion_tokens, body.max_tokens, body.output_tokens)
         limit = next((limit for limit in limits if limit is not None), None)
         if limit is None:
-            self.num_guessed += num_prompts
+            self.num_guessed += num_answers
             return self._default_output_tokens
         return max(1, limit)
+
+
+def _body(line: _Line) -> _Body:
+    return line.body or line.request or line
 
 
 def _prompt_segments(prompt: str | Sequence[str | int | list[int]]) -> list[Segment]:

@@ -21,7 +21,7 @@ from preble.workloads.lines import bad_line, decoded_lines
 from preble.workloads.loaders.assemble import assembled, workload_name
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import made_up_tokens
+from preble.workloads.trace import AnswerTokens, NumTokens, made_up_tokens
 
 EXAMPLE = '{"id": "q7", "segs": ["system", "tool"], "tail": "Why?", "n_in": 1201, "n_out": 40}'
 SEGMENT_EXAMPLE = '{"id": "tool", "n_tok": 900, "text": "..."}'
@@ -33,7 +33,7 @@ class _SegmentLine(msgspec.Struct, frozen=True):
     """`n_tok`: tokens. `text`: None where the content is not known."""
 
     id: Id
-    n_tok: Annotated[int, Meta(ge=1)]
+    n_tok: NumTokens
     text: str | None = None
 
 
@@ -42,8 +42,8 @@ class _RequestLine(msgspec.Struct, frozen=True):
 
     id: Id
     segs: list[Id]
-    n_in: Annotated[int, Meta(ge=1)]
-    n_out: Annotated[int, Meta(ge=0)]
+    n_in: NumTokens
+    n_out: AnswerTokens
     tail: str = ""
     session: Id | None = None
     parent: Id | None = None

@@ -17,6 +17,7 @@ from preble.workloads.lines import decoded_lines
 from preble.workloads.loaders.assemble import MadeUpSegments, assembled, own_segment, workload_name
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Workload, WorkloadRequest
+from preble.workloads.trace import AnswerTokens, NumTokens
 
 EXAMPLE = '{"timestamp": 12.5, "client": 31, "input_length": 1338, "output_length": 39}'
 
@@ -26,8 +27,8 @@ class _Line(msgspec.Struct, frozen=True):
 
     timestamp: Annotated[float, Meta(ge=0)]
     client: int | str
-    input_length: Annotated[int, Meta(ge=1)]
-    output_length: Annotated[int, Meta(ge=0)]
+    input_length: NumTokens
+    output_length: AnswerTokens
 
 
 def read_servegen(path: Path, options: LoadOptions) -> Workload:
