@@ -13,7 +13,8 @@ from aiohttp import web
 
 from preble.core.types import CacheCleared, ReplicaId
 from preble.engines import Engine, KvEventEndpoints, connect
-from preble.engines.vllm import VllmEngine, reachable, read_cache_config
+from preble.engines.reporting import reachable
+from preble.engines.vllm import VllmEngine, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
 from support.kv_publisher import ScriptedPublisher, stored
 

@@ -15,17 +15,16 @@ from typing import Annotated
 from uuid import uuid4
 
 import msgspec
-import structlog
 from msgspec import Raw
 
-from preble.core.types import KvEvent, ReplicaSpec
+from preble.core.types import ReplicaSpec
 from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import Exchange, HttpClient, HttpResponse
-from preble.engines.kv_events import KvEventEndpoints, KvEventStream
+from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
-from preble.engines.openai import OpenAIEngine, adapters_among
-from preble.engines.vllm import reachable
-from preble.errors import ConfigError, EngineError, EngineProtocolError
+from preble.engines.openai import adapters_among
+from preble.engines.reporting import ReportingEngine
+from preble.errors import EngineError
 
 OWNER = "sglang"
 """What its `/v1/models` says to be owned by."""
@@ -61,18 +60,14 @@ class LoadsAnswer(msgspec.Struct):
     version: str | None = None
 
 
-class SglangEngine(OpenAIEngine):
+class SglangEngine(ReportingEngine):
     """The client of one SGLang replica."""
 
     def __init__(self, http: HttpClient, endpoints: KvEventEndpoints | None = None) -> None:
         """`endpoints`: where its KV events are; None asks the replica."""
-        super().__init__(http)
-        self._given_endpoints = endpoints
-        self._endpoints: KvEventEndpoints | None = endpoints
+        super().__init__(http, endpoints)
         self._load_endpoints: KvEventEndpoints | None = None
-        self._streams: list[KvEventStream] = []
         self._load_streams: list[LoadStream] = []
-        self._log = structlog.get_logger("preble.engines.sglang").bind(replica=self.replica_id)
 
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where it publishes. Raises: EngineError."""
@@ -98,11 +93,6 @@ class SglangEngine(OpenAIEngine):
             version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
         )
 
-    @property
-    def kv_event_endpoints(self) -> KvEventEndpoints | None:
-        """Where its KV events are, as given or as the last probe found out; None where it has none."""
-        return self._endpoints
-
     async def check_ready(self) -> None:
         """Return if the engine answers. Not by `/health`, which computes a token each time. Raises: EngineError."""
         (await self._http.ask("/v1/loads")).require_ok()
@@ -110,9 +100,7 @@ class SglangEngine(OpenAIEngine):
     def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
         """Raises: EngineProtocolError."""
         if source is None or source.publisher != "zmq" or source.endpoint_port_base is None or source.dp_size != 1:
-            several = source is not None and source.dp_size != 1
-            reason = "it has data-parallel ranks, each with a cache of its own" if several else "they are off"
-            self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")
+            self._say_no_events(several_caches=source is not None and source.dp_size != 1)
             return None
         return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
 
@@ -126,12 +114,9 @@ class SglangEngine(OpenAIEngine):
         """Raises: EngineProtocolError: addresses that are none."""
 
         def at(number: int) -> str:
-            return reachable(f"tcp://{host or '*'}:{number}", self._http.host)
+            return f"tcp://{host or '*'}:{number}"
 
-        try:
-            return KvEventEndpoints(at(port), None if replay_port is None else at(replay_port), topic)
-        except ConfigError as error:
-            raise self._http.error(EngineProtocolError, f"publishes at no address: {error}") from error
+        return self._endpoints_at(at(port), None if replay_port is None else at(replay_port), topic)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
         request_id = f"preble-{uuid4().hex}"
@@ -139,18 +124,6 @@ class SglangEngine(OpenAIEngine):
         if named is None:
             return self._http.send(path, body, headers)
         return AbortableExchange(self._http, self._http.send(path, named, headers), request_id)
-
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        if self._endpoints is None:
-            return None
-        stream = KvEventStream(self.replica_id, self._endpoints)
-        self._streams = [other for other in self._streams if not other.closed]
-        self._streams.append(stream)
-        return stream.events()
-
-    def resync_kv_events(self) -> None:
-        for stream in self._streams:
-            stream.resync()
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
         if self._load_endpoints is None:
@@ -160,11 +133,8 @@ class SglangEngine(OpenAIEngine):
         return stream.loads()
 
     async def close(self) -> None:
-        for stream in self._streams:
+        for stream in self._load_streams:
             stream.close()
-        for load_stream in self._load_streams:
-            load_stream.close()
-        self._streams.clear()
         self._load_streams.clear()
         await super().close()
 

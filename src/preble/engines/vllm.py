@@ -5,20 +5,17 @@ The emulator speaks the same dialect and says that it is one in a header.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 import msgspec
-import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from preble.core.types import KvEvent, ReplicaSpec
+from preble.core.types import ReplicaSpec
 from preble.engines.adapter import EngineInfo
-from preble.engines.http import HttpAnswer, HttpClient
-from preble.engines.kv_events import KvEventEndpoints, KvEventStream
-from preble.engines.openai import OpenAIEngine, adapters_among
-from preble.errors import ConfigError, EngineProtocolError
+from preble.engines.http import HttpAnswer
+from preble.engines.kv_events import KvEventEndpoints
+from preble.engines.openai import adapters_among
+from preble.engines.reporting import ReportingEngine
 
 EMULATED_HEADER = "X-Preble-Emulated"
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
@@ -51,16 +48,8 @@ class CacheConfig:
         return None if self.num_blocks is None else self.num_blocks * self.block_size
 
 
-class VllmEngine(OpenAIEngine):
+class VllmEngine(ReportingEngine):
     """The client of one vLLM (or emulated) replica."""
-
-    def __init__(self, http: HttpClient, endpoints: KvEventEndpoints | None = None) -> None:
-        """`endpoints`: where its KV events are; None asks the replica (vLLM 0.32 and later can tell)."""
-        super().__init__(http)
-        self._given_endpoints = endpoints
-        self._endpoints: KvEventEndpoints | None = endpoints
-        self._streams: list[KvEventStream] = []
-        self._log = structlog.get_logger("preble.engines.vllm").bind(replica=self.replica_id)
 
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
@@ -85,11 +74,6 @@ class VllmEngine(OpenAIEngine):
             version=version.decode(VersionAnswer).version if version.status == 200 else None,
         )
 
-    @property
-    def kv_event_endpoints(self) -> KvEventEndpoints | None:
-        """Where its KV events are, as given or as the last probe found out; None where it has none."""
-        return self._endpoints
-
     async def check_ready(self) -> None:
         """Return if the engine behind the HTTP server lives. Raises: EngineError."""
         (await self._http.ask("/health")).require_ok()
@@ -113,35 +97,10 @@ class VllmEngine(OpenAIEngine):
         sources: dict[str, EventSource] = answer.decode(dict[str, EventSource])
         live = [s for s in sources.values() if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
         if len(live) != 1:
-            reason = "it has data-parallel ranks, each with a cache of its own" if live else "they are off"
-            self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")
+            self._say_no_events(several_caches=bool(live))
             return None
         [source] = live
-        endpoint, replay = (
-            address and reachable(address, self._http.host) for address in (source.endpoint, source.replay_endpoint)
-        )
-        try:
-            return KvEventEndpoints(endpoint or "", replay, source.topic)
-        except ConfigError as error:
-            raise self._http.error(EngineProtocolError, f"tells a wrong address: {error}") from error
-
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        if self._endpoints is None:
-            return None
-        stream = KvEventStream(self.replica_id, self._endpoints)
-        self._streams = [other for other in self._streams if not other.closed]
-        self._streams.append(stream)
-        return stream.events()
-
-    def resync_kv_events(self) -> None:
-        for stream in self._streams:
-            stream.resync()
-
-    async def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
-        await super().close()
+        return self._endpoints_at(source.endpoint or "", source.replay_endpoint, source.topic)
 
 
 def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
@@ -167,26 +126,3 @@ def positive(label: str | None) -> int | None:
     (32, None, None, None)
     """
     return int(label) if label and label.isascii() and label.isdigit() and int(label) > 0 else None
-
-
-def reachable(endpoint: str, host: str) -> str:
-    """The address to connect to for an endpoint that a replica on `host` binds.
-
-    >>> reachable("tcp://*:5557", "10.0.0.5"), reachable("tcp://0.0.0.0:5557", "::1")
-    ('tcp://10.0.0.5:5557', 'tcp://[::1]:5557')
-    >>> reachable("tcp://10.0.0.9:5557", "10.0.0.5"), reachable("ipc:///run/events", "10.0.0.5")
-    ('tcp://10.0.0.9:5557', 'ipc:///run/events')
-    """
-    if not endpoint.startswith("tcp://"):
-        return endpoint
-    bound, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    if bound not in ("*", "0.0.0.0", "[::]", "::"):
-        return endpoint
-    return f"tcp://{bracketed(host)}:{port}"
-
-
-def bracketed(host: str) -> str:
-    try:
-        return f"[{host}]" if ip_address(host).version == 6 else host
-    except ValueError:
-        return host
