@@ -31,6 +31,8 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+_MOST_TOKENS = 2**26
+"""Of one request: tens of times what the longest contexts hold."""
 Prompt = str | PackedTokens
 """A prompt of a completion: text, or packed token ids."""
 
@@ -87,8 +89,23 @@ class Usage(Struct, omit_defaults=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
     @property
+    def output_tokens(self) -> int | None:
+        """Tokens generated; None where that is not said, or cannot be."""
+        return _possible(self.completion_tokens)
+
+    @property
     def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        """Prompt tokens that were cached; None where that is not said, or cannot be."""
+        return _possible(self.prompt_tokens_details.cached_tokens) if self.prompt_tokens_details else None
+
+
+def _possible(count: int | None) -> int | None:
+    """A count of tokens as it is reported, None for one that is none: engines have been seen to say -1 for "unknown".
+
+    >>> _possible(0), _possible(-1), _possible(10**30)
+    (0, None, None)
+    """
+    return count if count is not None and 0 <= count <= _MOST_TOKENS else None
 
 
 class Answer(Struct):

@@ -240,6 +240,8 @@ async def _consume(client: Client, asked: Asked, events: asyncio.Queue[dict[str,
             await client.write(event(msgspec.json.encode(decoded)))
         else:
             total.add(decoded.get("usage"))
+    if client.status is None:
+        raise EngineProtocolError("the replicas' streams have no events")
     if total.seen:
         await client.write(event(msgspec.json.encode({**last, "choices": [], "usage": total.usage()})))
     await client.write(DONE)

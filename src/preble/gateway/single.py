@@ -91,7 +91,7 @@ async def read_answer(relay: Relay, head: Head) -> bytes:
     if head.status < 300:
         usage = decode_answer(body).usage
         if usage is not None:
-            relay.output_tokens = usage.completion_tokens or 0
+            relay.output_tokens = usage.output_tokens or 0
             relay.cached_tokens = usage.cached_tokens
     return body
 
@@ -109,6 +109,8 @@ async def reply_refusal(client: Client, head: Head, call: Call | None, body: byt
 def check_event_stream(head: Head) -> None:
     """Raises: EngineProtocolError: the answer is not a stream of events."""
     content_type = head.headers.get("content-type", "")
+    if not head.first:
+        raise EngineProtocolError("the replica's answer is empty")
     if not content_type.startswith(EVENT_STREAM.decode()) or not looks_like_events(head.first):
         raise EngineProtocolError(
             f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"

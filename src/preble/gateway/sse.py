@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from preble.errors import EngineProtocolError
 from preble.gateway.api import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -71,8 +72,8 @@ class StreamMeter:
     def output_tokens(self) -> int:
         """Tokens as reported, else as many as there were events before `[DONE]`."""
         usage = self.usage()
-        if usage is not None and usage.completion_tokens is not None:
-            return usage.completion_tokens
+        if usage is not None and usage.output_tokens is not None:
+            return usage.output_tokens
         return self.events - (b"data: [DONE]" in self._last_but_one[-32:] + self._last[-32:])
 
 
@@ -84,21 +85,26 @@ def _usage(data: bytes) -> Usage | None:
 
 
 class EventSplitter:
-    """Cuts a stream of bytes into the data of its events."""
+    """Cuts a stream of bytes into the data of its events. `max_event_bytes`: of one event."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_max_event_bytes", "_rest")
 
-    def __init__(self) -> None:
+    def __init__(self, max_event_bytes: int = 16 * 1024 * 1024) -> None:
+        self._max_event_bytes = max_event_bytes
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        r"""The data of the events that are complete now.
+        r"""The data of the events that are complete now. O(chunk), but for an event that comes in many.
+
+        Raises: EngineProtocolError: an event does not end.
 
         >>> splitter = EventSplitter()
         >>> splitter.feed(b'data: 1\n\nda'), splitter.feed(b'ta: 2\r\n\r\n: comment\n\n')
         ([b'1'], [b'2'])
         """
         *whole, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        if len(self._rest) > self._max_event_bytes:
+            raise EngineProtocolError(f"an event in the replica's stream is larger than {self._max_event_bytes} bytes")
         return [data for data in map(_data_of, whole) if data]
 
 

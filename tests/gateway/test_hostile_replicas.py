@@ -1,0 +1,82 @@
+"""Replicas that lie about what they did, or whose streams are none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.conftest import Serve
+from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream
+from preble.errors import EngineProtocolError
+from preble.gateway.sse import EventSplitter
+
+_COUNTED = {"completion_tokens": "output_tokens", "cached_tokens": "cached_tokens"}
+SAID = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+def reporting(usage: dict[str, Any]) -> Behaviour:
+    """Answers with this usage, whatever was asked for."""
+
+    async def behave(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        choices = [{"index": 0, "text": "a"}]
+        if not body.get("stream"):
+            return web.json_response({"id": "engine", "choices": choices, "usage": usage})
+        response = await started_stream(request)
+        await send_event(response, {"id": "engine", "choices": choices})
+        await send_event(response, {"id": "engine", "choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    return behave
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["hello", ["hello", "again"]])
+@pytest.mark.parametrize("count", [-1, 10**30])
+@pytest.mark.parametrize("field", ["completion_tokens", "cached_tokens"])
+async def test_a_count_of_tokens_that_cannot_be_counts_for_nothing(
+    serve: Serve, field: str, count: int, prompt: Any, stream: bool
+) -> None:
+    usage = {**SAID, **({"prompt_tokens_details": {field: count}} if field == "cached_tokens" else {field: count})}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.extend([reporting(usage)] * 2)
+        async with gateway.http.post("/v1/completions", json={"prompt": prompt, "stream": stream}) as answer:
+            text = await answer.text()
+        assert answer.status == 200
+        assert "error" not in text
+        await gateway.idle()
+        metrics = await gateway.metrics()
+        counted = [line for line in metrics.splitlines() if line.startswith(f"preble_{_COUNTED[field]}_total")]
+        assert [float(line.split()[-1]) < 10 for line in counted] == [True]
+
+
+async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.extend([rubbish(b"\n\n", "text/event-stream")] * 2)
+        status, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
+        assert (status, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+async def test_an_empty_answer_is_called_so(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.append(rubbish(b"", "text/event-stream"))
+        _, body, _ = await gateway.complete(stream=True)
+        assert "empty" in body["error"]["message"]
+
+
+def test_an_event_without_end_is_given_up() -> None:
+    splitter = EventSplitter(max_event_bytes=1000)
+    assert splitter.feed(b"data: " + b"a" * 900 + b"\n\n" + b"data: ") == [b"a" * 900]
+    with pytest.raises(EngineProtocolError, match="1000"):
+        for _ in range(3):
+            splitter.feed(b"b" * 500)
+
+
+def test_what_is_held_back_is_one_event_not_all_that_came() -> None:
+    splitter = EventSplitter(max_event_bytes=100)
+    event = json.dumps({"text": "a" * 50}).encode()
+    assert splitter.feed(b"data: " + event + b"\n\n") == [event]
+    assert [splitter.feed(b"data: " + event + b"\n\n")[0] for _ in range(10)] == [event] * 10
