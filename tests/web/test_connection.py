@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
 from preble.web.listening import listen
@@ -41,10 +42,10 @@ class Application:
 
 
 @asynccontextmanager
-async def serving(app: Application) -> AsyncIterator[int]:
+async def serving(app: Any, **options: Any) -> AsyncIterator[int]:
     """The port of a server that runs within the context."""
     with listen("127.0.0.1", 0) as sock:
-        server = Server(app, grace_s=1)
+        server = Server(app, grace_s=1, **options)
         task = asyncio.create_task(server.serve([sock]))
         await server.listening.wait()
         try:
@@ -171,6 +172,70 @@ async def test_several_requests_in_one_piece_are_answered_in_order() -> None:
         posts = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (n, b"b" * n) for n in (1, 2, 3)]
         await peer.send(b"".join(posts))
         assert [await peer.answer() for _ in posts] == [(200, b"1"), (200, b"2"), (200, b"3")]
+
+
+class Endless:
+    """Answers without end, and notes when the client is gone."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.is_over = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        watch = asyncio.create_task(self._gone(receive))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not watch.done():
+            await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+            self.sent_bytes += 65536
+        self.is_over = True
+
+    async def _gone(self, receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "send_s", 0.05)
+    app = Endless()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(HEALTHY)
+        await eventually(lambda: app.is_over, "the application hears that the client is gone")
+        assert app.sent_bytes > 0
+
+
+async def test_a_connection_too_many_is_told_so_and_one_that_goes_makes_room() -> None:
+    app = Application()
+    with capture_logs() as logs:
+        async with serving(app, most_connections=2) as port, connected(port) as one:
+            async with connected(port) as two, connected(port) as three:
+                for peer in (one, two):
+                    await peer.send(HEALTHY)
+                    assert (await peer.answer())[0] == 200
+                status, body = await three.answer()
+                assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
+            await eventually(lambda: _is_served(port), "there is room again")
+    assert [line["event"] for line in logs] == ["connections_refused"]
+
+
+async def _is_served(port: int) -> bool:
+    async with connected(port) as peer:
+        await peer.send(HEALTHY)
+        return (await peer.answer())[0] == 200
+
+
+async def test_a_wish_for_another_protocol_is_passed_over_but_with_a_body_is_refused_clearly() -> None:
+    app = Application()
+    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
+    async with serving(app) as port:
+        async with connected(port) as peer:
+            await peer.send(b"GET / HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")
+            assert (await peer.answer())[0] == 200
+            assert await peer.end() == b""
+        async with connected(port) as peer:
+            await peer.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n" + wish + b"\r\nabc")
+            status, body = await peer.answer()
+            assert (status, json.loads(body)["error"]["code"]) == (400, "upgrade_not_supported")
+    assert app.started == 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import msgspec
 
 from preble.errors import PrebleError
 from preble.gateway.api import CHAT, COMPLETIONS, ErrorForm, error_form
+from preble.gateway.body_room import BodyRoom
 from preble.gateway.client import JSON_TYPE, Client, ClientGone, HeaderList, Receive, Send, error_headers
 from preble.gateway.config import GatewayConfig
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
@@ -26,6 +27,8 @@ _WITH_KEY = ("/v1/", DEBUG)
 """What needs an API key where there are any."""
 _GONE = 499
 """The status under which clients that went away are counted; nobody gets to see it."""
+_BODIES_HELD = 64
+"""Bodies of the largest size for which there is room at once."""
 _UNAUTHORIZED = ErrorForm(
     401, "authentication_error", "invalid_api_key", "give a valid API key, as `Authorization: Bearer KEY`"
 )
@@ -45,6 +48,8 @@ class App:
     ) -> None:
         self._limits = config.limits
         self._body_s = config.timeouts.body_s
+        self._room = BodyRoom(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
+        telemetry.body_bytes.set_function(lambda: self._room.held)
         self._keys = [key.encode() for key in config.auth.api_keys]
         self._dispatcher = dispatcher
         self._inference = inference
@@ -97,8 +102,9 @@ class App:
             await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
         elif path in (COMPLETIONS, CHAT):
             if method == "POST":
-                body = await client.read_body(self._limits.max_body_bytes, self._body_s)
-                await self._inference.answer(path, client, body)
+                with self._room.share() as share:
+                    body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
+                    await self._inference.answer(path, client, body)
             else:
                 await self._not_allowed(client, method, b"POST")
         elif path == PARITY and method == "POST":

@@ -9,6 +9,7 @@ from typing import Any
 
 from preble.errors import BodyTooLarge, BodyTooSlow
 from preble.gateway.api import ErrorForm
+from preble.gateway.body_room import BodyShare
 from preble.gateway.sse import event
 
 Message = MutableMapping[str, Any]
@@ -18,6 +19,9 @@ HeaderList = list[tuple[bytes, bytes]]
 
 JSON_TYPE = (b"content-type", b"application/json")
 EVENT_STREAM = b"text/event-stream"
+_LARGE_ANSWER_BYTES = 64 * 1024
+"""What the server takes without making us wait. Of a larger answer the end is sent by itself, so that its request
+counts as being served for as long as the answer takes memory."""
 _DRAINED_TIMES = 4
 """Up to so many times the limit of a too large body is read and dropped, since a client that is still sending may take
 a connection closed on it for a failure of the network and never see the answer."""
@@ -41,19 +45,23 @@ class Client:
         self._streams_events = False
         self._complete = False
 
-    async def read_body(self, limit: int, timeout_s: float) -> bytes:
-        """The whole body. Raises: BodyTooLarge, BodyTooSlow, ClientGone."""
+    async def read_body(self, limit: int, timeout_s: float, share: BodyShare) -> bytes:
+        """The whole body, for which `share` grows as it arrives.
+
+        Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._read(limit)
+                return await self._read(limit, share)
         except TimeoutError as error:
             raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
 
-    async def _read(self, limit: int) -> bytes:
+    async def _read(self, limit: int, share: BodyShare) -> bytes:
         declared = self._declared_length()
         if declared > limit * _DRAINED_TIMES:
             raise BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}")
         message = await self._next_piece()
+        share.grow(len(message["body"]))
         if not message.get("more_body") and len(message["body"]) <= limit:
             return bytes(message["body"])
         body = bytearray(message["body"])
@@ -62,6 +70,7 @@ class Client:
             message = await self._next_piece()
             size += len(message["body"])
             if size <= limit:
+                share.grow(len(message["body"]))
                 body += message["body"]
         if size > limit:
             raise BodyTooLarge(f"the body has {max(size, declared)} bytes or more; the limit is {limit}")
@@ -90,9 +99,12 @@ class Client:
             await asyncio.get_running_loop().create_future()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        """A whole answer."""
+        """A whole answer. Waits until a client that reads slowly has read most of a large one."""
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         self._complete = True
+        if len(body) > _LARGE_ANSWER_BYTES:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def stream(self, status: int, headers: HeaderList) -> None:

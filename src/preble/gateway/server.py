@@ -32,6 +32,7 @@ from preble.gateway.scheduling import Scheduling, start_scheduling
 from preble.gateway.telemetry import Telemetry
 from preble.gateway.token_pool import make_token_source
 from preble.web.listening import listen, url_of
+from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
 
 _ABORT_S = 5.0
@@ -46,6 +47,7 @@ def run(config: GatewayConfig, on_listening: Callable[[str], None] | None = None
     """
     tell = on_listening or _print_url
     calm_collector()
+    raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve_until_signal(config, tell))
 
@@ -170,7 +172,9 @@ async def _running(monitors: list[ReplicaMonitor]) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[Server]:
     """Connections are accepted within the context; leaving it is the graceful shutdown."""
-    server = Server(app, grace_s=math.ceil(config.timeouts.shutdown_s))
+    # Half for clients, so that however many come, replicas can still be reached.
+    most_connections = open_files_limit() // 2
+    server = Server(app, grace_s=math.ceil(config.timeouts.shutdown_s), most_connections=most_connections)
     serve = asyncio.create_task(server.serve(sockets=[sock]))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()

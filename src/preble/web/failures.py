@@ -1,0 +1,32 @@
+"""What is wrong when a server cannot be reached, in words that say what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from ssl import SSLError
+
+import aiohttp
+
+
+def why_unreachable(error: BaseException) -> str:
+    """What kept a connection from being made, without the library's own words for it; its kind if it says nothing.
+
+    >>> why_unreachable(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"))
+    'Connection refused'
+    >>> why_unreachable(TimeoutError())
+    'no answer in time'
+    """
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"{error.certificate_error}; SSL_CERT_FILE=ca.pem names other authorities"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, SSLError):
+        hint = "; does it speak plain http://?" if cause.reason == "WRONG_VERSION_NUMBER" else ""
+        return f"TLS: {(cause.reason or str(cause)).replace('_', ' ').lower()}{hint}"
+    if isinstance(cause, socket.gaierror):
+        return cause.strerror or str(cause)
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return os.strerror(cause.errno)
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    return str(cause) or type(cause).__name__
