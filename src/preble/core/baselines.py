@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from preble.core.peers.scoring import choose_lowest
-from preble.core.policy import Choice, ClusterView, lowest
-from preble.core.types import Candidate, Reason
+from preble.core.policy import Choice, ClusterView, lowest, unweighed
+from preble.core.types import Reason
 
 
 class RoundRobin:
@@ -20,7 +20,7 @@ class RoundRobin:
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         del rng
         self._last = next((slot for slot in view.slots if slot > self._last), view.slots[0])
-        return _choice(view, self._last)
+        return unweighed(view, self._last)
 
 
 class LeastLoad:
@@ -33,7 +33,7 @@ class LeastLoad:
             view.waiting_prefill_tokens[slot] + view.num_requests[slot] * view.mean_output_tokens[slot]
             for slot in view.slots
         ]
-        return _choice(view, lowest(view.slots, tokens, rng))
+        return unweighed(view, lowest(view.slots, tokens, rng))
 
 
 class RandomChoice:
@@ -42,7 +42,7 @@ class RandomChoice:
     name = "random"
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
-        return _choice(view, rng.choice(view.slots))
+        return unweighed(view, rng.choice(view.slots))
 
 
 class PowerOfTwo:
@@ -58,8 +58,3 @@ def two_choices(view: ClusterView, rng: Random, reason: Reason) -> Choice:
     """Of two replicas drawn at random, or of the only one, the one with fewer requests in flight; ties at random."""
     slots = rng.sample(view.slots, min(2, len(view.slots)))
     return choose_lowest(view, slots, [view.num_requests[slot] for slot in slots], rng, reason)
-
-
-def _choice(view: ClusterView, slot: int) -> Choice:
-    """A choice that weighed no costs; what the replica has cached is told all the same."""
-    return Choice(slot, Reason.POLICY, (Candidate(view.replica_id(slot), view.matched_on(slot)),))

@@ -287,7 +287,7 @@ class GlobalScheduler:
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
         """Leading tokens of a prompt that a replica is believed, trusted or not, to serve from its cache now.
 
-        Changes nothing.
+        Changes nothing. Raises: KeyError: there is no replica of that name.
         """
         match = self._index.match(request.prompt, request.namespace)
         return self._belief.usable_tokens(self._fleet.slot(replica_id), request, match)

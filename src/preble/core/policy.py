@@ -245,8 +245,12 @@ class ClusterView:
         sizes = self._fleet.block_size
         held = [0] * len(sizes)
         for mask, tokens in matched_tokens(self._match, self._index.holdings, self._trusted):
+            size, usable = 0, 0
             for slot in self._fleet.live_slots if mask == self._fleet.live else slots_of(mask):
-                held[slot] = usable_tokens(tokens, self._num_tokens, sizes[slot])
+                if sizes[slot] != size:  # most replicas have blocks of one size
+                    size = sizes[slot]
+                    usable = usable_tokens(tokens, self._num_tokens, size)
+                held[slot] = usable
         if slots is self.slots and len(slots) == len(held):
             return held
         return [held[slot] for slot in slots]
@@ -336,6 +340,11 @@ class CostTable(Sequence[Candidate]):
         return Candidate(
             replica_id, self._matched[index], self._load_s[index], self._eviction_s[index], self._prefill_s[index]
         )
+
+
+def unweighed(view: ClusterView, slot: int) -> Choice:
+    """A choice for which no costs were weighed; what the replica has cached is told all the same."""
+    return Choice(slot, Reason.POLICY, (Candidate(view.replica_id(slot), view.matched_on(slot)),))
 
 
 def lowest(slots: Iterable[int], costs: Iterable[float], rng: Random) -> int:

@@ -116,12 +116,11 @@ class PrefixIndex:
         self._prune(path[-1])
         return True
 
-    def evicted(self, slot: int, event: BlocksEvicted, block_size: int, now: float) -> int:
-        """The replica caches these blocks no longer; returns how many of them were unknown."""
+    def evicted(self, slot: int, event: BlocksEvicted, block_size: int, now: float) -> None:
+        """The replica caches these blocks no longer; those that are unknown are passed over."""
         holdings = self.holdings[slot]
         left: dict[Node, int] = {}
-        blocks = holdings.forget_names(event.block_hashes)
-        for node, end in blocks:
+        for node, end in holdings.forget_names(event.block_hashes):
             if not node.tokens or end <= node.end - node.num_tokens:
                 node = live_node(node, end)
                 if not node.start < end <= node.end:
@@ -131,7 +130,6 @@ class PrefixIndex:
             if node.tokens:
                 self._prune_all(self._evict_from(holdings, node, num_tokens, block_size, now))
                 self._trim(node)
-        return len(event.block_hashes) - len(blocks)
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
         """Forget the least recently used tokens that a replica holds idle, to save memory; False if there are none.

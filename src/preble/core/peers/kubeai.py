@@ -9,8 +9,8 @@ from hashlib import blake2b, shake_128
 from itertools import chain
 from random import Random
 
-from preble.core.policy import Choice, ClusterView
-from preble.core.types import TOKEN_BYTES, Candidate, Reason, ReplicaId
+from preble.core.policy import Choice, ClusterView, unweighed
+from preble.core.types import TOKEN_BYTES, ReplicaId
 
 _HASH_BYTES = 8
 
@@ -46,7 +46,7 @@ class Chwbl:
         eligible, load = set(view.slots), view.num_requests
         limit = self._load_factor * (sum(load[slot] for slot in view.slots) + 1) / len(view.slots)
         slot = next(slot for slot in self._clockwise(view) if slot in eligible and load[slot] <= limit)
-        return Choice(slot, Reason.POLICY, (Candidate(view.replica_id(slot), view.matched_on(slot)),))
+        return unweighed(view, slot)
 
     def _clockwise(self, view: ClusterView) -> Iterator[int]:
         """The slots on the ring, once round from the prompt on. One with the least load is always within the limit."""

@@ -10,9 +10,9 @@ from operator import attrgetter, itemgetter
 from random import Random
 
 from preble.core.cost_model import CostModel
-from preble.core.policy import Choice, ClusterView
+from preble.core.policy import Choice, ClusterView, unweighed
 from preble.core.radix_tree import Node
-from preble.core.types import Candidate, Reason, ReplicaId
+from preble.core.types import ReplicaId
 from preble.sim.config import PREFIX_ORACLE, SimConfig
 from preble.sim.oracle.least_costs import LeastCosts
 from preble.sim.oracle.sharing import Job, Sharing
@@ -39,7 +39,7 @@ class Assigned:
         slot = next((slot for slot in view.slots if view.replica_id(slot) == decided), None)
         if slot is None:
             slot = view.costs(view.slots).cheapest(rng)
-        return Choice(slot, Reason.POLICY, (Candidate(view.replica_id(slot), view.matched_on(slot)),))
+        return unweighed(view, slot)
 
 
 class PrefixOracle(Assigned):
