@@ -12,6 +12,7 @@ import msgspec
 from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
+from preble.web.failures import why_unreachable
 from preble.workloads import WorkloadRequest
 
 Clock = Callable[[], float]
@@ -112,7 +113,7 @@ class BenchClient:
             async with self._session.get(f"{self._url}/v1/models", timeout=timeout) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ConfigError(f"nothing answers at {self._url}: {_said(error)}; is it running?") from error
+            raise ConfigError(f"nothing answers at {self._url}: {why_unreachable(error)}; is it running?") from error
         if response.status != 200:
             raise ConfigError(f"{self._url}/v1/models answers with status {response.status}; is it an OpenAI endpoint?")
         try:
@@ -200,12 +201,3 @@ class BenchClient:
                 attempt.first_token_s = clock()
         if event.usage is not None:
             attempt.usage = event.usage
-
-
-def _said(error: BaseException) -> str:
-    """What an error says of itself, or its kind where it says nothing.
-
-    >>> _said(TimeoutError())
-    'TimeoutError'
-    """
-    return str(error) or type(error).__name__

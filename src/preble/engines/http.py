@@ -28,6 +28,7 @@ from preble.errors import (
     EngineRefused,
     EngineTimeout,
 )
+from preble.web.failures import why_unreachable
 from preble.web.urls import server_url
 
 STALE_WINDOW_S = 1.0
@@ -228,7 +229,8 @@ class HttpClient:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise self.error(EngineRefused, f"cannot be reached ({error})", is_silent=_is_silent(error)) from error
+            why = why_unreachable(error)
+            raise self.error(EngineRefused, f"cannot be reached: {why}", is_silent=_is_silent(error)) from error
         except TimeoutError as error:
             raise self.error(EngineTimeout, "did not answer in time", is_silent=True) from error
         except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
