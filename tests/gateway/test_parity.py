@@ -509,6 +509,16 @@ async def test_the_command_fails_on_a_mismatch_and_says_which(serve: Serve, byte
         assert (as_json.exit_code, json.loads(as_json.stdout)["reports"][0]["trusted"]) == (1, False)
 
 
+async def test_the_command_asks_the_gateway_itself_whatever_proxy_is_set(
+    serve: Serve, byte_tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with caching() as [one], serve([one], tokenizer=byte_tokens) as gateway:
+        result = await preble("check", "--url", gateway.gateway.url)
+        assert (result.exit_code, result.stderr) == (0, "")
+
+
 async def test_the_command_says_when_there_is_nothing_to_check(serve: Serve) -> None:
     async with caching() as [one]:
         await one.stop()

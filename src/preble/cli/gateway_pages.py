@@ -6,7 +6,7 @@ import json
 from http.client import HTTPException
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from preble.cli.failure import Failure
 from preble.errors import ConfigError
@@ -29,8 +29,9 @@ def gateway_page(
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = Request(url, headers=headers, data=b"" if post else None)
+    directly = build_opener(ProxyHandler({}))  # as everything else here; the environment's proxy knows no loopback
     try:
-        with urlopen(request, timeout=timeout_s) as answer:
+        with directly.open(request, timeout=timeout_s) as answer:
             decoded: Any = msgspec.json.decode(answer.read(), type=page)
     except HTTPError as error:
         with error:
