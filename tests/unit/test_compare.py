@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -206,6 +208,9 @@ def test_a_label_does_not_make_another_run(tmp_path: Path) -> None:
     [
         lambda one: small(cluster=msgspec.structs.replace(one.cluster, replicas=3)),
         lambda one: small(cluster=msgspec.structs.replace(one.cluster, window_s=60.0)),
+        lambda one: small(
+            cluster=msgspec.structs.replace(one.cluster, profile=replace(PROFILE, request_overhead_s=1.0))
+        ),
         lambda one: small(cluster=msgspec.structs.replace(one.cluster, failures=(Failure.parse("1:lost:r0"),))),
         lambda one: small(workloads={"tools": WorkloadPlan(source="tool_use", requests=12, zipf=0.0)}),
     ],
@@ -214,6 +219,14 @@ def test_whatever_decides_a_run_decides_its_key(change: Callable[[ComparePlan], 
     arm = Arm("tools", "e2", 0)
     assert change(small()).cell(arm, 5.0).key != small().cell(arm, 5.0).key
     assert small(slo=CapacitySlo(ttft_p99_s=9.0)).cell(arm, 5.0).key == small().cell(arm, 5.0).key
+
+
+def test_a_profile_without_a_requests_overhead_has_the_key_that_it_had_before_there_was_one() -> None:
+    cell = small().cell(Arm("tools", "e2", 0), 5.0)
+    before = msgspec.to_builtins(cell.config)
+    assert before["profile"].pop("request_overhead_s") == 0.0
+    parts = (plan.__version__, cell.workload, cell.file_digests, before)
+    assert cell.key == sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
 
 def test_another_version_makes_every_run_anew(monkeypatch: pytest.MonkeyPatch) -> None:
