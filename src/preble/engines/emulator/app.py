@@ -83,7 +83,8 @@ class EmulatorApp:
     async def _refuse(self, scope: Scope, send: Send) -> None:
         is_known = any(path == scope["path"] for _, path in self._routes)
         status, code = (405, "method_not_allowed") if is_known else (404, "not_found")
-        await self._json(send, error_body(f"{scope['method']} {scope['path']} is not served", code, None), status)
+        said = f"{scope['method']} {scope['path']} is not served by an emulated replica"
+        await self._json(send, error_body(said, code, None), status)
 
     # --- generating ---
 
