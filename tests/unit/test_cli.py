@@ -118,7 +118,7 @@ def test_a_drawing_is_refused_before_the_work_where_matplotlib_is_not_installed(
     others = ("-o", str(tmp_path / "profile.json")) if command.startswith("profile") else ()
     result = preble(*command.split(), option, str(tmp_path / "drawing"), *others)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install 'preble[plot]'\n"
+    assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install matplotlib\n"
 
 
 def test_a_write_that_fails_is_said_in_one_line(tmp_path: Path) -> None:

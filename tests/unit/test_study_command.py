@@ -89,7 +89,7 @@ def test_without_matplotlib_the_page_is_refused_before_any_work(trace: str, monk
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run(trace, "--html", "study.html")
     assert result.exit_code == 2
-    assert "pip install 'preble[plot]'" in result.stderr and "reading" not in result.stderr
+    assert "pip install matplotlib" in result.stderr and "reading" not in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigError("drawing needs matplotlib; install it with: pip install 'preble[plot]'") from error
+        raise ConfigError("drawing needs matplotlib; install it with: pip install matplotlib") from error
 
 
 def _element(document: str) -> str:
