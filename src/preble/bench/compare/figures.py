@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -58,12 +59,12 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
         means = [one.capacity_rps.mean for one in standings]
-        spread = [0.0 if one.bound else one.capacity_rps.half_width or 0.0 for one in standings]
+        spread = whiskers(means, [0.0 if one.bound else one.capacity_rps.half_width or 0.0 for one in standings])
         names = [one.policy for one in standings]
         bars = axes.barh(
             names,
             means,
-            xerr=spread if any(spread) else None,
+            xerr=spread if any(spread[1]) else None,
             color=[looks[name].colour for name in names],
             error_kw={"ecolor": "gray", "capsize": 2.5},
         )
@@ -103,15 +104,22 @@ def _draw_policy(axes: Axes, result: CompareResult, workload: str, policy: str, 
         axes.plot(list(points), means, color=look.colour, linewidth=0.9, zorder=1, label=None if is_named else _OTHERS)
         return
     axes.plot(list(points), means, color=look.colour, marker="o", markersize=3.5, label=policy, zorder=3)
-    spread = [estimate.half_width or 0.0 for estimate in points.values()]
-    if number.axis == SECONDS:
-        # On a logarithmic scale a symmetric interval may reach down to zero; it is cut where the scale would be ruined.
-        below = [min(half, mean - min(means) / 2) for half, mean in zip(spread, means, strict=True)]
-    else:
-        below = spread
-    axes.errorbar(
-        list(points), means, [below, spread], fmt="none", ecolor=look.colour, elinewidth=1.0, alpha=0.45, zorder=2
-    )
+    # A symmetric interval may reach down to zero, which has no place on a logarithmic scale.
+    least = min(means, default=0.0) / 2 if number.axis == SECONDS else 0.0
+    spread = whiskers(means, [estimate.half_width or 0.0 for estimate in points.values()], least, number.most)
+    axes.errorbar(list(points), means, spread, fmt="none", ecolor=look.colour, elinewidth=1.0, alpha=0.45, zorder=2)
+
+
+def whiskers(
+    means: Sequence[float], halves: Sequence[float], least: float = 0.0, most: float = math.inf
+) -> tuple[list[float], list[float]]:
+    """How far intervals reach below and above their means, cut where no value can be.
+
+    >>> whiskers([0.75, 0.25], [0.5, 0.5], most=1.0)
+    ([0.5, 0.25], [0.25, 0.5])
+    """
+    below = [min(half, mean - least) for mean, half in zip(means, halves, strict=True)]
+    return below, [min(half, most - mean) for mean, half in zip(means, halves, strict=True)]
 
 
 def _log_seconds(axes: Axes) -> None:

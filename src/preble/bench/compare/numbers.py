@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,14 @@ DEFINITIONS = (
 class Number:
     """One number of a run.
 
-    `axis`: what it is measured in. `of`: None where a run has none. `text`: how it is shown.
+    `axis`: what it is measured in. `of`: None where a run has none. `text`: how it is shown. `most`: it cannot be more.
     """
 
     name: str
     axis: str
     of: Callable[[Run], float | None]
     text: Callable[[float], str]
+    most: float = math.inf
 
     @property
     def heading(self) -> str:
@@ -80,7 +82,7 @@ TTFT_P99 = Number("TTFT p99", SECONDS, _time("ttft", "p99_s"), short_seconds)
 E2E_MEAN = Number("E2E mean", SECONDS, _time("e2e", "mean_s"), short_seconds)
 E2E_P99 = Number("E2E p99", SECONDS, _time("e2e", "p99_s"), short_seconds)
 LATENCIES = (TTFT_MEAN, TTFT_P99, E2E_MEAN, E2E_P99)
-HIT_RATE = Number("hit rate", "share of prompt tokens", lambda run: run.summary.hit_rate, "{:.1%}".format)
+HIT_RATE = Number("hit rate", "share of prompt tokens", lambda run: run.summary.hit_rate, "{:.1%}".format, most=1.0)
 IMBALANCE = Number("imbalance", "busiest / average replica", lambda run: run.load_imbalance, "{:.2f}".format)
 COMPUTED = Number(
     "computed", "tokens a request", lambda run: run.computed_tokens / run.summary.requests, "{:,.0f}".format
