@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -65,3 +67,20 @@ def test_every_make_verb_that_a_page_names_exists(page: Path) -> None:
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def python_examples() -> list[Any]:
+    pages = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in MARKDOWN}
+    blocks = ((name, re.findall(r"^```python$\n(.*?)^```$", text, flags=re.M | re.S)) for name, text in pages.items())
+    return [pytest.param(code, id=f"{name}-{number}") for name, found in blocks for number, code in enumerate(found)]
+
+
+@pytest.mark.parametrize("code", python_examples())
+def test_every_python_example_is_python_and_imports_what_there_is(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
