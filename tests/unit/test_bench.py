@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from rich.console import Console
 
 from preble.bench import BenchRun, BenchSettings, plan
 from preble.bench.client import BenchClient
@@ -229,6 +232,17 @@ async def test_an_endpoint_that_is_not_there_is_said_so() -> None:
             await client.find_model()
 
 
+async def test_an_endpoint_that_wants_a_key_is_said_so() -> None:
+    async def refuse_keyless(_: web.Request) -> web.Response:
+        raise web.HTTPUnauthorized
+
+    app = web.Application()
+    app.router.add_get("/v1/models", refuse_keyless)
+    async with TestServer(app) as server, BenchClient(str(server.make_url("")).rstrip("/")) as client:
+        with pytest.raises(ConfigError, match="give --api-key"):
+            await client.find_model()
+
+
 @pytest.mark.parametrize(
     ("models", "model", "says"),
     [
@@ -330,4 +344,9 @@ async def test_a_result_is_drawn_and_tabled(tmp_path: Path) -> None:
     results = {"one": bench.result(), "two": bench.result()}
     draw_results(results, tmp_path / "deep" / "figure.png", "title")
     assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert [column.header for column in results_table(results).columns] == ["", "one", "two"]
+    printed = StringIO()
+    Console(file=printed, width=100).print(results_table(results))
+    table, below = re.split("└.*\n", printed.getvalue())
+    assert table.splitlines()[1].replace("┃", " ").split() == ["one", "two"]
+    assert below.startswith("TTFT = first token - scheduled; ")
+    assert ("hits (engines):" in below) == ("│ hits (engines)" in table)

@@ -114,6 +114,8 @@ class BenchClient:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ConfigError(f"nothing answers at {self._url}: {why_unreachable(error)}; is it running?") from error
+        if response.status in (401, 403):
+            raise ConfigError(f"{self._url} wants a valid API key; give --api-key")
         if response.status != 200:
             raise ConfigError(f"{self._url}/v1/models answers with status {response.status}; is it an OpenAI endpoint?")
         try:

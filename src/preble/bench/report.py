@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from preble.bench.counters import total
 from preble.bench.run import BenchResult
 from preble.metrics.summary import Distribution, Summary
 
 FORMULAS = (
-    "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1);\n"
-    "hit rate = cached / prompt tokens, by the answers' usage; hits (engines): by the engines' own counters"
+    "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
+    "hit rate = cached / prompt tokens, by the answers' usage"
 )
+ENGINE_HITS = "hits (engines)"
+ENGINE_FORMULA = f"; {ENGINE_HITS}: by the engines' own counters"
 
 
-def results_table(results: Mapping[str, BenchResult], title: str = "") -> Table:
+def results_table(results: Mapping[str, BenchResult], title: str = "") -> Group:
     """A table with a row for each number that at least one run has, and a column for each run, in their order."""
     names = {name: f"{name} (partial)" if result.partial else name for name, result in results.items()}
     return cells_table({names[name]: _cells(result) for name, result in results.items()}, title)
 
 
-def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Table:
-    """A table from label -> text of each run. Rows are those that any run has a text for, in the first run's order."""
-    table = Table(title=title or None, caption=FORMULAS, caption_justify="left")
+def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Group:
+    """A table from label -> text of each run, and below it what the labels mean.
+
+    Rows are those that any run has a text for, in the first run's order.
+    """
+    table = Table(title=title or None)
     table.add_column("")
     for name in columns:
         table.add_column(name, justify="right")
@@ -33,7 +40,7 @@ def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Ta
         cells = [column.get(label, "") for column in columns.values()]
         if any(cells):
             table.add_row(label, *(cell or "-" for cell in cells))
-    return table
+    return Group(table, Text(FORMULAS + (ENGINE_FORMULA if ENGINE_HITS in labels else "")))
 
 
 def summary_cells(summary: Summary) -> dict[str, str]:
@@ -45,7 +52,7 @@ def _cells(result: BenchResult) -> dict[str, str]:
     cells = summary_cells(result.summary)
     counters = total(result.engines)
     if result.engines:
-        cells["hits (engines)"] = f"{counters.hit_tokens:,} of {counters.queried_tokens:,} ({counters.hit_rate:.1%})"
+        cells[ENGINE_HITS] = f"{counters.hit_tokens:,} of {counters.queried_tokens:,} ({counters.hit_rate:.1%})"
     return cells
 
 

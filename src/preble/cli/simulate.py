@@ -12,7 +12,7 @@ from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
 from preble.cli.output import OUTPUT_FILE, write_result
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from preble.sim import SimConfig, SimResult
     from preble.workloads import WorkloadPlan
@@ -72,7 +72,7 @@ def _deliver(result: SimResult, save: Path | None) -> None:
         Console().print(_table(result))
 
 
-def _table(result: SimResult) -> Table:
+def _table(result: SimResult) -> Group:
     from preble.bench.report import cells_table, summary_cells
 
     config = result.config
