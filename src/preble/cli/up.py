@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 EMULATED_PROFILE = "a6000-mistral-7b"
+SIGN_OF_LIFE_S = 15
 
 
 @click.command("up", short_help="Replicas and gateway on this machine, all at once.")
@@ -122,7 +124,10 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) 
     from preble.gateway.server import serving
 
     _say(f"starting {options.replicas} replicas ({options.engine}); logs in {options.log_dir}")
-    async with Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}")) as fleet:
+    starting = Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}"))
+    async with AsyncExitStack() as stack:
+        async with told_of_waiting(options.ready_timeout_s, _say):
+            fleet = await stack.enter_async_context(starting)
         config = load(None, os.environ, {**flags, "replicas": fleet.urls})
         async with serving(config) as gateway, _told_of_exits(fleet):
             stop = asyncio.Event()
@@ -137,6 +142,22 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
     if stop.is_set():
         gateway.hurry()
     stop.set()
+
+
+@asynccontextmanager
+async def told_of_waiting(at_most_s: float, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Within the context, `say` is called now and then, so that nobody takes a slow start for none."""
+
+    async def tell() -> None:
+        for waited_s in itertools.count(SIGN_OF_LIFE_S, SIGN_OF_LIFE_S):
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            say(f"still starting after {waited_s} s, {at_most_s:g} s at most")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 @asynccontextmanager
