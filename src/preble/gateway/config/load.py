@@ -60,7 +60,7 @@ def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str,
 
 def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys of a TOML tree; a table that is no section is left whole, as an unknown key to complain of."""
-    sections = {key.rpartition(".")[0] for key in known if "." in key}
+    sections = _sections(known)
     for name, value in tree.items():
         key = prefix + name
         if isinstance(value, Mapping) and key in sections:
@@ -90,6 +90,8 @@ def _split(value: str) -> list[str]:
 
 def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:
     knob = known.get(key)
+    if knob is None and isinstance(value, Mapping):
+        raise ConfigError(f"{where}: unknown section [{key}]; {_section_hint(key, known)}")
     if knob is None:
         raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key, known)}")
     if key == "replicas":
@@ -103,6 +105,18 @@ def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, str
 def _hint(key: str, known: Mapping[str, Any]) -> str:
     near = get_close_matches(key, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+
+
+def _section_hint(section: str, known: Mapping[str, Any]) -> str:
+    sections = _sections(known)
+    if near := get_close_matches(section, sections, n=1, cutoff=0.7):
+        return f"did you mean [{near[0]}]?"
+    top = sorted(key for key in known if "." not in key)
+    return f"sections: {', '.join(sorted(sections))}; before the first of them: {', '.join(top)}"
+
+
+def _sections(known: Mapping[str, Any]) -> set[str]:
+    return {key.rpartition(".")[0] for key in known if "." in key}
 
 
 def _replicas(where: str, value: Any) -> tuple[ReplicaConfig, ...]:
