@@ -116,7 +116,9 @@ class App:
             else:
                 await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
         else:
-            form = ErrorForm(404, "invalid_request_error", "not_found", f"there is no {method} {path[:200]}")
+            there = ", ".join((COMPLETIONS, CHAT, *self._gets))
+            text = f"there is no {method} {path[:200]}; there are {there} and pages below {DEBUG}"
+            form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, error_headers(form), form.body())
 
     async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
