@@ -27,6 +27,8 @@ class FakeReplica:
         self.bodies: list[bytes] = []
         self.running = 0
         self.aborts = 0
+        self.questions = 0
+        """How often it was asked for its models."""
         self.healthy = True
         self.silent = False
         """Takes connections, answers no question about itself."""
@@ -68,6 +70,7 @@ class FakeReplica:
             self._runner = None
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.questions += 1
         if self.silent:
             await asyncio.Event().wait()
         if not self.healthy:

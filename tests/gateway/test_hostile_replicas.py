@@ -9,9 +9,11 @@ import pytest
 from aiohttp import web
 
 from gateway.conftest import Serve
-from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream
+from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream, status
 from preble.errors import EngineProtocolError
+from preble.gateway.config import HealthConfig
 from preble.gateway.sse import EventSplitter
+from support.waiting import eventually
 
 _COUNTED = {"completion_tokens": "output_tokens", "cached_tokens": "cached_tokens"}
 SAID = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
@@ -56,8 +58,8 @@ async def test_a_count_of_tokens_that_cannot_be_counts_for_nothing(
 async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.script.extend([rubbish(b"\n\n", "text/event-stream")] * 2)
-        status, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
-        assert (status, body["error"]["code"]) == (502, "engine_protocol_error")
+        code, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
+        assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
 
 
 async def test_an_empty_answer_is_called_so(serve: Serve) -> None:
@@ -65,6 +67,28 @@ async def test_an_empty_answer_is_called_so(serve: Serve) -> None:
         one.script.append(rubbish(b"", "text/event-stream"))
         _, body, _ = await gateway.complete(stream=True)
         assert "empty" in body["error"]["message"]
+
+
+async def test_a_replica_restarted_with_another_model_between_two_checks_is_found_by_its_404(serve: Serve) -> None:
+    rarely = HealthConfig(check_interval_s=1000.0)
+    async with replicas(1) as [one], serve([one], health=rarely) as gateway:
+        await one.stop()
+        one.models = [{"id": "new"}]
+        one.script.append(status(404))
+        await one.start()
+        assert (await gateway.complete(model="tiny"))[0] == 404
+        await eventually(lambda: "new" in gateway.gateway.dispatcher.models())
+        assert (await gateway.complete(model="new"))[0] == 200
+
+
+async def test_a_replica_that_is_what_it_was_stays_whatever_it_does_not_find(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        [before] = gateway.gateway.dispatcher.live.values()
+        asked = one.questions
+        one.script.append(status(404))
+        assert (await gateway.complete())[0] == 404
+        await eventually(lambda: not before.suspect.is_set() and one.questions > asked + 2)
+        assert list(gateway.gateway.dispatcher.live.values()) == [before]
 
 
 def test_an_event_without_end_is_given_up() -> None:
@@ -80,3 +104,14 @@ def test_what_is_held_back_is_one_event_not_all_that_came() -> None:
     event = json.dumps({"text": "a" * 50}).encode()
     assert splitter.feed(b"data: " + event + b"\n\n") == [event]
     assert [splitter.feed(b"data: " + event + b"\n\n")[0] for _ in range(10)] == [event] * 10
+
+
+async def test_a_replica_without_tokenize_is_not_checked_at_every_request(serve: Serve) -> None:
+    rarely = HealthConfig(check_interval_s=1000.0)
+    async with replicas(1) as [one], serve([one], health=rarely) as gateway:
+        one.tokenizes = False
+        asked = one.questions
+        for i in range(5):
+            assert (await gateway.complete(prompt=f"prompt {i}"))[0] == 200
+        [live] = gateway.gateway.dispatcher.live.values()
+        assert (one.questions, live.suspect.is_set()) == (asked, False)

@@ -34,7 +34,7 @@ from preble.gateway.tenure import Tenure
 
 @dataclass(slots=True)
 class LiveReplica:
-    """A replica in the rotation. `suspect` is set when a connection to it broke, so that it is checked at once.
+    """A replica in the rotation. `suspect` is set when something is wrong with it, so that it is checked at once.
 
     `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
     `engine_load`: its load by its own account, which counts other clients' requests too; None where it is not known.
@@ -214,7 +214,7 @@ class Dispatcher:
         self._telemetry.replica_down(replica_id, reason, len(orphans))
 
     def suspect(self, replica_id: ReplicaId) -> None:
-        """A connection to the replica failed: have it checked at once."""
+        """A connection to the replica failed, or it does not know its model: have it checked at once."""
         if (replica := self._live.get(replica_id)) is not None:
             replica.suspect.set()
 

@@ -25,6 +25,7 @@ from preble.gateway.telemetry import Telemetry
 NOT_NOW = frozenset({429, 503})
 """Statuses with which a replica refuses work that another may take."""
 
+_NOT_FOUND = 404
 _MOVES_AFTER_BREAKS = 1
 """How often a request moves whose replica broke off while it may have worked: the request may be what breaks them."""
 
@@ -104,6 +105,8 @@ class Relay:
         """The answer of one replica, or None if another should be asked; then this call has ended."""
         try:
             head = await self._begin(call)
+            if head.status == _NOT_FOUND:
+                self._dispatcher.suspect(call.placement.replica_id)  # perhaps it serves another model by now
             if head.status not in NOT_NOW:
                 return head
             await self._leave("refused")

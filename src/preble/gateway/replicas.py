@@ -96,13 +96,15 @@ class ReplicaMonitor:
                 replica.engine_load = load
 
     async def _until_down(self, replica: LiveReplica) -> Down:
-        """Check now and then, and at once when a connection broke. Returns why the replica counts as down."""
+        """Check now and then, and at once when it is suspected. Returns why the replica counts as down."""
         failures = 0
         while True:
             suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
             checked_at = asyncio.get_running_loop().time()
             error = await self._check()
             if error is None:
+                if suspected and await self._is_another(replica):
+                    return Down("it is not what it was when it joined: it has restarted, or serves something else")
                 failures = 0
                 continue
             if failures == 0:
@@ -124,6 +126,14 @@ class ReplicaMonitor:
         suspected = replica.suspect.is_set()
         replica.suspect.clear()
         return suspected
+
+    async def _is_another(self, replica: LiveReplica) -> bool:
+        """Whether it says something else of itself than when it joined: a restart can pass between two checks."""
+        try:
+            async with asyncio.timeout(self._health.check_timeout_s):
+                return await self._engine.probe() != replica.info
+        except (EngineError, TimeoutError):
+            return False  # whatever it is, the checks will find it
 
     async def _check(self) -> EngineError | TimeoutError | None:
         try:

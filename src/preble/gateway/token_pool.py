@@ -18,7 +18,7 @@ import structlog
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
-from preble.errors import ConfigError, EngineError
+from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused
 from preble.gateway.api import decode_chat
 from preble.gateway.config import GatewayConfig
 from preble.gateway.tokens import PromptTokenizer, find_model_files
@@ -120,7 +120,7 @@ def _chat_in_worker(source: tuple[Path, Path | None], body: bytes) -> PackedToke
 class EngineTokens:
     """The replicas' own `/tokenize`, asked in turn; what the engine would make is right by definition.
 
-    `engines_for`: the live replicas that serve a model. `suspect`: told of each replica that failed to answer.
+    `engines_for`: the live replicas that serve a model. `suspect`: told of each replica that did not answer at all.
     Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
     match each other, though not the replicas' KV events.
     """
@@ -153,7 +153,9 @@ class EngineTokens:
             try:
                 return pack_tokens(await engine.tokenize(body))
             except EngineError as error:
-                self._suspect(engine.replica_id)
+                # One that refuses may merely have no such endpoint: then there is nothing to be checked, each time.
+                if not isinstance(error, (EngineRefused, EngineProtocolError)):
+                    self._suspect(engine.replica_id)
                 self._warn(error)
         return None
 
