@@ -1,9 +1,10 @@
 """What each term of the policy `preble` gains, and what its knobs being off by half costs (docs/decisions/0008).
 
-    python benchmarks/repro/policy_steps.py            # about ten minutes on two cores
+    python benchmarks/repro/policy_steps.py            # about a quarter of an hour on two cores
     python benchmarks/repro/policy_steps.py --draw     # fill in the page from the results that are there
 
-Mean E2E and p99 of TTFT on four A6000 replicas with Mistral-7B near saturation, as multiples of those of `preble`.
+Mean E2E and p99 of TTFT on four A6000 replicas with Mistral-7B near saturation, as multiples of those of `preble`; and
+with each knob the rank among the peers' rules that carry most, `e2` and least load.
 Seeds 0 and 1; the evaluation reports on others. Results: benchmarks/results/policy_steps.json.
 """
 
@@ -15,11 +16,13 @@ import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 from preble.core.e2 import E2
+from preble.core.policies import make_policy
 from preble.core.policy import ClusterView, CostTable, Policy
 from preble.core.preble import Preble
 from preble.profiles import load_profile
@@ -78,7 +81,13 @@ KNOBS: dict[str, Callable[[], Policy]] = {
     "copy_after 10": lambda: Preble(copy_after=10.0),
     "copy_after 30": lambda: Preble(copy_after=30.0),
 }
-VARIANTS = STEPS | KNOBS
+RIVALS: dict[str, Callable[[], Policy]] = {
+    name: partial(make_policy, name)
+    for name in ("sticky_until_saturated", "sglang_cache_aware", "lmetric", "llmd_blend", "least_load")
+}
+VARIANTS = STEPS | KNOBS | RIVALS
+WHOLE = "+ later users of a copy"
+"""The step with which the policy is whole."""
 
 
 def measure(name: str, workload: str, seed: int) -> tuple[float, float]:
@@ -97,18 +106,32 @@ def measure(name: str, workload: str, seed: int) -> tuple[float, float]:
 def table(found: dict[str, dict[str, list[float]]], names: list[str]) -> str:
     """Markdown: E2E mean and TTFT p99 of each variant as multiples of those of `preble`."""
     lines = ["| | " + " | ".join(WORKLOADS) + " |", "|---|" + "---|" * len(WORKLOADS)]
-    own = found["+ later users of a copy"]
+    own = found[WHOLE]
     for name in names:
         cells = [f"{found[name][w][0] / own[w][0]:.2f}, {found[name][w][1] / own[w][1]:.2f}" for w in WORKLOADS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
+def ranks(found: dict[str, dict[str, list[float]]]) -> str:
+    """Markdown: by mean E2E and by p99 of TTFT, where `preble` with each setting stands among `e2` and the rivals."""
+
+    def rank(variant: str, workload: str, number: int) -> int:
+        own = found[variant][workload][number]
+        return 1 + sum(found[rival][workload][number] < own for rival in ("e2", *RIVALS))
+
+    lines = ["| | " + " | ".join(WORKLOADS) + " |", "|---|" + "---|" * len(WORKLOADS)]
+    for label, variant in {"as it is": WHOLE, **{name: name for name in KNOBS}}.items():
+        cells = [f"{rank(variant, w, 0)}, {rank(variant, w, 1)}" for w in WORKLOADS]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def filled(page: str) -> str:
     """The page with the tables of the kept results between its markers."""
     found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for name, variants in (("steps", STEPS), ("knobs", KNOBS)):
-        between = f"<!-- {name} -->\n{table(found, list(variants))}\n<!-- end -->"
+    for name, text in (("steps", table(found, [*STEPS])), ("knobs", table(found, [*KNOBS])), ("ranks", ranks(found))):
+        between = f"<!-- {name} -->\n{text}\n<!-- end -->"
         page = re.sub(f"<!-- {name} -->\n.*?<!-- end -->", lambda _, text=between: text, page, flags=re.DOTALL)
     return page
 
