@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import structlog
 
 from gateway.conftest import Serve
 from gateway.fakes import gated, gated_stream, replicas, ticking_stream
@@ -29,6 +30,25 @@ async def test_the_gateway_starts_although_replicas_are_down_and_takes_them_when
             assert (await gateway.complete())[2]["x-preble-replica"] == one.url
             await two.start()
             await eventually(lambda: gateway.num_live == 2)
+
+
+async def test_each_reason_why_a_replica_is_waited_for_is_logged_once(serve: Serve) -> None:
+    async with replicas(1) as [one]:
+        await one.stop()
+        with structlog.testing.capture_logs() as logs:
+
+            def told() -> list[str]:
+                return [entry["error"] for entry in logs if entry["event"] == "replica_waited_for"]
+
+            async with serve([one], live=0):
+                await eventually(lambda: len(told()) == 1)
+                one.healthy = False
+                await one.start()
+                await eventually(lambda: len(told()) == 2)
+                asked = one.questions
+                await eventually(lambda: one.questions >= asked + 3)
+    refused, unwell = told()
+    assert "Connection refused" in refused and "status 500" in unwell
 
 
 async def test_a_replica_that_fails_its_checks_leaves_and_comes_back(serve: Serve) -> None:

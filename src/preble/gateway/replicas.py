@@ -69,17 +69,17 @@ class ReplicaMonitor:
             self._dispatcher.remove_replica(self._engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_up(self) -> EngineInfo:
-        """Probe, ever less often, until the replica answers."""
+        """Probe, ever less often, until the replica answers. Each new reason why it does not is told."""
         wait_s = self._health.retry_min_s
-        told = False
+        told: str | None = None
         while True:
             try:
                 async with asyncio.timeout(self._health.check_timeout_s):
                     return await self._engine.probe()
             except (EngineError, TimeoutError) as error:
-                if not told:
-                    self._log.warning("replica_waited_for", error=_reason(error))
-                    told = True
+                if (reason := _reason(error)) != told:
+                    self._log.warning("replica_waited_for", error=reason)
+                    told = reason
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._health.retry_max_s)
 
