@@ -99,16 +99,20 @@ async def test_prompts_go_where_their_prefix_is_and_events_agree_with_usage(tmp_
 async def test_events_that_build_on_what_is_unknown_have_the_stream_start_over(tmp_path: Path) -> None:
     async with cluster(1, tmp_path) as running:
         [url] = running.fleet.urls
+
+        async def both_are_reported() -> bool:
+            return f'preble_kv_events_total{{kind="BlocksStored",replica="{url}"}} 2.0' in await running.metrics()
+
         await running.complete(prompt_of(1))
         await running.complete(prompt_of(2))
-        await eventually(lambda: min(running.matched(url, prompt_of(i)) for i in (1, 2)) >= 19 * BLOCK)
+        await eventually(both_are_reported)
         await running.idle()
         running.scheduler.on_evicted(CacheCleared(ReplicaId(url)), asyncio.get_running_loop().time())
         assert running.matched(url, prompt_of(2)) == 0
         await running.complete([*prompt_of(1), *range(4 * BLOCK)])
         await eventually(lambda: running.matched(url, prompt_of(2)) >= 19 * BLOCK)
         metrics = await running.metrics()
-        assert f'preble_kv_resyncs_total{{replica="{url}"}} 1.0' in metrics
+        assert f'preble_kv_resyncs_total{{replica="{url}"}} 1.0' in metrics, metrics
         assert f'preble_kv_blocks_unlocated_total{{replica="{url}"}}' in metrics
 
 
