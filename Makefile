@@ -17,8 +17,8 @@ DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
 NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py preble_policy.py rebalance.py known_defects.py \
-	block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py radix_tree.py \
-	local_scheduler.py local_fairness.py)
+	index_memory.py block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py \
+	radix_tree.py local_scheduler.py local_fairness.py)
 CONSTRAINTS := requirements/constraints.txt
 # pip compiles what it installs: without .pyc files every start is twice as slow.
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
