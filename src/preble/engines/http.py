@@ -236,7 +236,8 @@ class HttpClient:
         except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
             raise self.error(EngineProtocolError, f"does not answer in HTTP ({error})") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self.error(EngineGone, f"broke the connection before it answered: {why_unreachable(error)}") from error
+            why = why_unreachable(error)
+            raise self.error(EngineGone, f"broke the connection before it answered: {why}") from error
 
     def _session_now(self) -> aiohttp.ClientSession:
         if self._closed:

@@ -10,7 +10,7 @@ import aiohttp
 
 
 def why_unreachable(error: BaseException) -> str:
-    """What kept a connection from being made, or broke it, without the library's own words; its kind if it says nothing.
+    """What kept a connection from being made, or broke it, in plain words; the error's kind if it says nothing.
 
     >>> why_unreachable(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"))
     'Connection refused'
