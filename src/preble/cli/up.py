@@ -123,7 +123,8 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) 
     from preble.gateway.config.load import load
     from preble.gateway.server import serving
 
-    _say(f"starting {options.replicas} replicas ({options.engine}); logs in {options.log_dir}")
+    plural = "" if options.replicas == 1 else "s"
+    _say(f"starting {options.replicas} replica{plural} ({options.engine}); logs in {options.log_dir}")
     starting = Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}"))
     async with AsyncExitStack() as stack:
         async with told_of_waiting(options.ready_timeout_s, _say):
