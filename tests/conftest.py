@@ -51,9 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def shared_engines_are_there(request: pytest.FixtureRequest) -> None:
-    """Start the shared engines that this test needs and that have died; the run's summary tells of them."""
+    """Start the shared engines that this test needs and that have died; the run's summary tells of them.
+
+    It needs those among its fixtures, and those that are values of its parameters.
+    """
+    parameters = request.node.callspec.params.values() if hasattr(request.node, "callspec") else ()
     for name in ("vllm_pair", "sglang"):
-        if name in request.fixturenames:
+        if name in request.fixturenames or name in parameters:
             deaths.extend(f"before {request.node.nodeid}: {log}" for log in request.getfixturevalue(name).revive())
 
 

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from preble.engines.launch import Fleet, LaunchOptions
-from support.replicas import Replica, prompt_of
+from support.questions import Replica, VllmReplica, prompt_of, session
 from support.waiting import eventually
 
 MODEL = "tiny"
@@ -35,11 +34,7 @@ async def served(replica: Replica, prompts: dict[str, Sequence[int]]) -> list[st
 
     async with asyncio.TaskGroup() as tasks:
         blocker = tasks.create_task(replica.complete([1], ENDLESS))
-
-        async def blocker_runs() -> bool:
-            return await replica.num_running() == 1
-
-        await eventually(blocker_runs, "the blocker runs")
+        await eventually(lambda: replica.runs(1), "the blocker runs")
         for number, name in enumerate(prompts, 1):
             tasks.create_task(send(name))
 
@@ -64,7 +59,7 @@ async def test_waiting_requests_are_served_in_the_order_asked_for(
     tmp_path: Path, extra_args: tuple[str, ...], expected: list[str]
 ) -> None:
     """hot1 and hot2 have as many cached tokens; of hot2 they are the greater part."""
-    async with Fleet(options(tmp_path, *extra_args)) as fleet, aiohttp.ClientSession() as session:
-        replica = Replica(fleet.urls[0], session)
+    async with Fleet(options(tmp_path, *extra_args)) as fleet, session() as http:
+        replica = VllmReplica(fleet.urls[0], http)
         await replica.complete(HOT)
         assert await served(replica, PROMPTS) == expected

@@ -10,10 +10,11 @@ import pytest
 
 from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig, SchedulerConfig
 from preble.gateway.server import Gateway, serving
-from support.replicas import MODEL_NAME, TINY_MODEL, VllmPair, prompt_of
+from support.questions import prompt_of
+from support.replicas import MODEL_NAME, TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
 
 @pytest.fixture

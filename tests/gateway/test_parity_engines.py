@@ -15,10 +15,10 @@ import pytest
 from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.parity_report import Check, Finding, Outcome, ParityReport
 from preble.gateway.server import Gateway, serving
-from support.replicas import TINY_MODEL, VllmPair
+from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
 SETTINGS = ParityConfig(answer_s=120.0, events_s=120.0, retry_s=600.0)
 

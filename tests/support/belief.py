@@ -10,6 +10,7 @@ from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheClear
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, ReplayUnavailable
 from preble.engines.kv_wire import WireEvent, decode_batch
+from support.questions import Replica
 from support.waiting import eventually
 
 REPLAY_TIMEOUT_S = 30.0
@@ -72,7 +73,16 @@ class Belief:
         async def in_step() -> bool:
             return await newest_message(endpoints) == max(self.stream.position or 0, 0)
 
-        await eventually(in_step, "in step with the engine", timeout_s=120.0)
+        await eventually(in_step, "in step with the engine")
+
+
+async def predicted_and_found(
+    belief: Belief, endpoints: KvEventEndpoints, replica: Replica, prompt: Sequence[int], max_tokens: int = 1
+) -> tuple[int, int]:
+    """Cached tokens of a prompt: as the events say, and as the engine then reports."""
+    await belief.settled(endpoints)
+    predicted = belief.usable_tokens(prompt, replica.block_size)
+    return predicted, await replica.complete(prompt, max_tokens)
 
 
 async def newest_message(endpoints: KvEventEndpoints) -> int:
@@ -119,7 +129,7 @@ async def believing(endpoints: KvEventEndpoints, replica_id: str = "r0") -> Asyn
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(belief.follow())
         try:
-            await eventually(lambda: belief.stream.position is not None, "caught up", timeout_s=120.0)
+            await eventually(lambda: belief.stream.position is not None, "caught up")
             yield belief
         finally:
             belief.stream.close()

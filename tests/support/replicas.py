@@ -1,4 +1,4 @@
-"""Two real vLLM replicas and a real SGLang one for a whole test session, and questions to ask them.
+"""Two real vLLM replicas and a real SGLang one for a whole test session; `support/questions.py` asks them.
 
 The first is plain vLLM; the second and SGLang order their waiting requests as Preble does and run two requests at once.
 """
@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-import aiohttp
 import pytest
 
 from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
@@ -27,6 +25,11 @@ SGLANG = ROOT / ".engines" / "sglang" / "bin" / "python"
 TINY_MODEL = ROOT / ".engines" / "models" / "tiny-llama"
 MODEL_NAME = "tiny"
 BLOCK_SIZE = 32
+"""Of the vLLM replicas."""
+
+PAGE_SIZE = 16
+"""Of the SGLang replica."""
+
 KV_TOKENS = 2048
 """Of each replica: so few that a handful of prompts forces evictions."""
 
@@ -35,7 +38,10 @@ PLACES = 2
 """Requests that the second replica runs at once."""
 
 WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
-READY_TIMEOUT_S = 280.0
+READY_TIMEOUT_S = 600.0
+TEST_TIMEOUT_S = 1500.0
+"""For a test that starts real engines, or starts one again: several times what they take on a busy machine."""
+
 LOG_LINES = 40
 
 T = TypeVar("T")
@@ -179,44 +185,3 @@ async def bring_up(*fleets: Fleet) -> None:
     async with asyncio.TaskGroup() as tasks:
         for fleet in fleets:
             tasks.create_task(fleet.__aenter__())
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    """Token ids that no other seed has; no special tokens among them."""
-    chance = random.Random(seed)
-    return [chance.randrange(100, 4000) for _ in range(length)]
-
-
-class Replica:
-    """Plain questions to one replica, past all of our own code."""
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url = url
-        self._session = session
-
-    async def complete(self, prompt: Sequence[int], max_tokens: int = 1, **more: Any) -> int:
-        """Run a prompt. Returns the number of its tokens that were cached."""
-        body = {"model": MODEL_NAME, "prompt": list(prompt), "max_tokens": max_tokens, "ignore_eos": True, **more}
-        async with self._session.post(f"{self.url}/v1/completions", json=body) as response:
-            assert response.status == 200, await response.text()
-            return int((await response.json())["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-    async def reset_prefix_cache(self) -> None:
-        async with self._session.post(f"{self.url}/reset_prefix_cache") as response:
-            assert response.status == 200, await response.text()
-            assert await response.json() == {"success": True}, "something still runs"
-
-    async def metric(self, name: str, **labels: str) -> float:
-        """Sum of the samples of a metric that have these labels."""
-        async with self._session.get(f"{self.url}/metrics") as response:
-            lines = (await response.text()).splitlines()
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        samples = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-        assert samples, f"{self.url} has no metric {name}"
-        return sum(float(line.rpartition(" ")[2]) for line in samples if all(label in line for label in wanted))
-
-    async def num_waiting(self) -> float:
-        return await self.metric("vllm:num_requests_waiting")
-
-    async def num_running(self) -> float:
-        return await self.metric("vllm:num_requests_running")
