@@ -12,7 +12,7 @@ from gateway.conftest import Serve
 from gateway.fakes import gated, replicas, rubbish
 from preble.errors import Overloaded
 from preble.gateway.body_room import BodyRoom
-from preble.gateway.config import LimitsConfig
+from preble.gateway.config import LimitsConfig, TimeoutsConfig
 from support.waiting import eventually
 
 
@@ -57,6 +57,20 @@ async def test_a_large_answer_that_is_not_read_counts_as_being_served_until_it_i
         assert received >= 20_000_000
         await gateway.idle()
         assert 'status="200"} 1.0' in await gateway.metrics()
+
+
+async def test_a_client_that_reads_nothing_leaves_no_traceback_when_the_gateway_ends(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_once = TimeoutsConfig(shutdown_s=0.0)
+    async with replicas(1) as [one], serve([one], timeouts=at_once) as gateway:
+        one.script.append(rubbish(b"data: {}\n\n" * 4_000_000, "text/event-stream"))
+        body = b'{"prompt": [1], "stream": true}'
+        with socket.create_connection(("127.0.0.1", int(gateway.gateway.url.rpartition(":")[2]))) as lazy:
+            lazy.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await eventually(lambda: gateway.gateway.dispatcher.num_in_flight == 1)
+            await gateway.stop()
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def _read(peer: socket.socket, least: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -66,8 +67,15 @@ class App:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
         path: str = scope["path"]
+        # A second cancellation, at the server's very end, meets a client that does not even read why.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._answer(scope["method"], path, client)
+        self._telemetry.responses.labels(self._counted_as(path), str(client.status)).inc()
+
+    async def _answer(self, method: str, path: str, client: Client) -> None:
+        """Whatever goes wrong becomes an answer here."""
         try:
-            await self._route(scope["method"], path, client)
+            await self._route(method, path, client)
         except ClientGone:
             client.status = _GONE
         except PrebleError as error:
@@ -77,7 +85,6 @@ class App:
             await client.fail(_STOPPING)
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
             await self._fail(client, error_form(PrebleError()), error)
-        self._telemetry.responses.labels(self._counted_as(path), str(client.status)).inc()
 
     def _counted_as(self, path: str) -> str:
         """The path in metrics: one of few."""
