@@ -26,7 +26,7 @@ from preble.bench.compare.tables import overview_table, ranking_table, rate_tabl
 from preble.errors import ConfigError, PrebleError
 from preble.metrics import summarize
 from preble.metrics.capacity import Bound, Capacity, CapacitySlo
-from preble.metrics.estimates import Estimate
+from preble.metrics.estimates import Estimate, estimate
 from preble.profiles import load_profile
 from preble.sim import Failure, SimConfig
 from preble.workloads import WorkloadPlan, write_trace
@@ -500,6 +500,19 @@ def test_known_policies_keep_their_colours_and_too_many_others_are_grey() -> Non
     assert all(many[f"p{i}"].is_grey for i in range(9))
     some = policy_looks((*POLICIES, "preble", "p0", "p1"))
     assert len({look.colour for look in some.values()}) == 6 and not any(look.is_grey for look in some.values())
+
+
+def test_a_figure_names_who_carries_less_than_the_baseline(result: CompareResult) -> None:
+    lower = estimate([-0.5, -0.4, -0.45])
+    changed = [
+        msgspec.structs.replace(one, versus_baseline=lower if one.policy == "e2" else None) for one in result.standings
+    ]
+    note = "less capacity than least_load: "
+    harmful = curve_drawing(msgspec.structs.replace(result, standings=changed), "tools", TTFT_MEAN)
+    assert f"{note}e2<" in harmful.standalone()
+    nobody = [msgspec.structs.replace(one, versus_baseline=None) for one in changed]
+    harmless = curve_drawing(msgspec.structs.replace(result, standings=nobody), "tools", TTFT_MEAN)
+    assert note not in harmless.standalone()
 
 
 # -- what cannot be compared ------------------------------------------------------------------------------------------

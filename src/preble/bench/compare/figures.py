@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +25,7 @@ _OWN_COLOURS = MappingProxyType(
 _OTHER_COLOURS = (PALETTE[4], PALETTE[5], PALETTE[6], PALETTE[2])
 _GREY = PALETTE[7]
 _OTHERS = "the others"
+_LEGEND_COLUMNS = 76
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +79,57 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
 
 
 def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawing:
-    """One number of every policy against the rate, with 95 % intervals for the policies that have a colour."""
+    """One number of every policy against the rate, with 95 % intervals for the policies that have a colour.
+
+    Who surely carries less than the baseline is named.
+    """
+    harmful = [one.policy for one in result.standings_of(workload) if one.is_surely_worse]
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
         for policy, look in policy_looks(result.plan.policies).items():
-            _draw_policy(axes, result, workload, policy, look, number)
+            _draw_policy(axes, result, workload, policy, look, number, is_harmful=policy in harmful)
         slo = result.plan.slo_of(workload)
         bound = {TTFT_P99.name: slo.ttft_p99_s, E2E_MEAN.name: slo.e2e_mean_s}.get(number.name)
         if bound is not None:
-            axes.axhline(bound, color="gray", linestyle="--", linewidth=1, label="SLO")
+            axes.axhline(bound, color="gray", linestyle=":", linewidth=1.2, label="SLO")
         axes.set(title=f"{workload}: {number.name}", xlabel="requests/s", ylabel=number.axis)
         if number in LATENCIES:
             _log_seconds(axes)
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=3, title=_harm_note(harmful), title_fontsize="small")
 
     return draw(fill)
 
 
-def _draw_policy(axes: Axes, result: CompareResult, workload: str, policy: str, look: Look, number: Number) -> None:
+def _harm_note(harmful: Sequence[str]) -> str | None:
+    if not harmful:
+        return None
+    return textwrap.fill(f"dashed: less capacity than {BASELINE}: {', '.join(harmful)}", _LEGEND_COLUMNS)
+
+
+def _draw_policy(
+    axes: Axes,
+    result: CompareResult,
+    workload: str,
+    policy: str,
+    look: Look,
+    number: Number,
+    *,
+    is_harmful: bool,
+) -> None:
+    style = "--" if is_harmful else "-"
     found = {rps: number.over(runs) for rps, runs in result.runs_of(workload, policy).items()}
     points = {rps: estimate for rps, estimate in found.items() if estimate is not None}
     means = [estimate.mean for estimate in points.values()]
     if look.is_grey:
-        is_named = any(line.get_label() == _OTHERS for line in axes.get_lines())
-        axes.plot(list(points), means, color=look.colour, linewidth=0.9, zorder=1, label=None if is_named else _OTHERS)
+        label = f"{_OTHERS}, with less capacity" if is_harmful else _OTHERS
+        if any(line.get_label() == label for line in axes.get_lines()):
+            label = "_"
+        axes.plot(list(points), means, color=look.colour, linestyle=style, linewidth=0.9, zorder=1, label=label)
         return
-    axes.plot(list(points), means, color=look.colour, marker="o", markersize=3.5, label=policy, zorder=3)
+    axes.plot(
+        list(points), means, color=look.colour, linestyle=style, marker="o", markersize=3.5, label=policy, zorder=3
+    )
     # A symmetric interval may reach down to zero, which has no place on a logarithmic scale.
     least = min(means, default=0.0) / 2 if number.axis == SECONDS else 0.0
     spread = whiskers(means, [estimate.half_width or 0.0 for estimate in points.values()], least, number.most)
