@@ -1,12 +1,14 @@
 """How true the simulator is: one trace through the gateway with real replicas, and through the simulator.
 
-    python benchmarks/repro/fidelity.py                     # two real vLLM replicas on the CPU (15 minutes)
+    python benchmarks/repro/fidelity.py                     # two real vLLM replicas on the CPU (8 minutes)
     python benchmarks/repro/fidelity.py --engine emulator --rates 8 --requests 40       # to try it out
+    python benchmarks/repro/fidelity.py --again                # once more, to be shown as means with what there is
     python benchmarks/repro/fidelity.py --simulate             # simulate anew, beside what was measured before
     python benchmarks/repro/fidelity.py --draw                 # docs/fidelity.md from the results
 
 The replicas are profiled as `preble profile` does it, both at the same time; the gateway and the simulator have that
-profile. `make engines` sets the engines up; nothing else may run meanwhile. Results: benchmarks/results/fidelity.json.
+profile. `make engines` sets the engines up. Where it is allowed (to root), replicas, gateway and this process go before all
+else on the machine; otherwise nothing else may run meanwhile. Results: benchmarks/results/fidelity.json.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from typing import TYPE_CHECKING
@@ -31,8 +33,7 @@ from preble.metrics import RequestRecord, Summary
 from preble.profiling import Fit, Measurements, fit_profile
 from preble.report import PALETTE, Drawing, Table, draw
 from preble.sim import SimConfig, simulate
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import own_tokens
+from preble.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,21 +48,23 @@ POLICIES = ("round_robin", "preble")
 RATES = (3.0, 6.0, 9.0, 12.0)
 REQUESTS = 200
 SEED = 30
-IDLE_REQUESTS, IDLE_TOKENS, IDLE_GAP_S = 40, 32, 0.1
-"""With which a request's way is measured."""
+IDLE_REQUESTS, IDLE_TOOLS, IDLE_GAP_S, IDLE_SEED = 40, 8, 0.5, 31
+"""With which a request's way is measured: prompts of the trace's kind, so far apart that none meets another."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One policy at one rate: measured, and simulated in three ways.
+    """One policy at one rate: measured, and simulated in four ways.
 
-    `engine`: as if a request were at the replica at once. `way`: with a request's way there and back. `cores`: with
-    that, and replicas slower by what else their cores had to do, which is `taken` of their time. `utilisation`: of a
-    replica simulated like that, busy time by time.
+    `tokens`: as if nothing but its tokens took a replica time, and a request were there at once. `engine`: with a
+    request's overhead. `way`: with its way there and back too. `cores`: with that, and replicas slower by what else
+    their cores had to do, which is `taken` of their time. `utilisation`: of a replica simulated like that, busy time by
+    time.
     """
 
     policy: str
     rps: float
     measured: Measured
+    tokens: Summary
     engine: Summary
     way: Summary
     cores: Summary
@@ -70,11 +73,11 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """`alone`: fitted while the other replica had nothing to do; `together`: while both were measured, used for all.
+    """One measurement of every case.
 
-    `way_s`: of a request through the gateway to an idle replica and back, beside the replica's own iteration;
-    `direct_s`: of one that is sent to the replica itself; `intake_s`: the part of that which the replica's own server
-    takes, as the profile's fit finds it.
+    `alone`: fitted while the other replica had nothing to do; `together`: while both were measured, used for all.
+    `way_s`: of a request through the gateway to an idle replica and back, beside what the profile says of the replica;
+    `direct_s`: of one that is sent to the replica itself.
     """
 
     engine: EngineName
@@ -86,7 +89,6 @@ class Results(msgspec.Struct, frozen=True):
     together: CostProfile
     way_s: float
     direct_s: float
-    intake_s: float
     comparisons: list[Comparison]
 
 
@@ -101,8 +103,10 @@ async def measure_all(engine: EngineName, rates: Sequence[float], requests: int,
         fit = fitted(both)
         say(f"profile: {fit.median_error:.1%} median error; {' '.join(fit.warnings())}")
         async with cpu_engines.gateway(started, "round_robin", fit.profile, refit=False) as front:
-            direct_s = mean([await way_s(replica.url, replica.name, fit.profile) for replica in started])
-            through_s = await way_s(front.url, "gateway", fit.profile)
+            urls = [replica.url for replica in started]
+            direct_s = mean([await way_s(engine, urls, url, fit.profile) for url in urls])
+            through_s = await way_s(engine, urls, front.url, fit.profile)
+        say(f"a request's overhead is {1000 * fit.profile.request_overhead_s:.2f} ms")
         say(f"the way takes {1000 * through_s:.1f} ms, without the gateway {1000 * direct_s:.1f} ms")
         measured = {}
         for rps in rates:
@@ -123,7 +127,6 @@ async def measure_all(engine: EngineName, rates: Sequence[float], requests: int,
             together=fit.profile,
             way_s=through_s,
             direct_s=direct_s,
-            intake_s=fit.overhead_s,
             comparisons=[],
         ),
         measured,
@@ -136,24 +139,37 @@ def fitted(measured: Sequence[Measurements]) -> Fit:
         measured[0],
         prefill=tuple(times for one in measured for times in one.prefill),
         decode=tuple(times for one in measured for times in one.decode),
+        admissions=tuple(times for one in measured for times in one.admissions),
     )
     name = f"{pooled.engine.split()[0]}-tiny"
     return fit_profile(pooled, name=name, source=f"{pooled.engine} on a CPU core, {len(measured)} at the same time")
 
 
-async def way_s(url: str, name: str, profile: CostProfile) -> float:
-    """What a request on an idle replica takes until its first token beside the iteration, in seconds: the median."""
-    ids = [f"idle {name} {number}" for number in range(IDLE_REQUESTS)]
-    requests = (
-        WorkloadRequest(text, (Segment(tokens=own_tokens(text, IDLE_TOKENS)),), 1, arrival_s=IDLE_GAP_S * number)
-        for number, text in enumerate(ids)
-    )
+async def way_s(engine: EngineName, replicas: Sequence[str], url: str, profile: CostProfile) -> float:
+    """What a request to idle replicas takes until its first token beside what the profile says: the median, in seconds.
+
+    The caches are empty first; what the profile says goes by what each request then found cached.
+    """
+    made = cpu_engines.TOOLS(IDLE_REQUESTS, IDLE_SEED, num_prefixes=IDLE_TOOLS).requests
+    requests = (replace(request, output_tokens=1, arrival_s=IDLE_GAP_S * number) for number, request in enumerate(made))
     records: list[RequestRecord] = []
+    await cpu_engines.empty_caches(engine, replicas)
     async with BenchClient(url) as client:
         await client.find_model()
         await run_load(client, Workload("idle", tuple(requests)), records.append)
-    times = [record.ttft_s for record in records if record.ttft_s is not None]
-    return median(times) - CostModel(profile).prefill_s(IDLE_TOKENS)
+    model = CostModel(profile)
+    return median(
+        record.ttft_s - alone_s(model, record.prompt_tokens, record.cached_tokens or 0)
+        for record in records
+        if record.ttft_s is not None
+    )
+
+
+def alone_s(model: CostModel, prompt_tokens: int, cached_tokens: int) -> float:
+    """What an idle replica takes for a prompt, in chunks of its token budget, in seconds."""
+    starts = range(cached_tokens, prompt_tokens, cpu_engines.MAX_BATCH_TOKENS)
+    chunks = ((min(cpu_engines.MAX_BATCH_TOKENS, prompt_tokens - start), start) for start in starts)
+    return model.admission_s(1) + sum(model.prefill_s(*chunk) for chunk in chunks)
 
 
 # ---- simulated -----------------------------------------------------------------------------------------------------
@@ -167,23 +183,25 @@ def simulate_all(results: Results, measured: dict[tuple[str, float], Measured]) 
 
 def compared(results: Results, policy: str, rps: float, measured: Measured) -> Comparison:
     load = cpu_engines.trace(results.requests, rps, results.seed)
-    taken = taken_share(results, measured)
+    taken = taken_share(measured)
     slowed = slower(results.together, 1 / (1 - taken))
+    free = replace(results.together, request_overhead_s=0.0)
+    tokens = simulate(sim_config(results, policy, free, 0.0), load)
     engine = simulate(sim_config(results, policy, results.together, 0.0), load)
     way = simulate(sim_config(results, policy, results.together, results.way_s), load)
     cores = simulate(sim_config(results, policy, slowed, results.way_s), load)
     utilisation = cores.gpu_s / cores.summary.duration_s / cpu_engines.REPLICAS
-    return Comparison(policy, rps, measured, engine.summary, way.summary, cores.summary, taken, utilisation)
+    simulated = (tokens.summary, engine.summary, way.summary, cores.summary)
+    return Comparison(policy, rps, measured, *simulated, taken, utilisation)
 
 
-def taken_share(results: Results, measured: Measured) -> float:
-    """The share of the replicas' cores that did something else than iterations.
+def taken_share(measured: Measured) -> float:
+    """The share of a busy replica's core that the gateway, the load generator and others took from it.
 
-    It was used by the gateway, the load generator, others, and by the replicas' own servers to take requests in.
+    They run on a core that is idle where there is one, so a replica gives way only while the other one is busy too.
     """
-    beside = sum(measured.busy[name] for name in ("gateway", "client", "others"))
-    intake = measured.summary.requests_per_s * results.intake_s
-    return (beside + intake) / cpu_engines.REPLICAS
+    beside = measured.busy["gateway"] + measured.busy["client"] + measured.disturbed
+    return measured.busy["replica"] * beside / cpu_engines.REPLICAS
 
 
 def slower(profile: CostProfile, factor: float) -> CostProfile:
@@ -196,6 +214,7 @@ def slower(profile: CostProfile, factor: float) -> CostProfile:
         decode_base_s=factor * profile.decode_base_s,
         decode_s_per_sequence=factor * profile.decode_s_per_sequence,
         decode_s_per_context_token=factor * profile.decode_s_per_context_token,
+        request_overhead_s=factor * profile.request_overhead_s,
     )
 
 
@@ -218,32 +237,65 @@ def sim_config(results: Results, policy: str, profile: CostProfile, dispatch_s: 
 COLOURS = {"round_robin": PALETTE[3], "preble": PALETTE[2]}
 
 
-VARIANTS = ("cores", "way", "engine")
-LABELS = {"engine": "- nor a request's way", "way": "- without the cores' other work", "cores": "simulated"}
+LABELS = {
+    "cores": "simulated",
+    "way": "- without the cores' other work",
+    "engine": "- nor a request's way",
+    "tokens": "- nor its overhead",
+}
 
 
-def latency_table(results: Results, policy: str) -> Table:
+class Case:
+    """One policy at one rate, in every measurement."""
+
+    def __init__(self, measurements: Sequence[Results], policy: str, rps: float) -> None:
+        self.policy, self.rps = policy, rps
+        runs = [one for results in measurements for one in results.comparisons]
+        self.runs = [run for run in runs if (run.policy, run.rps) == (policy, rps)]
+
+    def mean(self, number: Callable[[Comparison], float]) -> float:
+        return mean(number(run) for run in self.runs)
+
+    def true_s(self, what: str, number: str) -> float:
+        """One of `NUMBERS` as measured, in seconds: the mean over the measurements."""
+        return self.mean(lambda run: latency_s(run.measured.summary, what, number))
+
+    def made_s(self, variant: str, what: str, number: str) -> float:
+        """The same as simulated."""
+        return self.mean(lambda run: latency_s(getattr(run, variant), what, number))
+
+    def off(self, variant: str, what: str, number: str) -> float:
+        """How far the simulator is off, relative to what was measured."""
+        return self.made_s(variant, what, number) / self.true_s(what, number) - 1
+
+
+def cases(measurements: Sequence[Results], policy: str) -> list[Case]:
+    rates = sorted({run.rps for results in measurements for run in results.comparisons})
+    return [Case(measurements, policy, rps) for rps in rates]
+
+
+def latency_table(measurements: Sequence[Results], policy: str) -> Table:
     """Measured, and how far the simulator is off, at each rate."""
     rows = []
     marked = set()
-    for one in results.comparisons:
-        if one.policy == policy:
-            true = [latency_s(one.measured.summary, *number) for number in NUMBERS]
-            rows.append((f"{one.rps:g}/s", "measured", *(f"{1000 * seconds:.0f} ms" for seconds in true)))
-            for variant in VARIANTS:
-                made = [latency_s(getattr(one, variant), *number) for number in NUMBERS]
-                if variant != "cores":
-                    marked.add(len(rows))
-                rows.append(("", LABELS[variant], *(f"{m / t - 1:+.0%}" for m, t in zip(made, true, strict=True))))
+    for case in cases(measurements, policy):
+        true = (f"{1000 * case.true_s(*number):.0f} ms" for number in NUMBERS)
+        rows.append((f"{case.rps:g}/s", "measured", *true))
+        for variant, label in LABELS.items():
+            if variant != "cores":
+                marked.add(len(rows))
+            rows.append(("", label, *(f"{case.off(variant, *number):+.0%}" for number in NUMBERS)))
+    one = measurements[0]
     return Table(
         (f"`{policy}`", "", *(f"{what} {number}" for what, number in NUMBERS)),
         rows,
-        caption=f"{results.requests} requests at each rate, seed {results.seed}; simulated: how far off.",
+        caption=f"{one.requests} requests at each rate, seed {one.seed}, means of {len(measurements)} measurements; "
+        "simulated: how far off.",
         marked=frozenset(marked),
     )
 
 
-def busy_table(results: Results) -> Table:
+def busy_table(measurements: Sequence[Results]) -> Table:
     """What the caches did, and what the cores' time went to."""
     shown = ("replica", "gateway", "client", "others")
     return Table(
@@ -260,50 +312,56 @@ def busy_table(results: Results) -> Table:
         ),
         [
             (
-                one.policy,
-                f"{one.rps:g}/s",
-                f"{one.measured.summary.hit_rate or 0.0:.1%}",
-                f"{one.cores.hit_rate or 0.0:.1%}",
-                *(f"{one.measured.busy[name]:.0%}" for name in shown),
-                f"{1000 * (one.measured.summary.lag_p99_s or 0.0):.1f} ms",
+                case.policy,
+                f"{case.rps:g}/s",
+                f"{case.mean(lambda run: run.measured.summary.hit_rate or 0.0):.1%}",
+                f"{case.mean(lambda run: run.cores.hit_rate or 0.0):.1%}",
+                *(f"{case.mean(lambda run, name=name: run.measured.busy[name]):.0%}" for name in shown),
+                f"{1000 * case.mean(lambda run: run.measured.summary.lag_p99_s or 0.0):.1f} ms",
             )
-            for one in results.comparisons
+            for policy in POLICIES
+            for case in cases(measurements, policy)
         ],
-        caption="Busy: of one core; a replica is kept on one. Sent late: p99 of how late the load generator was.",
+        caption="Busy: of one core; a replica is kept on one; others: in time that ours left. Sent late: p99 of how "
+        "late the load generator was.",
     )
 
 
-def profile_table(results: Results) -> Table:
-    """What the same work takes a replica alone, and while the other one computes."""
-    models = [CostModel(profile) for profile in (results.alone, results.together)]
-    work = {
-        "prefill of 1,000 tokens": [model.prefill_s(1000) for model in models],
-        "prefill of 150 tokens behind 1,000 cached": [model.prefill_s(150, 1000) for model in models],
-        "decode of 1 sequence of 1,200 tokens": [model.iteration_s((), 1, 1200) for model in models],
-        "decode of 8 such sequences": [model.iteration_s((), 8, 9600) for model in models],
-    }
+WORK: dict[str, Callable[[CostModel], float]] = {
+    "prefill of 1,000 tokens": lambda model: model.prefill_s(1000),
+    "prefill of 150 tokens behind 1,000 cached": lambda model: model.prefill_s(150, 1000),
+    "decode of 1 sequence of 1,200 tokens": lambda model: model.iteration_s((), 1, 1200),
+    "decode of 8 such sequences": lambda model: model.iteration_s((), 8, 9600),
+    "a request's overhead": lambda model: model.admission_s(1),
+}
+
+
+def profile_table(measurements: Sequence[Results]) -> Table:
+    """What the same work takes a replica alone, and while the other one computes, in every measurement."""
+    models = [CostModel(profile) for one in measurements for profile in (one.alone, one.together)]
+    ways = " and ".join(f"{1000 * one.way_s:.1f} ms" for one in measurements)
+    direct = " and ".join(f"{1000 * one.direct_s:.1f} ms" for one in measurements)
     return Table(
-        ("one iteration", "the other idle", "both at once"),
-        [(name, *(f"{1000 * seconds:.1f} ms" for seconds in times)) for name, times in work.items()],
-        caption=f"Beside its iteration, a request on idle replicas takes {1000 * results.way_s:.1f} ms through the "
-        f"gateway, {1000 * results.direct_s:.1f} ms without it.",
+        ("one iteration", *(name for _ in measurements for name in ("the other idle", "both at once"))),
+        [(name, *(f"{1000 * seconds_of(model):.1f} ms" for model in models)) for name, seconds_of in WORK.items()],
+        caption=f"Beside that, a request on idle replicas takes {ways} through the gateway, {direct} without it.",
     )
 
 
-def tables(results: Results) -> dict[str, str]:
+def tables(measurements: Sequence[Results]) -> dict[str, str]:
     """What stands between the markers of the page, by name."""
-    made = {policy: markdown(latency_table(results, policy)) for policy in POLICIES}
-    return made | {"busy": markdown(busy_table(results)), "profile": markdown(profile_table(results))}
+    made = {policy: markdown(latency_table(measurements, policy)) for policy in POLICIES}
+    return made | {"busy": markdown(busy_table(measurements)), "profile": markdown(profile_table(measurements))}
 
 
-def drawing(results: Results) -> Drawing:
+def drawing(measurements: Sequence[Results]) -> Drawing:
     def fill(figure: Figure) -> None:
         for axes, (what, number) in zip(figure.subplots(1, len(NUMBERS)), NUMBERS, strict=True):
             for policy, colour in COLOURS.items():
-                mine = [one for one in results.comparisons if one.policy == policy]
-                rates = [one.rps for one in mine]
-                real = [latency_s(one.measured.summary, what, number) for one in mine]
-                made = [latency_s(one.cores, what, number) for one in mine]
+                mine = cases(measurements, policy)
+                rates = [case.rps for case in mine]
+                real = [case.true_s(what, number) for case in mine]
+                made = [case.made_s("cores", what, number) for case in mine]
                 axes.plot(rates, real, "o-", color=colour, markersize=4, label=f"{policy}, measured")
                 axes.plot(rates, made, "x--", color=colour, markersize=5, label=f"{policy}, simulated")
             axes.set(title=f"{what}, {number}", xlabel="requests/s", ylim=(0, None))
@@ -314,19 +372,19 @@ def drawing(results: Results) -> Drawing:
     return draw(fill, width_in=11, height_in=3.4)
 
 
-def known_results() -> Results:
-    """Raises: FileNotFoundError: nobody has measured it."""
-    return msgspec.json.decode(PATH.read_bytes(), type=Results)
+def known_results() -> list[Results]:
+    """Every measurement, in order. Raises: FileNotFoundError: nobody has measured it."""
+    return msgspec.json.decode(PATH.read_bytes(), type=list[Results])
 
 
-def show(results: Results) -> None:
+def show(measurements: Sequence[Results]) -> None:
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
-    FIGURE.write_text(drawing(results).standalone(), encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    FIGURE.write_text(drawing(measurements).standalone(), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(measurements)), encoding="utf-8")
 
 
-def runs_of(results: Results) -> list[Comparison]:
-    return results.comparisons
+def runs_of(measurements: Sequence[Results]) -> list[Comparison]:
+    return [run for results in measurements for run in results.comparisons]
 
 
 def say(text: str) -> None:
@@ -339,16 +397,18 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="at each rate")
     parser.add_argument("--quick", action="store_true", help="a rough profile, and only print the results")
+    parser.add_argument("--again", action="store_true", help="keep what was measured before, and show means")
     parser.add_argument("--simulate", action="store_true", help="simulate anew, beside what was measured before")
     parser.add_argument("--draw", action="store_true", help="fill in the page from the results that are there")
     options = parser.parse_args()
-    if options.draw or options.simulate:
-        results = known_results()
-    else:
+    results = known_results() if options.draw or options.simulate or options.again else []
+    if not (options.draw or options.simulate):
         measuring = measure_all(options.engine, options.rates, options.requests, quick=options.quick)
-        results = asyncio.run(measuring)
+        results.append(asyncio.run(measuring))
     if options.simulate:
-        results = simulate_all(results, {(one.policy, one.rps): one.measured for one in results.comparisons})
+        results = [
+            simulate_all(one, {(run.policy, run.rps): run.measured for run in one.comparisons}) for one in results
+        ]
     if not options.quick:
         PATH.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
         show(results)
