@@ -44,13 +44,18 @@ async def measure(url: str, **options: Any) -> tuple[Measurements, int, int]:
         await engine.close()
 
 
+def told_of(measurements: Measurements) -> list[str]:
+    """The notes but one: whether bursts end before the batch beside them does depends on the machine."""
+    return [note for note in measurements.notes if "beside a decoding batch" not in note]
+
+
 async def test_an_emulated_replica_gives_a_valid_profile(tmp_path: Path) -> None:
     config = EmulatorConfig(profile="tiny-cpu", speed=2.0, kv_tokens=4096, max_model_len=1500)
     async with EmulatorServer(config) as server:
         measurements, announced, taken = await measure(server.url)
     assert announced == taken
     assert measurements.kv_capacity_tokens == 4096
-    assert measurements.notes == ()
+    assert told_of(measurements) == []
     assert max(times.new_tokens for times in measurements.prefill) == 1499
     assert all(len(times.seconds) >= 3 for times in measurements.prefill)
     fit = fit_profile(measurements, name="mine", source="a test")
@@ -73,7 +78,7 @@ async def test_batches_that_the_replica_does_not_run_are_left_out_and_told_of() 
     async with EmulatorServer(config) as server:
         measurements, _, _ = await measure(server.url)
     assert {times.num_sequences for times in measurements.decode} == {1, 4}
-    assert measurements.notes == ("the replica does not decode 16 sequences at once; measured up to fewer",)
+    assert told_of(measurements) == ["the replica does not decode 16 sequences at once; measured up to fewer"]
 
 
 async def test_the_context_of_a_decode_counts_all_its_sequences() -> None:
@@ -203,7 +208,7 @@ async def test_a_replica_that_is_not_there_is_refused() -> None:
 def test_the_command_writes_profile_measurements_and_figure(tmp_path: Path, emulated: str) -> None:
     profile, raw, figure = tmp_path / "new" / "tiny.json", tmp_path / "raw.json", tmp_path / "fit.png"
     arguments = ["profile", "--url", emulated, "-o", str(profile), "--raw", str(raw), "--plot", str(figure), "--quick"]
-    result = CliRunner().invoke(cli, [*arguments, "--machine", "a bench", "--json"])
+    result = CliRunner().invoke(cli, [*arguments, "--machine", "a bench", "--json", "-"])
     assert result.exit_code == 0, result.output
     written = load_profile(str(profile))
     assert written.name == "tiny"

@@ -126,7 +126,7 @@ def _admitting(limit: int, kv_capacity_tokens: int, quick: bool) -> tuple[tuple[
     a_burst = 2 * BURST * ITERATIONS_A_REQUEST
     room = min(limit, kv_capacity_tokens)
     found = []
-    for batch in ADMITTING[-1:] if quick else ADMITTING:
+    for batch in ADMITTING[:1] if quick else ADMITTING:
         most = int(min(room - ADMITTED_TOKENS, KV_SHARE * kv_capacity_tokens / batch - ADMITTED_TOKENS))
         bursts = min((most - a_burst // 2) // a_burst, 2 if quick else BURSTS)
         if bursts >= 1:
