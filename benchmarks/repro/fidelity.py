@@ -7,8 +7,8 @@
     python benchmarks/repro/fidelity.py --draw                 # docs/fidelity.md from the results
 
 The replicas are profiled as `preble profile` does it, both at the same time; the gateway and the simulator have that
-profile. `make engines` sets the engines up. Where it is allowed (to root), replicas, gateway and this process go before all
-else on the machine; otherwise nothing else may run meanwhile. Results: benchmarks/results/fidelity.json.
+profile. `make engines` sets the engines up. Where it is allowed (to root), replicas, gateway and this process go before
+all else on the machine; otherwise nothing else may run meanwhile. Results: benchmarks/results/fidelity.json.
 """
 
 from __future__ import annotations
