@@ -153,7 +153,7 @@ async def test_explain_tells_a_decision_in_words(serve: Serve) -> None:
         assert f"request {request_id}, placed" in result.stdout
         assert f"* {headers['x-preble-replica']}" in result.stdout
         assert "lowest L + M + P" in result.stdout
-        result = await preble("explain", request_id, "--url", gateway.gateway.url, "--json")
+        result = await preble("explain", request_id, "--url", gateway.gateway.url, "--json", "-")
         assert json.loads(result.stdout)["decisions"][0]["reason"] == "explore"
 
 
@@ -212,15 +212,50 @@ async def test_the_gateways_log_replays_to_the_same_placements(tmp_path: Path, t
 async def test_the_command_replays_a_log_and_puts_it_to_other_policies(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     await logged_run(path)
-    result = await preble("replay", str(path), "--json")
+    result = await preble("replay", str(path), "--json", "-")
     assert (result.exit_code, json.loads(result.stdout)["difference"]) == (0, None)
     assert "are made again" in (await preble("replay", str(path))).stdout
-    result = await preble("replay", str(path), "--policy", "round_robin", "--json")
+    result = await preble("replay", str(path), "--policy", "round_robin", "--json", "-")
     outcomes = json.loads(result.stdout)["outcomes"]
     arms = [(o["policy"], o["as_logged"]) for o in outcomes]
     assert arms == [("preble", True), ("preble", False), ("round_robin", False)]
     assert len({o["placements"] for o in outcomes}) == 1
     assert "round_robin" in (await preble("replay", str(path), "--policy", "round_robin")).stdout
+
+
+async def test_a_log_tells_of_a_request_what_the_gateway_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    async with (
+        replicas(2) as fakes,
+        serving(logging_to(path, fakes)) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        await eventually(lambda: len(gateway.dispatcher.live) == 2)
+        body = {"model": "tiny", "prompt": [LONG, LONG + "end", "other"]}
+        for _ in range(2):
+            async with http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}) as answer:
+                assert answer.status == 200
+        async with http.get("/debug/decisions/mine") as answer:
+            remembered = (await answer.json())["decisions"]
+    result = await preble("explain", "mine", "--log", str(path), "--json", "-")
+    logged = json.loads(result.stdout)["decisions"]
+    assert len(logged) == 6
+    times = ("placed_at", "first_token_s", "end_s")
+    for ours, theirs in zip(logged, remembered, strict=True):
+        assert {**ours, **dict.fromkeys(times)} == {**theirs, **dict.fromkeys(times)}
+        assert ours["placed_at"] == pytest.approx(theirs["placed_at"], abs=1.0)
+    text = (await preble("explain", "mine#2", "--log", str(path))).stdout
+    assert text.startswith("request mine#2, placed 2") and text.count("Finished after") == 2
+    missing = await preble("explain", "yours", "--log", str(path))
+    assert (missing.exit_code, f"no decision about request 'yours' in {path}" in missing.stderr) == (1, True)
+
+
+async def test_a_log_that_does_not_replay_explains_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    await logged_run(path)
+    path.write_text(path.read_text().replace('"matched_tokens":0', '"matched_tokens":16', 1))
+    result = await preble("explain", "any", "--log", str(path))
+    assert (result.exit_code, f"see `preble replay {path}`" in result.stderr) == (2, True)
 
 
 async def test_a_changed_log_is_found_out_with_its_line(tmp_path: Path) -> None:

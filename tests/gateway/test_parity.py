@@ -505,7 +505,7 @@ async def test_the_command_fails_on_a_mismatch_and_says_which(serve: Serve, byte
         assert result.exit_code == 1
         assert "mismatch, so that its matches count as none" in result.stdout
         assert "chat          mismatch  token 0 is 87 in the gateway, 88 in the replica" in result.stdout
-        as_json = await preble("check", "--url", gateway.gateway.url, "--json")
+        as_json = await preble("check", "--url", gateway.gateway.url, "--json", "-")
         assert (as_json.exit_code, json.loads(as_json.stdout)["reports"][0]["trusted"]) == (1, False)
 
 

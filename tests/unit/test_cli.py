@@ -76,6 +76,8 @@ def test_the_version_is_shown() -> None:
         (["explain", "some-id", "--url", NOWHERE], "Connection refused; is a gateway running there (--url)?"),
         (["check", "--url", NOWHERE], "Connection refused; is a gateway running there (--url)?"),
         (["workload", "study", "video", "--json", "-", "--html", "-"], "only one of --json and --html"),
+        (["explain", "some-id", "--url", NOWHERE, "--log", "decisions.jsonl"], "--url or --log, not both"),
+        (["simulate", "--rps", "1", "--decision-log", "-"], "a decision log needs a file"),
     ],
 )
 def test_what_is_wrong_gets_one_line_on_stderr_and_status_2(arguments: list[str], says: str) -> None:
@@ -87,13 +89,23 @@ def test_what_is_wrong_gets_one_line_on_stderr_and_status_2(arguments: list[str]
 
 
 OUTPUTS = {
-    "bench --url http://127.0.0.1:1 --rps 1": ("--save", "--plot"),
+    "bench --url http://127.0.0.1:1 --rps 1": ("--json", "--plot"),
+    "check": ("--json",),
     "compare --rps 5": ("--json", "--html"),
-    "profile --url http://127.0.0.1:1": ("--output", "--plot", "--raw"),
-    "simulate --rps 5": ("--json",),
+    "explain some-id": ("--json",),
+    "profile --url http://127.0.0.1:1": ("--output", "--plot", "--raw", "--json"),
+    "replay decisions.jsonl": ("--json",),
+    "simulate --rps 5": ("--json", "--decision-log"),
     "workload make video": ("--out",),
     "workload study video": ("--json", "--html"),
 }
+
+
+@pytest.mark.parametrize("command", [command for command, options in OUTPUTS.items() if "--json" in options])
+def test_json_takes_a_file_in_every_command(command: str) -> None:
+    result = preble(*command.split(), "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--json" in result.stderr and "it takes a file, or - for stdout" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -205,7 +217,7 @@ def bench_arguments(endpoint: str, *more: str) -> list[str]:
 
 
 def test_bench_puts_json_on_stdout_and_talk_on_stderr(endpoint: str) -> None:
-    result = preble(*bench_arguments(endpoint, "--json", "--seed", "9"))
+    result = preble(*bench_arguments(endpoint, "--json", "-", "--seed", "9"))
     assert result.exit_code == 0, result.stderr
     shown = json.loads(result.stdout)
     assert (shown["summary"]["requests"], shown["summary"]["errors"], shown["partial"]) == (5, 0, False)
@@ -213,8 +225,8 @@ def test_bench_puts_json_on_stdout_and_talk_on_stderr(endpoint: str) -> None:
     assert "5/5 requests" in result.stderr
 
 
-def test_bench_shows_a_table_and_saves_every_record(endpoint: str, tmp_path: Path) -> None:
-    result = preble(*bench_arguments(endpoint, "--save", str(tmp_path / "new" / "result.json")))
+def test_bench_shows_a_table_and_writes_every_record(endpoint: str, tmp_path: Path) -> None:
+    result = preble(*bench_arguments(endpoint, "--json", str(tmp_path / "new" / "result.json")))
     assert result.exit_code == 0, result.stderr
     assert "TTFT mean" in result.stdout
     assert len(json.loads((tmp_path / "new" / "result.json").read_text())["records"]) == 5
@@ -229,7 +241,7 @@ def test_bench_fails_when_every_request_failed(endpoint: str) -> None:
 def test_an_interrupted_bench_says_partial_and_exits_130(endpoint: str) -> None:
     CompletionHandler.hold.clear()
     process = subprocess.Popen(
-        [sys.executable, "-m", "preble", *bench_arguments(endpoint, "--json")],
+        [sys.executable, "-m", "preble", *bench_arguments(endpoint, "--json", "-")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

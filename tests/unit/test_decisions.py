@@ -131,6 +131,23 @@ def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Pat
     assert reader.ended_at == "line 4: 3 lines are missing from the log here"
 
 
+def test_a_writer_that_waits_for_room_drops_nothing(tmp_path: Path) -> None:
+    sink = GatedSink()
+    log = writer(sink, waits=True)
+    log.write(timer_line, 1.0)
+    assert sink.asked.wait(60)
+    log.write(timer_line, 2.0, size=MAX_PENDING_BYTES)
+    simulation = threading.Thread(target=log.write, args=(timer_line, 3.0))
+    simulation.start()
+    simulation.join(0.05)
+    assert simulation.is_alive(), "it waits"
+    sink.gate.set()
+    simulation.join(60)
+    log.close(None)
+    assert lines_of(tmp_path, sink) == ["TimerLine"] * 3
+    assert (log.num_written, log.num_dropped) == (3, 0)
+
+
 def wait(condition: Callable[[], bool]) -> None:
     """Wait for another thread's work."""
     ticks = threading.Event()
@@ -405,7 +422,7 @@ def explained(
 
 def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
     text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
-    assert "placed 1970-01-01 00:00:00.000 UTC on a (exploit, policy e2)" in text
+    assert "placed at 0.000 s on a (exploit, policy e2)" in text
     assert "Of 100 prompt tokens 80 are cached at best, 20 are missing, so the cache is worth exploiting" in text
     assert "of the 2 that hold the cached part and serve it, a shares the lowest L + M + P with 1" in text
     assert "* a 80 100.0 2.0 50.0 152.0 b 80" in text

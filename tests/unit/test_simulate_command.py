@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,29 @@ def test_the_same_seed_prints_the_same_bytes() -> None:
     first, second = (simulate(*SMALL, "--json", "-").stdout for _ in range(2))
     assert first == second
     assert json.loads(first)["summary"]["errors"] == 0
+
+
+def test_its_decision_log_explains_and_replays(tmp_path: Path) -> None:
+    logs = [tmp_path / "new" / name for name in ("a.jsonl", "b.jsonl")]
+    first, second = (
+        # Processes of their own: the command configures logging.
+        subprocess.run(
+            [sys.executable, "-m", "preble", "simulate", *SMALL, "--decision-log", str(log), "--json", "-"],
+            check=True,
+            capture_output=True,
+        )
+        for log in logs
+    )
+    assert first.stdout == second.stdout
+    assert logs[0].read_bytes() == logs[1].read_bytes()
+    record = json.loads(first.stdout)["records"][7]
+    told = CliRunner().invoke(cli, ["explain", record["request_id"], "--log", str(logs[0])])
+    assert told.exit_code == 0, told.stderr
+    assert f"request {record['request_id']}, placed at {record['sent_s']:.3f} s on {record['replica']}" in told.stdout
+    duration_s, output_tokens = record["end_s"] - record["sent_s"], record["output_tokens"]
+    assert f"Finished after {duration_s:.3f} s with {output_tokens} output tokens." in told.stdout
+    replayed = CliRunner().invoke(cli, ["replay", str(logs[0])])
+    assert "30 placements of preble are made again" in replayed.stdout
 
 
 def test_it_fails_if_every_request_does() -> None:

@@ -52,9 +52,6 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engines: dict[str, CacheCounters] = {}
     records: list[RequestRecord] = []
 
-    def without_records(self) -> BenchResult:
-        return msgspec.structs.replace(self, records=[])
-
 
 def plan(settings: BenchSettings) -> Workload:
     """The workload of these settings, every arrival fixed. A function of the settings alone.

@@ -13,7 +13,7 @@ import click
 
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE_FLOAT, HttpUrl, workload_options
-from preble.cli.output import OUTPUT_FILE, write_result, writing
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchRun, BenchSettings
@@ -45,10 +45,9 @@ DEFAULT_REQUESTS = 200
     help="Ask for exactly the workload's output lengths; turn it off for servers that do not know the field.",
 )
 @click.option("--api-key", envvar="PREBLE_BENCH_API_KEY", help="Bearer token to send.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of a table.")
-@click.option("--save", type=OUTPUT_FILE, help="Write the result with every request's record as JSON.")
+@json_option("the result with every record")
 @click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
-def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | None, **options: Any) -> None:
+def command(api_key: str | None, json_file: Path | None, plot: Path | None, **options: Any) -> None:
     """Send a workload to an endpoint at times fixed beforehand (open loop), and measure TTFT, TPOT, E2E and hit rate.
 
     Latencies count from the scheduled time, so that a slow server cannot hide by slowing the load down. Ctrl-C ends
@@ -57,7 +56,7 @@ def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | 
     \b
     Examples:
       preble bench --url http://127.0.0.1:8000 --workload tool_use --rps 4 --requests 200
-      preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json > result.json
+      preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json result.json
     """
     from preble.bench import BenchRun, plan
     from preble.report import require_matplotlib
@@ -69,7 +68,7 @@ def command(api_key: str | None, as_json: bool, save: Path | None, plot: Path | 
     with _interruptible() as interrupted:
         asyncio.run(_with_progress(run, settings.workload))
     result = run.result()
-    _deliver(result, as_json=as_json, save=save, plot=plot)
+    _deliver(result, json_file, plot)
     if interrupted:
         click.echo("preble: interrupted; the result is partial", err=True)
         sys.exit(INTERRUPTED_STATUS)
@@ -107,18 +106,14 @@ async def _with_progress(run: BenchRun, what: str) -> None:
         await run.run(on_record)
 
 
-def _deliver(result: BenchResult, *, as_json: bool, save: Path | None, plot: Path | None) -> None:
-    import msgspec
+def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
     from preble.bench.report import results_table
 
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(result.without_records())))
-    else:
+    write_json(json_file, result)
+    if json_file != STDOUT:
         Console().print(results_table({result.settings.workload: result}))
-    if save is not None:
-        write_result(save, msgspec.json.encode(result))
     if plot is not None:
         from preble.bench.plot import draw_results
 

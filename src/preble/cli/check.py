@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ import click
 from preble.cli.failure import Failure
 from preble.cli.gateway_pages import gateway_page
 from preble.cli.options import HttpUrl
+from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
     from preble.gateway.parity_report import ParityReport
@@ -23,8 +25,8 @@ TIMEOUT_S = 600.0
     "--url", type=HttpUrl(), default="http://127.0.0.1:8000", show_default=True, help="The gateway to be asked."
 )
 @click.option("--api-key", envvar="PREBLE_API_KEY", help="A client's key, where the gateway wants one.")
-@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
-def command(url: str, api_key: str | None, as_json: bool) -> None:
+@json_option("the reports")
+def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     """Have a running gateway check all its replicas now, as it does when each of them joins.
 
     Compared are the token ids of a text, of special characters, of a chat and of a chat with tools; the tokens that a
@@ -36,17 +38,14 @@ def command(url: str, api_key: str | None, as_json: bool) -> None:
     \b
     Examples:
       preble check
-      preble check --url http://gateway:8000 --json
+      preble check --url http://gateway:8000 --json -
     """
-    import msgspec
-
     from preble.gateway.debug import PARITY, ParityPage
     from preble.gateway.parity_report import Outcome
 
     page = gateway_page(url + PARITY, ParityPage, api_key, post=True, timeout_s=TIMEOUT_S)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(page)))
-    else:
+    write_json(json_file, page)
+    if json_file != STDOUT:
         click.echo("\n".join(line for report in page.reports for line in _told(report)), nl=bool(page.reports))
     if not page.reports:
         raise Failure("no replica is up, so there is nothing to check")

@@ -12,7 +12,7 @@ import click
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, workload_shape_options
-from preble.cli.output import OUTPUT_FILE, STDOUT, write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -130,14 +130,9 @@ def _rate(text: str) -> float | str | None:
     help="Bound on the mean E2E, in seconds, for all workloads or one.",
 )
 @click.option("--jobs", type=POSITIVE, help="Simulations at once.  [default: one a core]")
-@click.option(
-    "--json",
-    "save",
-    type=OUTPUT_FILE,
-    help="Result file, written after each run; the runs that it has already are not made again. - for stdout.",
-)
+@json_option("the result with every run, after each of them (runs that the file has already are not made again)")
 @click.option("--html", type=OUTPUT_FILE, help="Write a page with figures (needs the extra `plot`).")
-def command(save: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
+def command(json_file: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate at which the SLO is kept.
 
@@ -157,8 +152,8 @@ def command(save: Path | None, html: Path | None, jobs: int | None, **options: A
     if html is not None:
         require_matplotlib()
     plan = _plan(**options)
-    to_stdout = save == STDOUT
-    path = None if to_stdout else save
+    to_stdout = json_file == STDOUT
+    path = None if to_stdout else json_file
     try:
         with run_progress() as on_progress:
             result = compare(plan, path=path, jobs=jobs, on_progress=on_progress)
@@ -220,12 +215,10 @@ def _label(source: str, taken: Mapping[str, Any]) -> str:
 
 
 def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> None:
-    import msgspec
-
     from preble.bench.compare.numbers import caution
 
     if to_stdout:
-        click.echo(msgspec.json.encode(result))
+        write_json(STDOUT, result)
     else:
         _show(result)
     for workload in result.plan.workloads:

@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
+from preble.cli.failure import Failure
 from preble.cli.gateway_pages import gateway_page
 from preble.cli.options import HttpUrl
+from preble.cli.output import STDOUT, json_option, write_json
+from preble.errors import ConfigError
+
+if TYPE_CHECKING:
+    from preble.gateway.debug import DecisionsPage
+
+GATEWAY = "http://127.0.0.1:8000"
 
 
 @click.command("explain", short_help="Why a request was sent where it was.")
 @click.argument("request_id")
-@click.option(
-    "--url", type=HttpUrl(), default="http://127.0.0.1:8000", show_default=True, help="The gateway that placed it."
-)
+@click.option("--url", type=HttpUrl(), help=f"The gateway that placed it.  [default: {GATEWAY}]")
 @click.option("--api-key", envvar="PREBLE_API_KEY", help="A client's key, where the gateway wants one.")
-@click.option("--json", "as_json", is_flag=True, help="Print what the gateway knows as JSON.")
-def command(request_id: str, url: str, api_key: str | None, as_json: bool) -> None:
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A decision log in place of a gateway: of one, or of `preble simulate`.",
+)
+@json_option("what is known")
+def command(request_id: str, url: str | None, api_key: str | None, log: Path | None, json_file: Path | None) -> None:
     """Show what was known when a request was placed, why its replica was chosen, and what came of it.
 
     REQUEST_ID is the header x-request-id of the answer. The gateway remembers its last decisions only
-    (decisions.remembered, 10,000 unless configured).
+    (decisions.remembered, 10,000 unless configured); a decision log has all of them.
 
     \b
     Examples:
       preble explain 5f3a9c01-1a
-      preble explain my-own-id --url http://gateway:8000 --json
+      preble explain my-own-id --url http://gateway:8000 --json -
+      preble explain tool_use-17 --log decisions.jsonl
     """
+    if log is not None and url is not None:
+        raise ConfigError("give --url or --log, not both")
+    page = _asked(request_id, url or GATEWAY, api_key) if log is None else _logged(request_id, log)
+    write_json(json_file, page)
+    if json_file != STDOUT:
+        from preble.decisions.explain import explain
+
+        click.echo("\n\n".join(map(explain, page.decisions)))
+
+
+def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
     from preble.gateway.debug import DecisionsPage
 
-    page = gateway_page(f"{url}/debug/decisions/{quote(request_id, safe='')}", DecisionsPage, api_key)
-    if as_json:
-        import msgspec
+    return gateway_page(f"{url}/debug/decisions/{quote(request_id, safe='')}", DecisionsPage, api_key)
 
-        click.echo(msgspec.json.format(msgspec.json.encode(page)))
-        return
-    from preble.decisions.explain import explain
 
-    click.echo("\n\n".join(map(explain, page.decisions)))
+def _logged(request_id: str, log: Path) -> DecisionsPage:
+    """The same page, from a log. Raises: Failure: the request is not in it."""
+    from preble.decisions.retold import decisions_about
+    from preble.gateway.debug import DecisionsPage
+
+    decisions = decisions_about(log, request_id)
+    if not decisions:
+        raise Failure(f"no decision about request {request_id!r} in {log}")
+    return DecisionsPage(decisions)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from preble.errors import ConfigError
 
 STDOUT = Path("-")
+_NO_NAME = "--"
+"""In place of the file where an option that wants one is given without."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.Path):
@@ -22,6 +26,8 @@ class OutputFile(click.Path):
         super().__init__(dir_okay=False, writable=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if value == _NO_NAME:
+            self.fail("it takes a file, or - for stdout", param, ctx)
         file = Path(str(super().convert(value, param, ctx)))
         if file != STDOUT and not file.exists():
             self._check_folder(file, param, ctx)
@@ -37,6 +43,30 @@ class OutputFile(click.Path):
 
 
 OUTPUT_FILE = OutputFile()
+
+
+def json_option(what: str) -> Callable[[Command], Command]:
+    """`--json FILE`, given to the command as `json_file`: the same in every command, so that it need not be looked up.
+
+    `what`: is written there; where that is stdout, the command prints nothing else on it.
+    """
+    return click.option(
+        "--json",
+        "json_file",
+        type=OUTPUT_FILE,
+        is_flag=False,
+        flag_value=_NO_NAME,
+        metavar="FILE",
+        help=f"Write {what} as JSON; - for stdout, in place of the text.",
+    )
+
+
+def write_json(file: Path | None, result: Any) -> None:
+    """What `json_option` promises. Raises: ConfigError: it cannot be written."""
+    import msgspec
+
+    if file is not None:
+        write_result(file, msgspec.json.encode(result))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import click
 
 from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE, HttpUrl
-from preble.cli.output import OUTPUT_FILE, write_result, writing
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.errors import ConfigError, EngineRefused
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 @click.option("--machine", metavar="TEXT", help="What it runs on, kept with the profile.  [default: this processor]")
 @click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
 @click.option("--api-key", envvar="PREBLE_PROFILE_API_KEY", help="Bearer token to send.")
-@click.option("--json", "as_json", is_flag=True, help="Print profile and errors as JSON instead of a table.")
+@json_option("the profile with its errors")
 def command(
     output: Path,
     name: str | None,
     plot: Path | None,
     raw: Path | None,
     typical_batch: int | None,
-    as_json: bool,
+    json_file: Path | None,
     **options: Any,
 ) -> None:
     """Measure how long a replica takes for prefills and decodes, and fit a cost profile to it.
@@ -67,7 +67,7 @@ def command(
     measurements = run_cancellable(_measured(**options))
     fit = fit_profile(measurements, name=name or output.stem, source=_source(measurements), typical_batch=typical_batch)
     _write(fit, measurements, output=output, plot=plot, raw=raw)
-    _show(fit, measurements, as_json=as_json)
+    _show(fit, measurements, json_file)
 
 
 async def _measured(
@@ -125,15 +125,14 @@ def _write(fit: Fit, measurements: Measurements, *, output: Path, plot: Path | N
             draw_fit(fit, plot)
 
 
-def _show(fit: Fit, measurements: Measurements, *, as_json: bool) -> None:
+def _show(fit: Fit, measurements: Measurements, json_file: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    if as_json:
-        times = [{"relative_error": t.relative_error, **msgspec.to_builtins(t)} for t in fit.times]
-        shown = {"profile": fit.profile, "overhead_s": fit.overhead_s, "seed": measurements.seed, "times": times}
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)))
-    else:
+    times = [{"relative_error": t.relative_error, **msgspec.to_builtins(t)} for t in fit.times]
+    shown = {"profile": fit.profile, "overhead_s": fit.overhead_s, "seed": measurements.seed, "times": times}
+    write_json(json_file, shown)
+    if json_file != STDOUT:
         Console().print(_table(fit))
     for warning in [*measurements.notes, *fit.warnings()]:
         click.echo(f"preble: {warning}", err=True)

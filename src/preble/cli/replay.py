@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import PolicyName
+from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,8 +25,8 @@ lengths are the log's. Compare such lines with each other, not with the first.""
 @click.command("replay", short_help="A decision log, played again, or put to another policy.")
 @click.argument("log", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--policy", "policies", type=PolicyName(), multiple=True, help="What would this policy have done?")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(log: Path, policies: tuple[str, ...], as_json: bool) -> None:
+@json_option("the result")
+def command(log: Path, policies: tuple[str, ...], json_file: Path | None) -> None:
     """Play a decision log (decisions.log in the configuration) through a fresh scheduler of the same settings.
 
     Without --policy every placement is held against the log; the first difference is shown, with exit status 1. With
@@ -37,19 +38,19 @@ def command(log: Path, policies: tuple[str, ...], as_json: bool) -> None:
       preble replay decisions.jsonl --policy least_load --policy round_robin
     """
     if policies:
-        _compare(log, policies, as_json=as_json)
+        _compare(log, policies, json_file)
     else:
-        _check(log, as_json=as_json)
+        _check(log, json_file)
 
 
-def _check(log: Path, *, as_json: bool) -> None:
-    import msgspec
-
+def _check(log: Path, json_file: Path | None) -> None:
     from preble.decisions.reader import LogReader
     from preble.decisions.replay import Replay
 
     result = Replay(LogReader(log)).run()
-    click.echo(msgspec.json.format(msgspec.json.encode(result)) if as_json else _verdict(result))
+    write_json(json_file, result)
+    if json_file != STDOUT:
+        click.echo(_verdict(result))
     if result.difference is not None:
         raise click.exceptions.Exit(1)
 
@@ -69,18 +70,16 @@ def _verdict(result: ReplayResult) -> str:
     return "\n".join(lines)
 
 
-def _compare(log: Path, policies: tuple[str, ...], *, as_json: bool) -> None:
-    import msgspec
+def _compare(log: Path, policies: tuple[str, ...], json_file: Path | None) -> None:
     from rich.console import Console
 
     from preble.decisions.what_if import outcomes
 
     found = list(outcomes(log, policies))
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"note": ON_EQUAL_TERMS, "outcomes": found})))
-        return
-    Console().print(_table(found))
-    click.echo(ON_EQUAL_TERMS)
+    write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found})
+    if json_file != STDOUT:
+        Console().print(_table(found))
+        click.echo(ON_EQUAL_TERMS)
 
 
 def _table(outcomes: list[PolicyOutcome]) -> Table:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
+from preble.cli.failure import Failure
+from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
-from preble.cli.output import OUTPUT_FILE, write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
+from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from preble.decisions.writer import LogWriter
     from preble.sim import SimConfig, SimResult
     from preble.workloads import WorkloadPlan
 
@@ -26,8 +32,13 @@ DEFAULT_REQUESTS = 1000
 @policy_option("preble")
 @cluster_options
 @click.option("--sample-s", type=POSITIVE_FLOAT, help="Sample every replica's state so often, for --json.")
-@click.option("--json", "save", type=OUTPUT_FILE, help="Write the result with every record; - for stdout.")
-def command(save: Path | None, **options: Any) -> None:
+@json_option("the result with every record")
+@click.option(
+    "--decision-log",
+    type=OUTPUT_FILE,
+    help="Log every decision, for `preble explain --log` and `preble replay` (docs/howto/explain.md).",
+)
+def command(json_file: Path | None, decision_log: Path | None, **options: Any) -> None:
     """Play a workload on a simulated cluster: Preble's real schedulers, and iterations as long as a profile says.
 
     Same seed, same result, to the last digit. Replicas are named r0, r1 and so on.
@@ -36,7 +47,7 @@ def command(save: Path | None, **options: Any) -> None:
     Examples:
       preble simulate --workload tool_use --rps 20 --replicas 4 --policy e2
       preble simulate --workload trace.jsonl.gz --policy round_robin --json result.json
-      preble simulate --rps 20 --fail 30:lost:r1 --fail 60:added:r1
+      preble simulate --rps 20 --fail 30:lost:r1 --fail 60:added:r1 --decision-log decisions.jsonl
     """
     import msgspec
 
@@ -49,9 +60,12 @@ def command(save: Path | None, **options: Any) -> None:
     with (
         request_progress(f"{workload.name}, {config.policy}", len(workload.requests)) as on_record,
         fewer_collections(),
+        _logging(decision_log, config) as log,
     ):
-        result = simulate(config, workload, on_record)
-    _deliver(msgspec.structs.replace(result, plan=plan), save)
+        result = simulate(config, workload, on_record, log=log)
+    _deliver(msgspec.structs.replace(result, plan=plan), json_file)
+    if log is not None and log.num_dropped:
+        raise Failure(f"{log.num_dropped} decisions are missing from {decision_log}")
     if result.summary.errors == result.summary.requests:
         raise click.exceptions.Exit(1)
 
@@ -62,13 +76,37 @@ def _settings(*, workload: str, requests: int | None, seed: int, **rest: Any) ->
     return simulated_cluster(seed=seed, **rest), plan
 
 
-def _deliver(result: SimResult, save: Path | None) -> None:
-    import msgspec
+@contextmanager
+def _logging(file: Path | None, config: SimConfig) -> Iterator[LogWriter | None]:
+    """A log of what the global scheduler decides inside, all of it; None for no file.
+
+    Token ids are written as they are: the same seed, the same log. Its times count from 0. Raises: ConfigError.
+    """
+    if file is None:
+        yield None
+        return
+    if file == STDOUT:
+        raise ConfigError("a decision log needs a file (--decision-log)")
+    from preble.decisions.lines import header_line
+    from preble.decisions.names import LogNames
+    from preble.decisions.writer import LogFile, LogWriter
+
+    configure_logging("warning", "console")
+    with writing(file):
+        sink = LogFile(file)
+    names = LogNames()
+    log = LogWriter(sink, header_line(names, 0.0, 0.0, config.scheduler_settings, config.profile), names, waits=True)
+    try:
+        yield log
+    finally:
+        log.close(timeout_s=None)
+
+
+def _deliver(result: SimResult, json_file: Path | None) -> None:
     from rich.console import Console
 
-    if save is not None:
-        write_result(save, msgspec.json.encode(result))
-    if str(save) != "-":
+    write_json(json_file, result)
+    if json_file != STDOUT:
         Console().print(_table(result))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE
-from preble.cli.output import OUTPUT_FILE, STDOUT, write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ DEFAULT_REQUESTS = 5000
     metavar="FILE|FOLDER",
     help="A model's tokenizer.json, for prompts of text.  [default: a word is a token]",
 )
-@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write every number; - for stdout.")
+@json_option("every number")
 @click.option("--html", "html_file", type=OUTPUT_FILE, help="Write one page with figures (extra `plot`).")
 def command(
     sources: tuple[str, ...],
@@ -53,7 +53,6 @@ def command(
       preble workload study trace.jsonl.gz --html study.html
       preble workload study monday.jsonl tuesday.jsonl tool_use --json -
     """
-    import msgspec
     from rich.console import Console
 
     from preble.report import require_matplotlib, terminal_tables
@@ -70,8 +69,7 @@ def command(
         click.echo("of text, a word is a token here; for a model's own count give --tokenizer", err=True)
     if html_file is not None:
         write_result(html_file, study_page(report).encode())
-    if json_file is not None:
-        write_result(json_file, msgspec.json.encode(report))
+    write_json(json_file, report)
     if STDOUT not in (json_file, html_file):
         console = Console()
         for table in summary_tables(studies):

@@ -13,6 +13,8 @@ from preble.decisions.recent import CandidateCost, Decision
 WIDTH = 100
 LEAST_DELAY = "preble"
 """The policy whose L, M and P are no seconds of GPU time but of delay, added to all requests together."""
+SIMULATED_BEFORE_S = 1e9
+"""A clock that shows less than a year of this century is a simulation's, which begins at 0."""
 SHOWN_CANDIDATES = 12
 """Of a large cluster only the cheapest are shown, and the chosen one."""
 
@@ -24,11 +26,20 @@ def explain(decision: Decision) -> str:
 
 
 def _headline(decision: Decision) -> str:
-    when = datetime.fromtimestamp(decision.placed_at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return (
-        f"request {decision.request_id}, placed {when} UTC on {decision.replica}"
+        f"request {decision.request_id}, placed {_when(decision.placed_at)} on {decision.replica}"
         f" ({decision.reason}, policy {decision.policy})"
     )
+
+
+def _when(unix_time_s: float) -> str:
+    """
+    >>> _when(1_795_288_682.422), _when(12.5)
+    ('2026-11-21 19:18:02.422 UTC', 'at 12.500 s')
+    """
+    if unix_time_s < SIMULATED_BEFORE_S:
+        return f"at {unix_time_s:.3f} s"
+    return datetime.fromtimestamp(unix_time_s, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def _why(decision: Decision) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from preble.core.global_scheduler import GlobalScheduler
 from preble.core.policies import reads_token_ids
-from preble.core.types import BlocksEvicted, CacheCleared, ReplicaId, RequestId
+from preble.core.types import BlocksEvicted, CacheCleared, Placement, ReplicaId, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,
     ClearedLine,
@@ -52,7 +52,10 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """One replay of one log. `scheduler`: in the state in which the log's was after the events played so far."""
+    """One replay of one log. `scheduler`: in the state in which the log's was after the events played so far.
+
+    `placement`: what came of the event that was played last, None unless it was a request that could be placed.
+    """
 
     def __init__(self, log: LogReader) -> None:
         """Raises: ConfigError: there is no such policy, or it goes by token ids and those of the log are renamed."""
@@ -64,6 +67,7 @@ class Replay:
             )
         self._log = log
         self.scheduler = make_scheduler(log.header.settings, log.header.profile)
+        self.placement: Placement | None = None
 
     def run(self) -> ReplayResult:
         """Play the whole log, and stop at the first difference. Deterministic.
@@ -73,7 +77,7 @@ class Replay:
         compared = 0
         difference = None
         for numbered in self._log:
-            difference = self._play(numbered)
+            difference = self.play(numbered)
             if difference is not None:
                 break
             compared += isinstance(numbered.event, PlaceLine)
@@ -85,11 +89,14 @@ class Replay:
             ended_at=self._log.ended_at,
         )
 
-    def _play(self, numbered: Numbered) -> Difference | None:
+    def play(self, numbered: Numbered) -> Difference | None:
+        """The log's next event. Raises: as `run`."""
         number, event = numbered
+        self.placement = None
         try:
             if isinstance(event, PlaceLine):
-                return _compare_placement(self.scheduler, number, event)
+                self.placement, error = place(self.scheduler, event)
+                return _difference(number, event, self.placement, error)
             if isinstance(event, StoredLine):
                 return _compare_stored(self.scheduler, number, event)
             _tell(self.scheduler, event)
@@ -98,17 +105,17 @@ class Replay:
         return None
 
 
-def _compare_placement(scheduler: GlobalScheduler, number: int, line: PlaceLine) -> Difference | None:
-    placement, error = place(scheduler, line)
-    if (placement, error) == (line.placement, line.error):
+def _difference(number: int, line: PlaceLine, placement: Placement | None, error: str | None) -> Difference | None:
+    row = None if placement is None else placement_row(placement)
+    if (row, error) == (line.placement, line.error):
         return None
-    return Difference(number, line.id, _told(line.placement, line.error), _told(placement, error))
+    return Difference(number, line.id, _told(line.placement, line.error), _told(row, error))
 
 
-def place(scheduler: GlobalScheduler, line: PlaceLine) -> tuple[PlacementRow | None, str | None]:
+def place(scheduler: GlobalScheduler, line: PlaceLine) -> tuple[Placement | None, str | None]:
     """Place a logged request. Returns the placement, or else the name of the error."""
     try:
-        return placement_row(scheduler.place(line.request(), line.t)), None
+        return scheduler.place(line.request(), line.t), None
     except (NoReplicaError, PromptTooLong) as error:
         return None, type(error).__name__
 

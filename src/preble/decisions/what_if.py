@@ -26,6 +26,7 @@ from preble.decisions.lines import (
     PlacementRow,
     RemoveReplicaLine,
     TrustLine,
+    placement_row,
 )
 from preble.decisions.reader import LogReader, Numbered
 from preble.decisions.replay import place
@@ -190,7 +191,7 @@ class _Run:
         placement, error = place(self._scheduler, line)
         if placement is None:
             raise ValueError(f"request {line.id!r} was placed, which no policy can do ({error})")
-        self.tally.placed(line, logged, placement)
+        self.tally.placed(line, logged, placement_row(placement))
         self._logged[line.id] = logged.replica
         self._in_flight.add(line.id)
 

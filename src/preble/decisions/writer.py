@@ -1,7 +1,8 @@
 """The decision log's file, written by a thread of its own: what is logged is queued, and the caller goes on.
 
 Nothing here can hold up or end the serving. Where the queue is full or the disk takes no more, lines are dropped and
-counted, and the log says how many are missing where they are missing. A file never ends in half a line of ours: what a
+counted, and the log says how many are missing where they are missing. (A simulation, which has time, can wait for the
+queue.) A file never ends in half a line of ours: what a
 failed write has left is cut off again.
 """
 
@@ -77,16 +78,21 @@ class LogFile:
 class LogWriter:
     """Writes one log. `write` and `close` belong to one thread, the scheduler's; neither raises.
 
-    `max_bytes`: size at which the log ends, since a disk is not for logs alone.
+    `max_bytes`: size at which the log ends, since a disk is not for logs alone. `waits`: where the queue is full,
+    `write` waits for room in it.
     """
 
-    def __init__(self, sink: Sink, header: Header, names: LogNames, *, max_bytes: int = 1024 * MiB) -> None:
+    def __init__(
+        self, sink: Sink, header: Header, names: LogNames, *, max_bytes: int = 1024 * MiB, waits: bool = False
+    ) -> None:
         self._sink = sink
         self._names = names
         self._max_bytes = max_bytes
         self._encode = msgspec.json.Encoder().encode
         self._log = structlog.get_logger("preble.decisions")
         self._queue: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._waits = waits
+        self._progress = threading.Event()
         self._closed = False
         # Each of these is written by one thread only, so that no lock is needed.
         self._put_bytes = self._num_put = self._num_refused = self._unsaid_refused = 0
@@ -108,11 +114,14 @@ class LogWriter:
         return self._num_refused + self._num_lost
 
     def write(self, make_line: Callable[..., Line], *values: Any, size: int = 0) -> None:
-        """Have the line `make_line(names, *values)` written, soon. O(1).
+        """Have the line `make_line(names, *values)` written, soon. O(1), unless it waits for room.
 
         The values must not change any more. `size`: bytes of prompts among them.
         """
-        if self._closed or self._put_bytes - self._done_bytes > MAX_PENDING_BYTES:
+        while self._waits and self._is_queue_full:
+            self._progress.wait()
+            self._progress.clear()
+        if self._closed or self._is_queue_full:
             self._num_refused += 1
             self._unsaid_refused += 1
             return
@@ -120,8 +129,12 @@ class LogWriter:
         self._queue.put(_Entry(make_line, values, size + ENTRY_BYTES, self._unsaid_refused))
         self._unsaid_refused = 0
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is queued, and close the file. Blocks, though not for longer than `timeout_s`."""
+    @property
+    def _is_queue_full(self) -> bool:
+        return self._put_bytes - self._done_bytes > MAX_PENDING_BYTES
+
+    def close(self, timeout_s: float | None = CLOSE_S) -> None:
+        """Write what is queued, and close the file. Blocks for `timeout_s` at most; None: until it is done."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -136,6 +149,7 @@ class LogWriter:
             batch, is_open = self._next_batch()
             self._append([line for entry in batch for line in self._lines(entry)], len(batch))
             self._done_bytes += sum(entry.size for entry in batch)
+            self._progress.set()
         self._sink.close()
 
     def _next_batch(self) -> tuple[list[_Entry], bool]:

@@ -17,7 +17,9 @@ from preble.core.door import Scheduler
 from preble.core.policy import Policy
 from preble.core.sequence import Finished
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
+from preble.decisions.recorder import RecordingScheduler
 from preble.decisions.settings import make_scheduler
+from preble.decisions.writer import LogWriter
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
@@ -331,13 +333,17 @@ def simulate(
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     *,
     policy: Policy | None = None,
+    log: LogWriter | None = None,
 ) -> SimResult:
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
-    of the one that `config` names; the result has its name.
+    of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
+    door is written.
     """
     if policy is None and config.policy == PREFIX_ORACLE:
         policy = PrefixOracle(workload, config)
-    scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
+    scheduler: Scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
+    if log is not None:
+        scheduler = RecordingScheduler(scheduler, log)
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record).run()

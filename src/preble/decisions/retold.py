@@ -1,0 +1,49 @@
+"""The decisions about one request, from a decision log: the log is replayed, as what was weighed is not all in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from preble.decisions.lines import Event, FinishLine, FirstTokenLine, RemoveReplicaLine
+from preble.decisions.reader import LogReader
+from preble.decisions.recent import Decision, DecisionRecord, RecentDecisions
+from preble.decisions.replay import Replay
+from preble.errors import ConfigError
+
+MAX_PLACEMENTS = 10_000
+"""Of one request; more, and the first are forgotten."""
+
+
+def decisions_about(path: Path, request_id: str) -> list[Decision]:
+    """Every placement of this request in order; of one prompt of it, if ID#N is asked for. O(log).
+
+    Times are Unix times by the log's clock. The log does not tell how a request ended: with output, it ended well.
+
+    Raises: TraceFormatError: the log is damaged. ConfigError: it cannot be replayed.
+    """
+    log = LogReader(path)
+    replay = Replay(log)
+    header = log.header
+    recent = RecentDecisions(header.settings.policy, MAX_PLACEMENTS, unix_offset_s=header.unix_time_s - header.t)
+    running: dict[str, DecisionRecord] = {}
+    for numbered in log:
+        if replay.play(numbered) is not None:
+            raise ConfigError(f"{path} does not replay from line {numbered.number} on; see `preble replay {path}`")
+        placement = replay.placement
+        if placement is None:
+            _follow(running, numbered.event)
+        elif request_id.partition("#")[0] == placement.request_id.partition("#")[0]:
+            running[placement.request_id] = recent.placed(placement, numbered.event.t)
+    return recent.of_request(request_id)
+
+
+def _follow(running: dict[str, DecisionRecord], event: Event) -> None:
+    """Note what became of placements that are not over."""
+    match event:
+        case FirstTokenLine(t=t, id=request_id) if request_id in running:
+            running[request_id].first_token_at = t
+        case FinishLine(t=t, id=request_id, output_tokens=tokens, cached_tokens=cached) if request_id in running:
+            running.pop(request_id).finished(t, "ok" if tokens else "without output", tokens, cached)
+        case RemoveReplicaLine(replica=replica):
+            for record in running.values():
+                record.replica_lost |= record.placement.replica_id == replica
