@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from support.replicas import RunningReplicas, VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
 
@@ -47,6 +49,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.iter_markers("vllm")) or any(item.iter_markers("sglang")):
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=ENGINE_DIED))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Some commands that run in this process configure logging; no other test is to notice."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
