@@ -45,7 +45,7 @@ def sglang_url(sglang: RunningReplicas) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A real engine may die by itself, once in some hundred starts: what needed it is then run once more."""
+    """A real engine may die by itself: what needed it is then run once more."""
     for item in items:
         if any(item.iter_markers("vllm")) or any(item.iter_markers("sglang")):
             item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=ENGINE_DIED))
