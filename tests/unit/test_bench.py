@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from preble.bench import BenchRun, BenchSettings, plan
+from preble.bench import BenchRun, BenchSettings
 from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, parse_counters
 from preble.bench.load import run_load
@@ -25,7 +25,7 @@ from preble.bench.report import results_table
 from preble.engines.completion_stream import server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord, Slo
-from preble.workloads import Segment, Workload, WorkloadRequest
+from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -282,24 +282,18 @@ def test_a_page_without_counters_is_refused(page: str) -> None:
 
 
 def settings(url: str = "http://x", **changes: Any) -> BenchSettings:
-    fields: dict[str, Any] = {"workload": "tool_use", "requests": 6, "rps": 200.0, "seed": 3}
-    return BenchSettings(url=url, **fields | changes)
-
-
-def test_the_plan_depends_on_the_settings_alone() -> None:
-    assert plan(settings()) == plan(settings())
-    assert plan(settings()) != plan(settings(seed=4))
+    return BenchSettings(url=url, plan=WorkloadPlan(source="tool_use", requests=6, rps=200.0, seed=3), **changes)
 
 
 def test_a_rate_is_needed_where_the_workload_has_no_times() -> None:
     with pytest.raises(ConfigError, match="give a rate"):
-        plan(settings(rps=None))
+        BenchRun(BenchSettings(url="http://x", plan=WorkloadPlan(source="tool_use", requests=6)))
 
 
 async def test_a_run_has_the_engines_own_counters_and_its_settings() -> None:
     async with endpoint() as url:
         asked = settings(url, replicas=(url,), slo=Slo(ttft_s=60.0))
-        bench = BenchRun(asked, plan(asked))
+        bench = BenchRun(asked)
         await bench.run()
     result = bench.result()
     assert result.engines == {url: CacheCounters(1000, 250)}
@@ -321,7 +315,7 @@ async def test_an_interrupted_run_reports_what_had_ended_as_partial() -> None:
 
     async with endpoint(answer_two) as url:
         asked = settings(url)
-        bench = BenchRun(asked, plan(asked))
+        bench = BenchRun(asked)
         two_ended = asyncio.Event()
         task = asyncio.create_task(
             bench.run(lambda _: two_ended.set() if bench.result().summary.requests == 2 else None)
@@ -339,7 +333,7 @@ async def test_a_result_is_drawn_and_tabled(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     async with endpoint() as url:
         asked = settings(url)
-        bench = BenchRun(asked, plan(asked))
+        bench = BenchRun(asked)
         await bench.run()
     results = {"one": bench.result(), "two": bench.result()}
     draw_results(results, tmp_path / "deep" / "figure.png", "title")

@@ -221,7 +221,7 @@ def test_bench_puts_json_on_stdout_and_talk_on_stderr(endpoint: str) -> None:
     assert result.exit_code == 0, result.stderr
     shown = json.loads(result.stdout)
     assert (shown["summary"]["requests"], shown["summary"]["errors"], shown["partial"]) == (5, 0, False)
-    assert (shown["settings"]["seed"], shown["settings"]["url"]) == (9, endpoint)
+    assert (shown["settings"]["plan"]["seed"], shown["settings"]["url"]) == (9, endpoint)
     assert "5/5 requests" in result.stderr
 
 

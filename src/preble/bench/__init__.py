@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from preble.bench.run import BenchResult, BenchRun, BenchSettings, plan
+from preble.bench.run import BenchResult, BenchRun, BenchSettings
 
-__all__ = ["BenchResult", "BenchRun", "BenchSettings", "plan"]
+__all__ = ["BenchResult", "BenchRun", "BenchSettings"]

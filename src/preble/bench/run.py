@@ -11,26 +11,17 @@ from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, read_counters
 from preble.bench.load import run_load
 from preble.metrics import RequestRecord, Slo, Summary, summarize
-from preble.workloads import Workload, WorkloadPlan
+from preble.workloads import WorkloadPlan
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides what is sent; kept in the result, so that a run can be repeated.
+    """What is sent (`plan`), where and how; kept in the result, so that a run can be repeated.
 
-    `requests`: None for all of a trace file. `rps`: None for the arrival times that the trace file has.
     `replicas`: URLs of replicas whose own cache counters are read before and after.
     """
 
     url: str
-    workload: str
-    requests: int | None = None
-    rps: float | None = None
-    arrivals: str = "poisson"
-    cv: float = 1.0
-    popularity: str | None = None
-    zipf: float | None = None
-    num_prefixes: int | None = None
-    seed: int = 0
+    plan: WorkloadPlan
     model: str | None = None
     ignore_eos: bool = True
     timeout_s: float = 600.0
@@ -53,30 +44,13 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     records: list[RequestRecord] = []
 
 
-def plan(settings: BenchSettings) -> Workload:
-    """The workload of these settings, every arrival fixed. A function of the settings alone.
-
-    Raises: ConfigError, TraceFormatError.
-    """
-    return WorkloadPlan(
-        source=settings.workload,
-        requests=settings.requests,
-        rps=settings.rps,
-        seed=settings.seed,
-        arrivals=settings.arrivals,
-        cv=settings.cv,
-        popularity=settings.popularity,
-        zipf=settings.zipf,
-        num_prefixes=settings.num_prefixes,
-    ).make()
-
-
 class BenchRun:
     """A run that can be interrupted: whatever was measured by then is still its result."""
 
-    def __init__(self, settings: BenchSettings, workload: Workload, *, api_key: str | None = None) -> None:
+    def __init__(self, settings: BenchSettings, *, api_key: str | None = None) -> None:
+        """Raises: ConfigError, TraceFormatError: there is no such workload."""
         self._settings = settings
-        self._workload = workload
+        self._workload = settings.plan.make()
         self._api_key = api_key
         self._records: list[RequestRecord] = []
         self._engines: dict[str, CacheCounters] = {}

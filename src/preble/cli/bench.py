@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE_FLOAT, HttpUrl, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
@@ -58,15 +59,15 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
       preble bench --url http://127.0.0.1:8000 --workload tool_use --rps 4 --requests 200
       preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json result.json
     """
-    from preble.bench import BenchRun, plan
+    from preble.bench import BenchRun
     from preble.report import require_matplotlib
 
     if plot is not None:
         require_matplotlib()
     settings = _settings(**options)
-    run = BenchRun(settings, plan(settings), api_key=api_key)
+    run = BenchRun(settings, api_key=api_key)
     with _interruptible() as interrupted:
-        asyncio.run(_with_progress(run, settings.workload))
+        asyncio.run(_with_progress(run, settings.plan.source))
     result = run.result()
     _deliver(result, json_file, plot)
     if interrupted:
@@ -81,12 +82,10 @@ def _settings(
 ) -> BenchSettings:
     from preble.bench import BenchSettings
     from preble.metrics import Slo
-    from preble.workloads import is_endless
 
-    if requests is None and is_endless(workload):
-        requests = DEFAULT_REQUESTS
+    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, **rest)
     slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
-    return BenchSettings(requests=requests, workload=workload, slo=slo, **rest)
+    return BenchSettings(plan=plan, slo=slo, **rest)
 
 
 @contextmanager
@@ -113,10 +112,10 @@ def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> 
 
     write_json(json_file, result)
     if json_file != STDOUT:
-        Console().print(results_table({result.settings.workload: result}))
+        Console().print(results_table({result.settings.plan.source: result}))
     if plot is not None:
         from preble.bench.plot import draw_results
 
-        name = result.settings.workload
+        name = result.settings.plan.source
         with writing(plot):
             draw_results({name: result}, plot, f"{name}: {result.workload_note}")

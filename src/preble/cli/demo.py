@@ -87,15 +87,18 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     """
     from preble.bench import BenchSettings
     from preble.bench.report import results_table
+    from preble.workloads import WorkloadPlan
 
     scenario = SCENARIOS[engine]
     settings = BenchSettings(
         url="(the gateway)",
-        workload="tool_use",
-        requests=requests or scenario.requests,
-        rps=rps or scenario.rps,
-        num_prefixes=scenario.num_tools,
-        seed=seed,
+        plan=WorkloadPlan(
+            source="tool_use",
+            requests=requests or scenario.requests,
+            rps=rps or scenario.rps,
+            num_prefixes=scenario.num_tools,
+            seed=seed,
+        ),
     )
     if scenario.model is not None and not scenario.model.is_dir():
         raise ConfigError(f"there is no model {str(scenario.model)!r} here; run `make demo` in a checkout of Preble")
@@ -126,7 +129,8 @@ async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, ou
 
     Raises: ConfigError, EngineError: something could not be started or did not answer.
     """
-    _say(f"{settings.requests} requests at {settings.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
+    plan = settings.plan
+    _say(f"{plan.requests} requests at {plan.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
     return {policy: await _run_arm(engine, scenario, settings, policy, out) for policy in (BASELINE, OURS)}
 
 
@@ -134,7 +138,7 @@ async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, pol
     """One policy: new replicas, warmed up with unrelated prompts, and a new gateway in front of them."""
     import msgspec
 
-    from preble.bench import BenchRun, plan
+    from preble.bench import BenchRun
     from preble.bench.gateway import started_gateway
     from preble.bench.progress import request_progress
     from preble.bench.warmup import warm_up
@@ -147,7 +151,7 @@ async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, pol
         log_path = out / "logs" / policy / "gateway.log"
         async with started_gateway(fleet.urls, _gateway_args(scenario, policy), log_path) as gateway:
             here = msgspec.structs.replace(settings, url=gateway.url, replicas=tuple(fleet.urls))
-            run = BenchRun(here, plan(here))
+            run = BenchRun(here)
             with request_progress(policy, run.num_requests) as on_record:
                 await run.run(on_record)
             return run.result()
