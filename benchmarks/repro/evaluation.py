@@ -32,7 +32,6 @@ from evaluation_tables import (
     of_group,
     overview_table,
     paper_table,
-    sizes_table,
 )
 from page import NOT_RUN, filled, markdown
 
@@ -70,7 +69,9 @@ PAGES: Mapping[str, Details] = MappingProxyType(
             ("2", "70b", "azure", "ablation"),
         ),
         "sizes": Details(
-            "Details: other sizes", "More and fewer replicas, other caches, GPUs, traces and mixes.", ("scale",)
+            "Details: other sizes",
+            "More and fewer replicas, other GPUs, other caches, recorded traces and mixes.",
+            ("fleets", "caches", "traffic"),
         ),
     }
 )
@@ -87,17 +88,24 @@ def figure_name(case: Case, number: Number) -> str:
 def tables(results: Results) -> dict[str, str]:
     """What stands between the markers of docs/evaluation.md, by name."""
     made = {
-        "overview": overview_table(results, "four") if of_group(results, "four") else None,
+        **{name: overview_table(results, group) if of_group(results, group) else None for name, group in OVERVIEWS},
         "distance": distance_table(results, found) if (found := known_bounds(results)) else None,
         "paper": paper_table(results) if any(CASES[name].paper for name in results) else None,
-        "harm-overview": overview_table(results, "harm") if of_group(results, "harm") else None,
         "harm": harm_table(results) if of_group(results, "harm") else None,
         "loss": loss_table(lost) if (lost := known_losses()) else None,
-        "sizes": sizes_table(results) if of_group(results, "scale") else None,
     }
     made |= {name: detail_table(results[name], CASES[name]) if name in results else None for name in IN_PAGE}
     return {name: NOT_RUN if table is None else markdown(table) for name, table in made.items()}
 
+
+OVERVIEWS = (
+    ("overview", "four"),
+    ("harm-overview", "harm"),
+    ("fleets", "fleets"),
+    ("caches", "caches"),
+    ("traffic", "traffic"),
+)
+"""Every policy's share of the best one's capacity: the name of the table, and the group of its cases."""
 
 IN_PAGE = ("azure", "ablation")
 """Cases of which docs/evaluation.md itself shows the details."""

@@ -111,7 +111,7 @@ def _main() -> Iterator[Case]:
         seeds=THREE,
     )
     yield case("multiturn", "conversations", 5000, (25, 45, 65, 85), ttft_s=1.0, paper="", seeds=THREE)
-    yield case("agent", "embodied agent", 8000, (60, 120, 180, 240), ttft_s=1.0, seeds=SEEDS[:2])
+    yield case("agent", "embodied agent", 8000, (60, 120, 180, 240, 270), ttft_s=1.0, seeds=SEEDS[:2])
 
 
 def _harm() -> Iterator[Case]:
@@ -174,6 +174,7 @@ def _paper() -> Iterator[Case]:
         "h100x2-llama-3-70b",
         {
             "toolbench": (20, 35, 50, 65),
+            "agent": (60, 120, 180, 240),
             "video": (1.5, 3, 4.5, 6),
             "programming": (10, 20, 30),
             "longdoc": (0.8, 2, 3.5, 5),
@@ -218,15 +219,25 @@ def _parts() -> Iterator[Case]:
     )
 
 
-def _scale() -> Iterator[Case]:
-    """More and fewer replicas, smaller and larger caches, other GPUs, traces and mixes; few policies."""
+def _fleets() -> Iterator[Case]:
+    """More and fewer replicas, other GPUs, every policy."""
+
+    def case(name: str, title: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, title, "fleets", "toolbench", requests, rates, seeds=SEEDS[:2], **other)
+
+    yield case("size-2", "tool use, 2 replicas", 1500, (20, 30, 40), replicas=2)
+    yield case("size-8", "tool use, 8 replicas", 6000, (75, 110, 145), replicas=8)
+    yield case("size-32", "tool use, 32 replicas", 12_000, (300, 450, 600), replicas=32)
+    yield case("a100", "tool use, 4 x A100", 4000, (90, 130, 170), profile="a100-mistral-7b")
+    yield case("h100", "tool use, 4 x (TP2 H100), 70B", 4000, (70, 105, 140), profile="h100x2-llama-3-70b")
+
+
+def _caches() -> Iterator[Case]:
+    """Caches that hold everything, half or nothing of what is shared, every policy."""
 
     def case(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
-        return Case(name, title, "scale", source, requests, rates, policies=FEW, **{"seeds": SEEDS[:2]} | other)
+        return Case(name, title, "caches", source, requests, rates, seeds=SEEDS[:2], **other)
 
-    yield case("size-2", "tool use, 2 replicas", "toolbench", 1500, (20, 30, 40), replicas=2)
-    yield case("size-8", "tool use, 8 replicas", "toolbench", 6000, (75, 110, 145), replicas=8)
-    yield case("size-32", "tool use, 32 replicas", "toolbench", 12_000, (300, 450, 600), replicas=32, seeds=SEEDS[:2])
     yield case("tool-half", "tool use, half fits", "toolbench", 3000, (30, 45, 60), cluster={"kv_tokens": 40_000})
     yield case(
         "tool-nothing",
@@ -252,24 +263,33 @@ def _scale() -> Iterator[Case]:
             cluster={"kv_tokens": kv_tokens},
             workload_options={"num_prefixes": 116},
         )
-    yield case("a100", "tool use, 4 x A100", "toolbench", 4000, (90, 130, 170), profile="a100-mistral-7b")
-    yield case("h100", "tool use, 4 x (TP2 H100), 70B", "toolbench", 4000, (70, 105, 140), profile="h100x2-llama-3-70b")
-    for name, title, trace, requests, rates, other in (
-        (
-            "mooncake",
-            "Mooncake, 8 x A100",
-            "mooncake_conversation_0-30min",
-            1500,
-            (1.5, 3.0, 4.5),
-            {"ttft_s": 30.0, "replicas": 8, "profile": "a100-mistral-7b"},
-        ),
-        ("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (25.0, 35.0, 45.0), {}),
-    ):
-        recorded = f"{{data}}/traces/{trace}.jsonl.gz"
-        yield case(name, title, f"{recorded}@{recorded}[0:{requests}]", requests, rates, seeds=SEEDS[:1], **other)
-    yield case("tools-and-video", "tool use + video", "toolbench:3+video:1", 2000, (8, 13, 18), ttft_s=15.0)
-    yield case("talk-and-chat", "conversations + chat", "multiturn+unshared", 2500, (15, 25, 35))
 
 
-_CASES = (*_main(), *_harm(), *_paper(), *_parts(), *_scale())
+def _traffic() -> Iterator[Case]:
+    """Recorded traces, which are played once, and mixes, every policy."""
+
+    def recorded(name: str, title: str, trace: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        source = f"{{data}}/traces/{trace}.jsonl.gz"
+        source = f"{source}@{source}[0:{requests}]"
+        return Case(name, title, "traffic", source, requests, rates, seeds=SEEDS[:1], **other)
+
+    def mix(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
+        return Case(name, title, "traffic", source, requests, rates, seeds=SEEDS[:2], **other)
+
+    yield recorded(
+        "mooncake",
+        "Mooncake, 8 x A100",
+        "mooncake_conversation_0-30min",
+        1500,
+        (1.5, 3.0, 4.5),
+        ttft_s=30.0,
+        replicas=8,
+        profile="a100-mistral-7b",
+    )
+    yield recorded("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (25.0, 35.0, 45.0))
+    yield mix("tools-and-video", "tool use + video", "toolbench:3+video:1", 2000, (8, 13, 18), ttft_s=15.0)
+    yield mix("talk-and-chat", "conversations + chat", "multiturn+unshared", 2500, (15, 25, 35))
+
+
+_CASES = (*_main(), *_harm(), *_paper(), *_parts(), *_fleets(), *_caches(), *_traffic())
 CASES = MappingProxyType({case.name: case for case in _CASES})

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from evaluation_cases import CASES, FEW, Case
+from evaluation_cases import CASES, Case
 from evaluation_extras import JUST_AFTER_S, Bound, Loss
 
 from preble.bench.compare import CompareResult, Run, Standing
@@ -111,27 +111,6 @@ def overview_table(results: Results, group: str) -> Table:
             )
             for policy, of_it in sorted(standings.items(), key=lambda pair: -means[pair[0]])
         ],
-        caption=f"Capacity at the SLO as a share of the best policy's. {WORSE}. {BOUNDED}.",
-    )
-
-
-def sizes_table(results: Results) -> Table:
-    """Capacity as a share of the best policy's, a row a case."""
-    cases = of_group(results, "scale")
-    standings = _by_policy(results, cases)
-    best = {case.name: results[case.name].standings_of(case.workload)[0] for case in cases}
-    rows = [
-        (
-            case.title,
-            f"{best[case.name].bound}{significant(best[case.name].capacity_rps.mean, 3)}",
-            *(share_cell(standings[policy][case.name]) for policy in FEW),
-        )
-        for case in cases
-    ]
-    rows.append(("*worst*", "", *(_worst(standings[policy]) for policy in FEW)))
-    return Table(
-        ("case", "the best carries, /s", *FEW),
-        rows,
         caption=f"Capacity at the SLO as a share of the best policy's. {WORSE}. {BOUNDED}.",
     )
 

@@ -122,7 +122,9 @@ def test_the_page_says_in_words_what_its_results_say(evaluation: ModuleType, res
     assert f"carries {min(least)} to {max(least)} %, round robin {min(round_robin)} to {max(round_robin)} %" in page
     assert f"least load carries {min(least)} to {max(least)} % of that" in readme
     assert all(share == 100 for share in shares("preble", ["no-sharing", "hot-prefix", "little-sharing", "on-off"]))
-    sizes = [name for name, case in evaluation.CASES.items() if case.group == "scale"]
-    assert min(shares("preble", sizes)) == 98
+    sizes = [name for name, case in evaluation.CASES.items() if case.group in ("fleets", "caches", "traffic")]
+    assert len(sizes) == 14 and min(shares("preble", sizes)) == shares("preble", ["video-half"])[0] == 96
+    assert f"on 32 replicas carries {shares('sglang_cache_aware', ['size-32'])[0]} %" in page
+    assert shares("sglang_cache_aware", ["video-half"]) == [100]
     others = {policy for case, policy in standing if case in sizes} - {"preble"}
     assert all(min(shares(policy, sizes)) < 90 for policy in others)
