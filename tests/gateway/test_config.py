@@ -55,7 +55,8 @@ def test_replicas_are_urls_or_tables(tmp_path: Path) -> None:
 
 
 def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
-    config = load(None, {"PREBLE_REPLICAS": "http://a:1, http://b:2", "PREBLE_AUTH__API_KEYS": "k1,k2"}, {})
+    environment = {"PREBLE_REPLICAS": "http://a:1, http://b:2", "PREBLE_AUTH__API_KEYS": "k1,k2"}
+    config = load(None, environment | {"PREBLE_API_KEY": "of commands"}, {})
     assert [replica.url for replica in config.replicas] == ["http://a:1", "http://b:2"]
     assert config.auth.api_keys == ("k1", "k2")
 

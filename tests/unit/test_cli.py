@@ -178,12 +178,15 @@ class CompletionHandler(BaseHTTPRequestHandler):
 
     hold = threading.Event()
     asked = threading.Event()
+    key = ""
+    """Of the last question, with how it is to be read."""
 
     def do_GET(self) -> None:
         self._answer(json.dumps({"data": [{"id": "m"}]}).encode())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
+        type(self).key = self.headers.get("authorization", "")
         type(self).asked.set()
         self.hold.wait(60)
         self._answer(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
@@ -230,6 +233,17 @@ def test_bench_shows_a_table_and_writes_every_record(endpoint: str, tmp_path: Pa
     assert result.exit_code == 0, result.stderr
     assert "TTFT mean" in result.stdout
     assert len(json.loads((tmp_path / "new" / "result.json").read_text())["records"]) == 5
+
+
+def test_a_key_may_come_from_the_environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREBLE_API_KEY", "secret")
+    assert preble(*bench_arguments(endpoint)).exit_code == 0
+    assert CompletionHandler.key == "Bearer secret"
+
+
+@pytest.mark.parametrize("name", ["bench", "check", "explain", "profile"])
+def test_a_key_has_the_same_name_in_every_command(name: str) -> None:
+    assert "[env var: PREBLE_API_KEY]" in " ".join(preble(name, "--help").stdout.split())
 
 
 def test_bench_fails_when_every_request_failed(endpoint: str) -> None:

@@ -13,7 +13,7 @@ import click
 
 from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE_FLOAT, HttpUrl, workload_options
+from preble.cli.options import POSITIVE_FLOAT, HttpUrl, api_key_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ DEFAULT_REQUESTS = 200
     show_default=True,
     help="Ask for exactly the workload's output lengths; turn it off for servers that do not know the field.",
 )
-@click.option("--api-key", envvar="PREBLE_BENCH_API_KEY", help="Bearer token to send.")
+@api_key_option
 @json_option("the result with every record")
 @click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
 def command(api_key: str | None, json_file: Path | None, plot: Path | None, **options: Any) -> None:

@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import Failure
 from preble.cli.gateway_pages import gateway_page
-from preble.cli.options import HttpUrl
+from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 @click.option(
     "--url", type=HttpUrl(), default="http://127.0.0.1:8000", show_default=True, help="The gateway to be asked."
 )
-@click.option("--api-key", envvar="PREBLE_API_KEY", help="A client's key, where the gateway wants one.")
+@api_key_option
 @json_option("the reports")
 def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     """Have a running gateway check all its replicas now, as it does when each of them joins.

@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import Failure
 from preble.cli.gateway_pages import gateway_page
-from preble.cli.options import HttpUrl
+from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
@@ -23,7 +23,7 @@ GATEWAY = "http://127.0.0.1:8000"
 @click.command("explain", short_help="Why a request was sent where it was.")
 @click.argument("request_id")
 @click.option("--url", type=HttpUrl(), help=f"The gateway that placed it.  [default: {GATEWAY}]")
-@click.option("--api-key", envvar="PREBLE_API_KEY", help="A client's key, where the gateway wants one.")
+@api_key_option
 @click.option(
     "--log",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -76,6 +76,17 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
     )
 
 
+def api_key_option(command: Command) -> Command:
+    """`--api-key`, given to the command as `api_key`: one name for the key of whatever server a command asks."""
+    return click.option(
+        "--api-key",
+        envvar="PREBLE_API_KEY",
+        show_envvar=True,
+        metavar="KEY",
+        help="Bearer token to send, where the server wants one.",
+    )(command)
+
+
 def log_options(command: Command) -> Command:
     """`--log-level` and `--log-format`, given to the command as `log_level` and `log_format`."""
     for option in (

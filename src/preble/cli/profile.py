@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from preble.cli.logs import configure_logging
-from preble.cli.options import POSITIVE, HttpUrl
+from preble.cli.options import POSITIVE, HttpUrl, api_key_option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.errors import ConfigError, EngineRefused
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--typical-batch", type=POSITIVE, help="Sequences that decode together in service.  [default: up to 16]")
 @click.option("--machine", metavar="TEXT", help="What it runs on, kept with the profile.  [default: this processor]")
 @click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
-@click.option("--api-key", envvar="PREBLE_PROFILE_API_KEY", help="Bearer token to send.")
+@api_key_option
 @json_option("the profile with its errors")
 def command(
     output: Path,
