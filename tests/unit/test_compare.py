@@ -458,6 +458,15 @@ def test_failures_have_a_column_only_if_there_are_any(result: CompareResult) -> 
     assert table.columns[-1] == "failed" and float(table.rows[0][-1].split()[0]) > 0
 
 
+def test_capacities_that_end_where_requests_fail_are_said_to() -> None:
+    script = (Failure.parse("1.5:lost:r0"), Failure.parse("1.5:lost:r1"))
+    failing = compare(small(cluster=SimConfig(profile=PROFILE, replicas=2, failures=script), rates=(5.0,)), jobs=1)
+    said = caution(failing, "tools")
+    assert "6 of 6 capacities (one a policy and seed) end where requests fail (" in said and "at fixed rates" in said
+    slow = compare(msgspec.structs.replace(failing.plan, slo=CapacitySlo(ttft_p99_s=1e-6)), jobs=1)
+    assert "no policy keeps the SLO" in caution(slow, "tools"), "it would not be kept without failures"
+
+
 def test_short_runs_are_said_to_be_too_short(result: CompareResult) -> None:
     assert "Give more requests: 1000 or more" in caution(result, "tools")
     patient = msgspec.structs.replace(result, plan=small(slo=CapacitySlo(ttft_p99_s=0.001)))

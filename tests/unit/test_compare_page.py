@@ -44,7 +44,7 @@ def test_the_command_on_the_page_is_the_plan_of_the_results(kept: CompareResult,
     [line] = [part for part in PAGE.split("```") if part.startswith("console\n$ preble compare")]
     shown = line.removeprefix("console\n$ ").partition("\ntoolbench")[0].replace("\\\n", "")
     options = command.make_context("compare", shlex.split(shown)[2:]).params
-    for name in ("save", "html", "jobs"):
+    for name in ("json_file", "html", "jobs"):
         options.pop(name)
     asked, run, meant = map(msgspec.to_builtins, (_plan(**options), kept.plan, script.example()))
     assert asked == run == meant

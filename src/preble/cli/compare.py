@@ -143,7 +143,8 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     Examples:
       preble compare --workload tool_use --policy e2,round_robin,least_load --replicas 4 --html page.html
       preble compare --workload trace.jsonl.gz --policy all --rps 5,10,20 --seed 0,1,2,3,4 --json result.json
-      preble compare --policy e2,least_load --fail 30:lost:r1 --slo-ttft 1 --json - | jq .standings
+      preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
+          | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
     from preble.bench.compare import compare
     from preble.bench.compare.progress import run_progress

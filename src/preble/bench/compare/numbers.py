@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from preble.bench.compare.result import CompareResult, Run
-from preble.metrics.capacity import Bound
+from preble.metrics.capacity import Bound, CapacitySlo
 from preble.metrics.estimates import Estimate, estimate
 from preble.metrics.summary import Distribution
 
@@ -115,6 +117,14 @@ def shown_rates(result: CompareResult, workload: str) -> list[float]:
 def caution(result: CompareResult, workload: str) -> str:
     """A sentence where the capacities found say little, why, and what to do; "" where they are to be trusted."""
     best, slo = result.standings_of(workload)[0], result.plan.slo_of(workload)
+    runs = [run for run in result.runs if run.label == workload]
+    if failing := _ended_by_failures(runs, slo):
+        num_all = len({(run.policy, run.seed) for run in runs})
+        kinds = sorted({kind for run in failing for kind in run.summary.errors_by_kind})
+        return (
+            f"{workload}: {len(failing)} of {num_all} capacities (one a policy and seed) end where requests fail "
+            f"({', '.join(kinds)}), not where they take too long. Compare latencies at fixed rates (--rps) instead."
+        )
     if best.bound is Bound.BELOW:
         return (
             f"{workload}: no policy keeps the SLO at any rate that was tried, down to {best.capacity_rps.mean:.3g} "
@@ -126,8 +136,7 @@ def caution(result: CompareResult, workload: str) -> str:
             f"{workload}: the SLO is kept up to {best.capacity_rps.mean:.3g} requests/s and further: all requests "
             "together do not fill the replicas, or sessions wait for their own answers. Give more requests."
         )
-    run = next(run for run in result.runs if run.label == workload)
-    lasting_s = run.summary.requests / best.capacity_rps.mean
+    lasting_s = runs[0].summary.requests / best.capacity_rps.mean
     patience_s = slo.ttft_p99_s or slo.e2e_mean_s or 0.0
     if lasting_s >= _MANY * patience_s:
         return ""
@@ -135,6 +144,13 @@ def caution(result: CompareResult, workload: str) -> str:
         f"{workload}: at the best capacity all requests arrive within {lasting_s:.1f} s, too short for queues to grow; "
         f"capacities come out too high. Give more requests: {_MANY * patience_s * best.capacity_rps.mean:.0f} or more."
     )
+
+
+def _ended_by_failures(runs: Sequence[Run], slo: CapacitySlo) -> list[Run]:
+    """The run that ends the capacity of a policy and seed, of those where it would not if no request had failed."""
+    broken = sorted((run for run in runs if not slo.is_met_by(run.summary)), key=lambda run: -run.rps)
+    lowest = {(run.policy, run.seed): run for run in broken}
+    return [run for run in lowest.values() if slo.is_met_by(msgspec.structs.replace(run.summary, errors=0))]
 
 
 _MANY = 20
