@@ -6,7 +6,7 @@ traces have the sizes and sharing of Table 1 of the paper and go on without end:
 each for as many requests as the table says, then another takes its place. The garbage collector is set as in a gateway.
 
     python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
-    python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json
+    python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json result.json
     python benchmarks/micro/place.py --policy preble
 """
 
@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import platform
 import sys
 import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from preble.cli.output import STDOUT, write_json
 from preble.core import global_scheduler
 from preble.core.cost_model import CostModel
 from preble.core.global_scheduler import GlobalScheduler
@@ -305,7 +306,9 @@ def main() -> None:
     parser.add_argument("--budget-mib", type=float, default=256.0, help="of the index (default 256)")
     parser.add_argument("--memory", action="store_true", help="measure the index's memory instead")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the table"
+    )
     arguments = parser.parse_args()
     calm_collector()
     traces = arguments.trace or list(SHAPES)
@@ -330,12 +333,11 @@ def main() -> None:
         for requests in arguments.requests or [5000]
         for replicas in arguments.replicas or [4, 64, 400]
     ]
-    if arguments.json:
-        machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
-        core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
-        head = {"machine": machine, "core": core, "policy": arguments.policy, "seed": arguments.seed}
-        print(json.dumps({**head, "results": [asdict(result) for result in results]}, indent=1))
-    else:
+    machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
+    core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
+    head = {"machine": machine, "core": core, "policy": arguments.policy, "seed": arguments.seed}
+    write_json(arguments.json, head | {"results": results})
+    if arguments.json != STDOUT:
         print("\r" + HEADER, *map(row, results), sep="\n")
 
 

@@ -2,7 +2,7 @@
 
 Runs vLLM's scheduler without a model, in the environment that `make engines` makes; ends at once where there is none.
 
-    python benchmarks/micro/vllm_order.py [--waiting 100] [--json]
+    python benchmarks/micro/vllm_order.py [--waiting 100] [--json FILE]
 
 Cases, each the processor time of one call of `arrange_waiting`, the median and the 99th percentile of many:
 - `still`: nothing has changed since the last batch;
@@ -16,7 +16,6 @@ Cases, each the processor time of one call of `arrange_waiting`, the median and 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -128,11 +127,15 @@ def cases(waiting: int) -> Iterator[tuple[str, dict[str, float]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=100)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the table"
+    )
     args = parser.parse_args()
+    from preble.cli.output import STDOUT, write_json
+
     results = dict(cases(args.waiting))
-    if args.json:
-        print(json.dumps({"waiting": args.waiting, "prompt_tokens": PROMPT + TAIL, "cases": results}))
+    write_json(args.json, {"waiting": args.waiting, "prompt_tokens": PROMPT + TAIL, "cases": results})
+    if args.json == STDOUT:
         return
     print(f"{args.waiting} waiting requests of {PROMPT + TAIL} tokens; per batch: median, 99th percentile")
     for name, result in results.items():

@@ -6,9 +6,10 @@
 
 The case of sglang#31954: 95 % of the requests hit one of a few prefixes, 5 % are misses of the same length; Poisson
 arrivals near what the replica can bear, the same ones for every order. `--engine`: simulator, emulator, or vllm and
-sglang, which run a tiny model on the CPU and are set up by `make engines`. `--json` prints the results, not a table.
+sglang, which run a tiny model on the CPU and are set up by `make engines`.
 
-Results: benchmarks/results/fairness.ENGINE.json. Figures: docs/concepts/fairness/. Needs the extra `plot` to draw.
+Results: benchmarks/results/fairness.ENGINE.json, and where `--json` says. Figures: docs/concepts/fairness/. Needs the
+extra `plot` to draw.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from fairness_case import (
 
 from preble.bench.client import BenchClient
 from preble.bench.load import run_load
+from preble.cli.output import STDOUT, write_json
 from preble.core.waiting_queue import QueueOrder
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.integrations.settings import ORDER_VARIABLE
@@ -258,7 +260,9 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, default="simulator")
     parser.add_argument("--rounds", type=int, default=5, help="how often each order is measured on replicas")
     parser.add_argument("--draw", action="store_true", help="draw from the results that are there")
-    parser.add_argument("--json", action="store_true", help="print the results, not a table")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write them there too; - for stdout, in place of the table"
+    )
     options = parser.parse_args()
     if not options.draw:
         simulates = options.engine == "simulator"
@@ -266,7 +270,9 @@ def main() -> None:
         RESULTS.mkdir(parents=True, exist_ok=True)
         results_path(options.engine).write_bytes(msgspec.json.encode(results))
     results = results_of(options.engine)
-    print(msgspec.json.encode(results).decode() if options.json else table(results))
+    write_json(options.json, results)
+    if options.json != STDOUT:
+        print(table(results))
     from fairness_figures import draw_all  # needs matplotlib, and only now
 
     for path in draw_all({engine: results_of(engine) for engine in ENGINES if results_path(engine).exists()}):
