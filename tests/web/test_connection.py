@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import json
-from collections.abc import AsyncIterator
+import select
+import socket
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
 from preble.web.listening import listen
@@ -42,9 +51,11 @@ class Application:
 
 
 @asynccontextmanager
-async def serving(app: Any, **options: Any) -> AsyncIterator[int]:
-    """The port of a server that runs within the context."""
+async def serving(app: Any, *, send_buffer_bytes: int | None = None, **options: Any) -> AsyncIterator[int]:
+    """The port of a server that runs within the context. `send_buffer_bytes`: what the system takes for a client."""
     with listen("127.0.0.1", 0) as sock:
+        if send_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         server = Server(app, grace_s=1, **options)
         task = asyncio.create_task(server.serve([sock]))
         await server.listening.wait()
@@ -203,6 +214,89 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch:
         assert app.sent_bytes > 0
 
 
+async def test_a_client_that_reads_no_further_at_its_answers_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConnection, "send_s", 0.05)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"60000"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(60_000)})
+
+    # Too little to wait for room, and more than the system takes.
+    async with serving(app, send_buffer_bytes=4096, most_connections=1) as port:
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(("127.0.0.1", port))
+            silent.sendall(HEALTHY)
+            await eventually(lambda: _is_served(port), "there is room again")
+
+
+class RecordingLoop:
+    """Keeps what is to be called later, in place of waiting for it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        self.calls.append((delay_s, call))
+        return Mock(spec=asyncio.TimerHandle)
+
+
+class FullTransport(asyncio.Transport):
+    """The sending end of a real connection, with more to be sent than there is room for."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__({"socket": sock})
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return 100_000
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a socket does not say how much has not arrived")
+async def test_a_client_that_reads_slowly_is_not_cut_off_until_it_stops() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.getsockname())
+        sending, _ = server.accept()
+        with sending:
+            sending.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sending.send(bytes(65536))
+            loop, transport = RecordingLoop(), FullTransport(sending)
+            connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, loop))
+            connection.connection_made(transport)
+            connection.pause_writing()
+            for _ in range(3):
+                delay_s, is_time = loop.calls[-1]
+                assert delay_s == connection.send_s
+                _read_until_it_is_noticed(client, sending)
+                is_time()
+                assert not transport.is_aborted
+            loop.calls[-1][1]()
+            assert transport.is_aborted
+
+
+def _read_until_it_is_noticed(client: socket.socket, sending: socket.socket) -> None:
+    """Read, until the sender's system has heard of it; it still has no room for more."""
+    before = _unconfirmed_bytes(sending)
+    client.settimeout(DEADLINE_S)
+    while _unconfirmed_bytes(sending) == before:
+        client.recv(1024)
+    assert not select.select([], [sending], [], 0)[1]
+
+
+def _unconfirmed_bytes(sock: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+
+
 async def test_a_connection_too_many_is_told_so_and_one_that_goes_makes_room() -> None:
     app = Application()
     with capture_logs() as logs:
@@ -223,19 +317,46 @@ async def _is_served(port: int) -> bool:
         return (await peer.answer())[0] == 200
 
 
-async def test_a_wish_for_another_protocol_is_passed_over_but_with_a_body_is_refused_clearly() -> None:
+WISH = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
+"""What Java's HttpClient adds to its first request."""
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\n%s\r\n", b"0"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n%s\r\nabc", b"3"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n%s\r\n5\r\nabcde\r\n0\r\n\r\n", b"5"),
+    ],
+    ids=["no body", "body", "chunks"],
+)
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+async def test_a_wish_for_another_protocol_is_passed_over(request_: bytes, answer: bytes, piece_bytes: int) -> None:
+    async with serving(Application()) as port, connected(port) as peer:
+        sent = (request_ % WISH) * 2 + HEALTHY
+        for start in range(0, len(sent), piece_bytes):
+            await peer.send(sent[start : start + piece_bytes])
+        assert [await peer.answer() for _ in range(3)] == [(200, answer), (200, answer), (200, b"0")]
+
+
+async def test_a_wish_for_another_protocol_does_not_hide_what_is_not_http() -> None:
     app = Application()
-    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAA\r\n"
-    async with serving(app) as port:
-        async with connected(port) as peer:
-            await peer.send(b"GET / HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")
-            assert (await peer.answer())[0] == 200
-            assert await peer.end() == b""
-        async with connected(port) as peer:
-            await peer.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n" + wish + b"\r\nabc")
-            status, body = await peer.answer()
-            assert (status, json.loads(body)["error"]["code"]) == (400, "upgrade_not_supported")
-    assert app.started == 1
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"GET no path HTTP/1.1\r\nhost: x\r\n" + WISH + b"\r\n")
+        status, body = await peer.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+    assert app.started == 0
+
+
+@pytest.mark.parametrize("target", [b"elsewhere:443", b"/"])
+async def test_nothing_is_tunnelled(target: bytes) -> None:
+    app = Application()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n" + HEALTHY)
+        status, body = await peer.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (405, "method_not_allowed")
+        assert await peer.end() == b""
+    assert app.started == 0
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ answer in memory for ever. Here it has to go on reading. And there is a number o
 from __future__ import annotations
 
 import asyncio
+import sys
 from http import HTTPStatus
 from math import inf
 
+import httptools
 import msgspec
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -21,7 +23,7 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_S = 60.0
 """How long a connection may be without a request whose head is complete."""
 SEND_S = 60.0
-"""How long a client may take nothing of what is to be sent to it: what nginx allows."""
+"""How long a client may take nothing of what is to be sent to it: what nginx allows. A slow one takes something."""
 TELL_EVERY_S = 60.0
 """Between two log lines that say that connections are refused."""
 
@@ -48,8 +50,8 @@ class BoundedConnection(HttpToolsProtocol):
     send_s = SEND_S
     limit: ConnectionLimit | None = None
     _send_timer: asyncio.TimerHandle | None = None
-    _unsent_bytes = 0
-    _is_refused = False
+    _untaken_bytes = 0
+    _wants_upgrade = False
     _timer: asyncio.TimerHandle | None = None
     _num_heads = 0
     _in_head = False
@@ -59,7 +61,8 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         if self.limit is not None and len(self.connections) > self.limit.most:
             self.limit.refused(self.loop.time())
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", "too many connections; try again soon")
+            text = "too many connections; try again soon"
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", text, kind="service_unavailable")
             return
         self._arm()
 
@@ -70,7 +73,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         head = self._num_heads
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.transport.is_closing():
             return
         if self._in_head:
@@ -93,29 +97,43 @@ class BoundedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._disarm()
-        if not self.parser.should_upgrade():
+        self._wants_upgrade = self.parser.should_upgrade()
+        if not self._wants_upgrade:
             super().on_headers_complete()
-        elif self._announces_body():
-            # The parser takes what follows for another protocol's bytes: the body would be seen as an empty one.
-            text = "this server speaks HTTP/1.1 only; send no `Upgrade` (Java's HttpClient: set version HTTP_1_1)"
-            self._is_refused = True
-            self._refuse(HTTPStatus.BAD_REQUEST, "upgrade_not_supported", text)
-        else:
-            super().on_headers_complete()
-            self.cycle.keep_alive = False
-
-    def _announces_body(self) -> bool:
-        return any(
-            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
-            for name, value in self.headers
-        )
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
+        if not self._wants_upgrade:
             super().on_message_complete()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """What uvicorn logs of a wish that may be ignored, twice."""
+    # the parser
+
+    def _parse(self, data: bytes) -> None:
+        """Tell the parser, which tells us. A wish for another protocol is passed over, as HTTP allows.
+
+        The parser ends at such a request's head, since what follows might be of the other protocol. So another one is
+        given the request without the wish: Java's HttpClient asks for HTTP/2 with a body behind it.
+        """
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    if self.parser.get_method() == b"CONNECT":
+                        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", "this server is no proxy")
+                        return
+                    head, rest = self._head_without_upgrade(), rest[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self.parser.feed_data(head)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _head_without_upgrade(self) -> bytes:
+        start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        lines = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([start, *lines, b"", b""])
 
     # the client reads on
 
@@ -123,33 +141,34 @@ class BoundedConnection(HttpToolsProtocol):
         super().pause_writing()
         self._expect_progress()
 
-    def resume_writing(self) -> None:
-        self._end_send_timer()
-        super().resume_writing()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_progress()
 
     def _expect_progress(self) -> None:
+        """From now on, until nothing is left to be sent or the application may go on writing."""
         self._end_send_timer()
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._send_timer = self.loop.call_later(self.send_s, self._on_no_room)
+        if self.transport.get_write_buffer_size():
+            self._untaken_bytes = self._count_untaken()
+            self._send_timer = self.loop.call_later(self.send_s, self._on_send_timer)
 
     def _end_send_timer(self) -> None:
         if self._send_timer is not None:
             self._send_timer.cancel()
             self._send_timer = None
 
-    def _on_no_room(self) -> None:
-        self._send_timer = None
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+    def _on_send_timer(self) -> None:
+        if self._is_answering() and not self.flow.write_paused and not self.transport.is_closing():
+            self._end_send_timer()
+        elif not self.transport.get_write_buffer_size() or self._count_untaken() < self._untaken_bytes:
             self._expect_progress()
         else:
             self.transport.abort()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """What uvicorn calls when nothing has come for long; closing alone would wait for what is not read."""
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            super().timeout_keep_alive_handler()
+    def _count_untaken(self) -> int:
+        """Bytes that have been written and not arrived. The system's count too: it asks for more only once it is rid
+        of a third of what it holds, which is megabytes, and takes minutes with a slow client."""
+        return self.transport.get_write_buffer_size() + _bytes_in_socket(self.transport)
 
     # the head
 
@@ -180,10 +199,10 @@ class BoundedConnection(HttpToolsProtocol):
         """What uvicorn calls when it cannot parse what comes."""
         self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", "this is not an HTTP/1.1 request")
 
-    def _refuse(self, status: HTTPStatus, code: str, text: str) -> None:
+    def _refuse(self, status: HTTPStatus, code: str, text: str, *, kind: str = "invalid_request_error") -> None:
         """Close the connection, with an answer in OpenAI's form unless another is on its way."""
         if not (self._is_answering() and self.cycle.response_started):
-            fields = {"message": text, "type": "invalid_request_error", "param": None, "code": code}
+            fields = {"message": text, "type": kind, "param": None, "code": code}
             body = msgspec.json.encode({"error": fields})
             head = (
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
@@ -191,3 +210,18 @@ class BoundedConnection(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+        self._expect_progress()
+
+
+def _bytes_in_socket(transport: asyncio.Transport) -> int:
+    """Bytes that the system has taken and the other end has not confirmed; 0 where the system does not say."""
+    if sys.platform == "win32":
+        return 0
+    import fcntl
+    import termios
+
+    try:
+        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):
+        return 0
+    return int.from_bytes(count, sys.byteorder)
