@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,8 @@ def _logging(file: Path | None, config: SimConfig) -> Iterator[LogWriter | None]
     with writing(file):
         sink = LogFile(file)
     names = LogNames()
-    log = LogWriter(sink, header_line(names, 0.0, 0.0, config.scheduler_settings, config.profile), names, waits=True)
+    header = header_line(names, 0.0, 0.0, config.scheduler_settings, config.profile)
+    log = LogWriter(sink, header, names, max_bytes=sys.maxsize, waits=True)
     try:
         yield log
     finally:

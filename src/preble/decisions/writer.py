@@ -2,8 +2,7 @@
 
 Nothing here can hold up or end the serving. Where the queue is full or the disk takes no more, lines are dropped and
 counted, and the log says how many are missing where they are missing. (A simulation, which has time, can wait for the
-queue.) A file never ends in half a line of ours: what a
-failed write has left is cut off again.
+queue.) A file never ends in half a line of ours: what a failed write has left is cut off again.
 """
 
 from __future__ import annotations
