@@ -54,6 +54,25 @@ async def test_an_answer_streams(engine: Engine) -> None:
     assert body.endswith(b"data: [DONE]\n\n")
 
 
+async def test_an_engine_counts_what_it_generated(replica: Replica) -> None:
+    """By that count tests tell whether a request was aborted."""
+    before = await replica.num_generated()
+    await replica.complete(prompt_of(10, 8), max_tokens=20)
+
+    async def is_counted() -> bool:
+        return await replica.num_generated() >= before + 20
+
+    await eventually(is_counted, "it is counted")
+
+
+async def test_leaving_a_stream_early_aborts_the_work(engine: Engine, replica: Replica) -> None:
+    generated = await replica.num_generated()
+    async with engine.send("/v1/completions", completion(max_tokens=LONG, stream=True), {}) as response:
+        assert (await anext(response.chunks())).startswith(b"data: ")
+    await replica.idle()
+    assert await replica.num_generated() < generated + LONG, "it did not run to its end"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_leaving_before_the_end_aborts_the_work(engine: Engine, replica: Replica, stream: bool) -> None:
     generated = await replica.num_generated()
