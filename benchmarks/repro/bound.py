@@ -1,7 +1,7 @@
 """The bound: `preble` is never worse than least load by more than 5 %, whatever the workload or the mishap.
 
 Least load knows no cache and nothing of costs, so nobody should have to go back to it. Every sharing level from none to
-97 %, 2 to 8 replicas, caches that hold half or nothing, bursts, replicas that come and go, a cost profile that is
+97 %, 2 to 32 replicas, caches that hold half or nothing, bursts, replicas that come and go, a cost profile that is
 wrong by a factor of two, and output lengths told wrongly by a factor of four: each is simulated under both policies,
 with the same requests, at a rate that least load carries with ease and at one near its capacity. Where latencies near
 its capacity hold the bound, so does capacity.
@@ -10,7 +10,7 @@ its capacity hold the bound, so does capacity.
     python benchmarks/repro/bound.py on-off lost --json result.json
 
 Held for each case and rate: the mean over the seeds of the ratio `preble` / least load, for mean and p99 of E2E and for
-the p99 of TTFT (`KNOWN` has where that one is broken, how far, and why). Ten minutes.
+the p99 of TTFT (`KNOWN` has where that one is broken, how far, and why). A quarter of an hour.
 Result: benchmarks/results/bound.json.
 """
 
@@ -108,6 +108,8 @@ _CASES = (
     Case("two", "toolbench", 24, cluster={"replicas": 2}),
     Case("eight", "toolbench", 92, requests=1600, cluster={"replicas": 8}),
     Case("eight-little-sharing", MIXED, 50, requests=1600, cluster={"replicas": 8}),
+    Case("thirty-two", "toolbench", 230, requests=4800, cluster={"replicas": 32}),
+    Case("thirty-two-little-sharing", MIXED, 235, requests=4800, cluster={"replicas": 32}),
     Case("half-fits", "toolbench", 48, cluster={"kv_tokens": 30_000}),
     Case("conversations", "multiturn", 90),
     Case("programming", "programming", 20, requests=800),
