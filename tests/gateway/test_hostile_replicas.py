@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from aiohttp import web
@@ -89,6 +90,21 @@ async def test_a_replica_that_is_what_it_was_stays_whatever_it_does_not_find(ser
         assert (await gateway.complete())[0] == 404
         await eventually(lambda: not before.suspect.is_set() and one.questions > asked + 2)
         assert list(gateway.gateway.dispatcher.live.values()) == [before]
+
+
+async def test_a_replica_that_often_does_not_find_something_is_not_asked_each_time_what_it_is(serve: Serve) -> None:
+    rarely = HealthConfig(check_interval_s=1000.0)
+    async with replicas(1) as [one], serve([one], health=rarely) as gateway:
+        [live] = gateway.gateway.dispatcher.live.values()
+        with (
+            patch.object(live.engine, "probe", wraps=live.engine.probe) as probe,
+            patch.object(live.engine, "check_ready", wraps=live.engine.check_ready) as check,
+        ):
+            for number in range(4):
+                one.script.append(status(404))
+                assert (await gateway.complete())[0] == 404
+                await eventually(lambda number=number: check.call_count == number + 1, "it is checked")
+            assert probe.call_count == 1
 
 
 def test_an_event_without_end_is_given_up() -> None:

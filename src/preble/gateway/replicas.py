@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from math import inf
 
 import structlog
 
@@ -98,12 +99,18 @@ class ReplicaMonitor:
     async def _until_down(self, replica: LiveReplica) -> Down:
         """Check now and then, and at once when it is suspected. Returns why the replica counts as down."""
         failures = 0
+        in_doubt, asked_at = False, -inf
         while True:
             suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
             checked_at = asyncio.get_running_loop().time()
             error = await self._check()
+            in_doubt |= suspected
             if error is None:
-                if suspected and await self._is_another(replica):
+                # Not at each 404: asking takes several requests, and clients may go on asking for what is not there.
+                is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
+                if is_time:
+                    in_doubt, asked_at = False, checked_at
+                if is_time and await self._is_another(replica):
                     return Down("it is not what it was when it joined: it has restarted, or serves something else")
                 failures = 0
                 continue
