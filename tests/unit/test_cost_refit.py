@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -59,6 +60,17 @@ def test_a_wrong_profile_converges_to_the_truth(prefill: float, decode: float) -
     live.serve(300)
     assert live.refit.factors.prefill == pytest.approx(prefill, rel=0.08)
     assert live.refit.factors.decode == pytest.approx(decode, rel=0.08)
+
+
+def test_a_requests_overhead_that_the_profile_knows_is_not_taken_for_slow_prefills() -> None:
+    overhead_s = 0.05
+    refit = CostRefit(replace(PROFILE, request_overhead_s=overhead_s))
+    free = CostModel(PROFILE)
+    for now in range(100):
+        seconds = free.prefill_s(1000) + overhead_s
+        refit.note_prefill(PrefillSample(1000, 0, 0, 0, seconds), now)
+        refit.refit(now)
+    assert refit.factors == CostFactors()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -44,10 +44,11 @@ class PrefillSample:
     seconds: float
 
     def predicted_s(self, model: CostModel) -> float:
-        """On average a prompt arrives in the middle of a decode iteration, and then shares one with the others."""
+        """On average a prompt arrives in the middle of a decode iteration, and then shares the one that admits it."""
         running_s = model.iteration_s((), self.num_decoding, self.decode_context_tokens)
         chunk = (self.new_tokens, self.cached_tokens)
-        return running_s / 2 + model.iteration_s((chunk,), self.num_decoding, self.decode_context_tokens)
+        shared_s = model.iteration_s((chunk,), self.num_decoding, self.decode_context_tokens)
+        return running_s / 2 + shared_s + model.admission_s(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ class CostFactors:
 
 
 def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
-    """The profile with its times multiplied. Monotone and not negative, as the profile is.
+    """The profile with its times multiplied, but for a request's overhead, which is not the GPU's. Monotone and not
+    negative, as the profile is.
 
     Up to the fixed part of a decode iteration, a prefill's time is that fixed part (reading the weights), so it goes
     with decoding; only what is above it goes with prefill. Otherwise a slower prefill would slow down decoding too.
