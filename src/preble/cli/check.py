@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.failure import Failure
-from preble.cli.gateway_pages import gateway_page
+from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
 
@@ -21,9 +21,7 @@ TIMEOUT_S = 600.0
 
 
 @click.command("check", short_help="Do the replicas' token ids and caches agree with the gateway's?")
-@click.option(
-    "--url", type=HttpUrl(), default="http://127.0.0.1:8000", show_default=True, help="The gateway to be asked."
-)
+@click.option("--url", type=HttpUrl(), default=GATEWAY, show_default=True, help="The gateway to be asked.")
 @api_key_option
 @json_option("the reports")
 def command(url: str, api_key: str | None, json_file: Path | None) -> None:

@@ -9,15 +9,13 @@ from urllib.parse import quote
 import click
 
 from preble.cli.failure import Failure
-from preble.cli.gateway_pages import gateway_page
+from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from preble.gateway.debug import DecisionsPage
-
-GATEWAY = "http://127.0.0.1:8000"
 
 
 @click.command("explain", short_help="Why a request was sent where it was.")

@@ -11,6 +11,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 from preble.cli.failure import Failure
 from preble.errors import ConfigError
 
+GATEWAY = "http://127.0.0.1:8000"
+"""Where commands look for one unless told otherwise: where it listens unless told otherwise."""
 TIMEOUT_S = 10.0
 _DOUBT = "is that a Preble gateway?"
 
