@@ -11,12 +11,12 @@ workloads are made before the clock starts; the garbage collector is set as in `
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from preble.cli.output import STDOUT, write_json
 from preble.profiles import load_profile
 from preble.sim import SimConfig, SimResult, simulate
 from preble.sim.memory import fewer_collections
@@ -88,7 +88,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policy", default="e2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3, help="the fastest counts")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers too")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the text"
+    )
     return parser.parse_args()
 
 
@@ -99,11 +101,10 @@ def main() -> None:
     with fewer_collections():
         for source, rps in loads.items():
             rows.append(measure(source, rps, args))
-            print(rows[-1], flush=True)
-    if args.json is not None:
-        about = {"python": platform.python_version(), "machine": platform.machine(), "profile": PROFILE}
-        numbers = {**about, "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+            if args.json != STDOUT:
+                print(rows[-1], flush=True)
+    about = {"python": platform.python_version(), "machine": platform.machine(), "profile": PROFILE}
+    write_json(args.json, about | {"rows": rows})
 
 
 if __name__ == "__main__":

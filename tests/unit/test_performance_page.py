@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 from support.scripts import script
 
@@ -21,6 +24,31 @@ def test_the_table_is_what_the_benchmark_printed() -> None:
     table = "\n".join([place.HEADER, *(place.row(place.Result(**result)) for result in results)])
     assert table in (ROOT / "docs/performance.md").read_text()
     assert {(result["replicas"], result["requests"]) for result in results} >= {(4, 5000), (400, 5000), (4, 200_000)}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "made"),
+    [
+        ("place", ["--trace", "tool_use", "--replicas", "2", "--requests", "50"], "results"),
+        ("simulate", ["--workload", "toolbench", "--requests", "5", "--runs", "1"], "rows"),
+    ],
+)
+def test_a_benchmark_writes_its_numbers_to_a_file_or_in_place_of_its_text(
+    name: str,
+    arguments: list[str],
+    made: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, file = benchmark(name), tmp_path / "new" / "numbers.json"
+    monkeypatch.setattr(program, "calm_collector", lambda: None, raising=False)  # this process goes on
+    for target in (str(file), "-"):
+        monkeypatch.setattr(sys, "argv", [name, *arguments, "--json", target])
+        program.main()
+        printed = capsys.readouterr().out
+        numbers = json.loads(printed if target == "-" else file.read_text(encoding="utf-8"))
+        assert [row["requests"] for row in numbers[made]] == [int(arguments[arguments.index("--requests") + 1])]
 
 
 def test_the_simulators_speed_is_what_the_benchmark_printed() -> None:
