@@ -329,10 +329,11 @@ async def test_an_interrupted_run_reports_what_had_ended_as_partial() -> None:
     assert (result.partial, result.summary.requests, result.summary.errors) == (True, 2, 0)
 
 
-async def test_a_result_is_drawn_and_tabled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks_engines", [False, True])
+async def test_a_result_is_drawn_and_tabled(tmp_path: Path, asks_engines: bool) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     async with endpoint() as url:
-        asked = settings(url)
+        asked = settings(url, replicas=(url,) if asks_engines else ())
         bench = BenchRun(asked)
         await bench.run()
     results = {"one": bench.result(), "two": bench.result()}
@@ -343,4 +344,4 @@ async def test_a_result_is_drawn_and_tabled(tmp_path: Path) -> None:
     table, below = re.split("└.*\n", printed.getvalue())
     assert table.splitlines()[1].replace("┃", " ").split() == ["one", "two"]
     assert below.startswith("TTFT = first token - scheduled; ")
-    assert ("hits (engines):" in below) == ("│ hits (engines)" in table)
+    assert ("│ hits (engines)" in table, "hits (engines):" in below) == (asks_engines, asks_engines)
