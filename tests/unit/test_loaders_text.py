@@ -89,6 +89,11 @@ def test_a_body_that_asks_for_several_answers_is_as_many_requests(tmp_path: Path
     assert [request.request_id for request in workload.requests] == ["r.0", "r.1", "r.2", "r.3", "s"]
 
 
+def test_a_limit_beyond_measure_does_no_harm_where_the_answers_length_is_told(tmp_path: Path) -> None:
+    workload = loaded(tmp_path, {"prompt": "a", "max_tokens": 2**31 - 1, "usage": {"completion_tokens": 5}})
+    assert [request.output_tokens for request in workload.requests] == [5]
+
+
 def test_answers_of_unknown_length_are_told_of(tmp_path: Path) -> None:
     workload = loaded(tmp_path, {"prompt": "a"}, {"prompt": "b", "max_tokens": 3}, default_output_tokens=50)
     assert [request.output_tokens for request in workload.requests] == [50, 3]
@@ -129,6 +134,7 @@ def test_times_of_a_log_count_from_the_first_in_any_order(
         ({"messages": [{"content": "a"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of type 'image_url'"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 10**12}, "at most 10000000 tokens"),
         ({"prompt": "a", "n": 0}, "$.n"),
         ({"prompt": "a", "timestamp": 3}, "a time stamp although the lines before have none"),
         ("{not json", "malformed"),

@@ -23,6 +23,7 @@ from preble.workloads.loaders.assemble import assembled, seconds_of, workload_na
 from preble.workloads.loaders.chat import ChatSegments, Message
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Segment, Workload, WorkloadRequest
+from preble.workloads.trace import MAX_TOKENS
 
 EXAMPLE = '{"timestamp": 1700000000.5, "body": {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 64}}'
 
@@ -134,10 +135,10 @@ class _Reader:
             name = self._name(number, line)
             arrival_s = self._arrival_s(line)
             prompts = self._prompts(_body(line))
+            asked = [segments for segments in prompts for _ in range(_body(line).n or 1)]
+            output_tokens = self._output_tokens(line, len(asked))
         except ValueError as error:
             raise bad_line(self._path, number, f"{error}; a line looks like {EXAMPLE}") from error
-        asked = [segments for segments in prompts for _ in range(_body(line).n or 1)]
-        output_tokens = self._output_tokens(line, len(asked))
         for i, segments in enumerate(asked):
             request_id = name if len(asked) == 1 else f"{name}.{i}"
             yield WorkloadRequest(request_id, segments, output_tokens, arrival_s=arrival_s)
@@ -170,16 +171,22 @@ class _Reader:
         return [(segment,) for segment in _prompt_segments(body.prompt or [])]
 
     def _output_tokens(self, line: _Line, num_answers: int) -> int:
-        """Tokens of each answer; a line that tells their sum has them divided evenly."""
+        """Tokens of each answer; a line that tells their sum has them divided evenly. Raises: ValueError: too many."""
         if line.completion_tokens is not None:
-            return max(1, line.completion_tokens // num_answers)
+            return _bounded(line.completion_tokens // num_answers)
         body = _body(line)
         limits = (body.max_completion_tokens, body.max_tokens, body.output_tokens)
         limit = next((limit for limit in limits if limit is not None), None)
         if limit is None:
             self.num_guessed += num_answers
             return self._default_output_tokens
-        return max(1, limit)
+        return _bounded(limit)
+
+
+def _bounded(output_tokens: int) -> int:
+    if output_tokens > MAX_TOKENS:
+        raise ValueError(f"an answer has at most {MAX_TOKENS} tokens, not {output_tokens}")
+    return max(1, output_tokens)
 
 
 def _body(line: _Line) -> _Body:
