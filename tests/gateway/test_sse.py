@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event, looks_like_events
@@ -59,3 +61,17 @@ def test_a_stream_is_cut_into_the_same_events_however_it_arrives(size: int) -> N
     splitter = EventSplitter()
     found = [data for i in range(0, len(raw), size) for data in splitter.feed(raw[i : i + size])]
     assert found == [b"1", b"2\n3", b"4"]
+
+
+def test_a_piece_of_a_long_event_costs_no_copy_of_what_came_before() -> None:
+    splitter = EventSplitter()
+    for piece in (b"data: " + bytes(1_000_000), b"x"):
+        splitter.feed(piece)
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            assert splitter.feed(b"x\n") == []
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 100_000

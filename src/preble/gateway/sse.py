@@ -91,10 +91,10 @@ class EventSplitter:
 
     def __init__(self, max_event_bytes: int = 16 * 1024 * 1024) -> None:
         self._max_event_bytes = max_event_bytes
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        r"""The data of the events that are complete now. O(chunk), but for an event that comes in many.
+        r"""The data of the events that are complete now. O(chunk + events that it completes).
 
         Raises: EngineProtocolError: an event does not end.
 
@@ -102,7 +102,13 @@ class EventSplitter:
         >>> splitter.feed(b'data: 1\n\nda'), splitter.feed(b'ta: 2\r\n\r\n: comment\n\n')
         ([b'1'], [b'2'])
         """
-        *whole, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        # What was there before has no end of an event in it, but perhaps the beginning of one.
+        unsearched = max(len(self._rest) - 2, 0)
+        self._rest += chunk
+        whole: list[bytes] = []
+        if self._rest.find(b"\n\n", unsearched) >= 0 or self._rest.find(b"\n\r\n", unsearched) >= 0:
+            *whole, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._rest = bytearray(rest)
         if len(self._rest) > self._max_event_bytes:
             raise EngineProtocolError(f"an event in the replica's stream is larger than {self._max_event_bytes} bytes")
         return [data for data in map(_data_of, whole) if data]
