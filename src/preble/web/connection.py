@@ -4,6 +4,8 @@ uvicorn bounds how long a connection may be idle between requests, and leaves bo
 application sees a request, a client could send headers without end, or nothing at all, and keep the connection for
 ever. Here a head has to be small and to come in time. After it, a client could read nothing of its answer, and keep the
 answer in memory for ever. Here it has to go on reading. And there is a number of connections that is not exceeded.
+
+A wish for another protocol, on which uvicorn loses the request's body, is passed over.
 """
 
 from __future__ import annotations
