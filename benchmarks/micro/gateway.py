@@ -1,0 +1,339 @@
+"""What the gateway itself costs: CPU seconds a request and a streamed event, and the time that it adds.
+
+`preble serve` runs as its users start it, each request logged to a file, in front of four replicas that compute nothing
+(gateway_parts/upstream.py). Gateway, replicas and load generator (this one) are processes of their own; the CPU time is
+the system's count for all threads of the gateway's. Prompts are lines of the documentation, half of each shared with
+other prompts, as text, which the gateway tokenizes, and as token ids. All gateways are measured in turn, with the same
+requests, and the cheapest round of each counts.
+
+`--router` measures another router beside it, sglang-router, on the same replicas; install it anywhere:
+
+    python -m venv router && router/bin/pip install sglang-router
+    python benchmarks/micro/gateway.py --router router/bin/sglang-router --json result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import uvloop
+from gateway_parts import upstream
+from gateway_parts.load import Connection, Question, Times, ask_all, connected
+from gateway_parts.prompts import Line, Prompts, question, train_tokenizer
+
+from preble.bench.gateway import started_gateway
+from preble.cli.output import STDOUT, write_json
+from preble.core import global_scheduler
+from preble.engines.commands import Command
+from preble.engines.launch import ReplicaProcess
+
+REPLICAS = 4
+CONNECTIONS = 8
+"""Requests at a time, where CPU seconds are counted."""
+START_S = 30.0
+PREBLE, ROUTER = "preble", "sglang-router"
+LENGTHS = (100, 2000, 8000)
+EVENTS, MORE_EVENTS = 16, 64
+ADDED_EVENTS = 2
+ADDED_REQUESTS = 300
+"""Of the answers whose time is taken: one at a time."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One gateway under one policy. `is_quiet`: logs only warnings, not a line where a request is placed and ends."""
+
+    program: str
+    policy: str
+    is_quiet: bool = False
+
+    @property
+    def setting(self) -> str:
+        return f"{self.policy}, quiet" if self.is_quiet else self.policy
+
+
+ARMS = [Arm(PREBLE, "round_robin"), Arm(PREBLE, "preble"), Arm(PREBLE, "preble", is_quiet=True)]
+ROUTER_ARMS = [Arm(ROUTER, "round_robin"), Arm(ROUTER, "cache_aware")]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of request. `events`: of a streamed answer; 0 for one that comes whole."""
+
+    tokens: int
+    as_ids: bool
+    events: int
+
+    def __str__(self) -> str:
+        answer = f"{self.events} events" if self.events else "whole"
+        return f"{'ids' if self.as_ids else 'text':4} {self.tokens:5}  {answer:9}"
+
+
+CASES = [Case(tokens, as_ids, events) for events in (0, EVENTS) for as_ids in (False, True) for tokens in LENGTHS]
+EVENT_CASES = (Case(2000, True, EVENTS), Case(2000, True, MORE_EVENTS))
+"""Their difference is what events cost."""
+FULL_CASES = (Case(2000, False, 0), Case(2000, False, EVENTS), EVENT_CASES[1])
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU microseconds of a gateway for one request, in each round."""
+
+    arm: Arm
+    case: Case
+    rounds_us: list[float]
+
+    @property
+    def request_us(self) -> float:
+        return min(self.rounds_us)
+
+
+@dataclass(frozen=True)
+class Added:
+    """Quantiles of the time through a gateway, less the same quantile of asking a replica directly, in microseconds."""
+
+    arm: Arm
+    case: Case
+    first_byte_p50_us: float
+    first_byte_p99_us: float
+    end_p50_us: float
+    end_p99_us: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """A gateway that runs, and connections to it."""
+
+    arm: Arm
+    clock: int
+    connections: list[Connection]
+
+    @property
+    def cpu_s(self) -> float:
+        return time.clock_gettime(self.clock)
+
+    def question_of(self, prompt: Sequence[Line], case: Case) -> Question:
+        """sglang-router takes token ids at `/generate` alone."""
+        natively = self.arm.program == ROUTER and case.as_ids
+        return question(prompt, as_ids=case.as_ids, events=case.events, natively=natively)
+
+
+def cpu_clock(pid: int) -> int:
+    """The system's clock of the CPU time of a process. Raises: OSError."""
+    clock = ctypes.c_int()
+    if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
+        raise OSError(error, os.strerror(error))
+    return clock.value
+
+
+@asynccontextmanager
+async def started_router(router: Path, urls: Sequence[str], policy: str, log: Path) -> AsyncIterator[ReplicaProcess]:
+    """sglang-router with its own defaults, every replica registered."""
+    port, metrics_port = free_ports(2)
+    argv = [str(router), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
+    argv += ["--prometheus-port", str(metrics_port), "--worker-urls", *urls]
+    process = ReplicaProcess(ROUTER, Command(tuple(argv), dict(os.environ), port), log)
+    try:
+        await process.start()
+        await process.wait_ready(START_S)
+        async with asyncio.timeout(START_S), aiohttp.ClientSession() as session:
+            while await registered(session, process.url) != len(urls):  # noqa: ASYNC110 (another process's state)
+                await asyncio.sleep(0.1)
+        yield process
+    finally:
+        await process.stop()
+
+
+async def registered(session: aiohttp.ClientSession, url: str) -> int:
+    """How many replicas the router has found healthy; it answers 503 until there is one."""
+    async with session.get(f"{url}/readiness") as response:
+        return int((await response.json(content_type=None)).get("healthy_workers", 0))
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+@asynccontextmanager
+async def started_upstream(log: Path) -> AsyncIterator[str]:
+    """One replica; its URL."""
+    process = ReplicaProcess("upstream", Command((sys.executable, upstream.__file__), dict(os.environ), None), log)
+    try:
+        await process.start()
+        await process.wait_ready(START_S)
+        yield process.url
+    finally:
+        await process.stop()
+
+
+class Benchmark:
+    """All gateways, on the same replicas."""
+
+    def __init__(self, gateways: list[Running], direct: Connection, prompts: Prompts, requests: int) -> None:
+        self._gateways = gateways
+        self._direct = direct
+        self._prompts = prompts
+        self._requests = requests
+
+    async def costs(self, rounds: int) -> list[Cost]:
+        """Every case, in every round once with each gateway."""
+        cases = list(dict.fromkeys([*CASES, *EVENT_CASES]))
+        found: dict[tuple[Arm, Case], list[float]] = {}
+        for number in range(rounds):
+            for case in cases:
+                tell(f"round {number + 1} of {rounds}: {case}")
+                prompts = [self._prompts.draw(case.tokens) for _ in range(self._requests)]
+                for gateway in self._gateways:
+                    questions = [gateway.question_of(prompt, case) for prompt in prompts]
+                    before = gateway.cpu_s
+                    await ask_all(gateway.connections, questions)
+                    spent_us = (gateway.cpu_s - before) * 1e6
+                    found.setdefault((gateway.arm, case), []).append(round(spent_us / len(questions), 1))
+        return [Cost(arm, case, rounds_us) for (arm, case), rounds_us in found.items()]
+
+    async def added(self) -> list[Added]:
+        """One request at a time, to a replica and to each gateway in turn."""
+        return [row for tokens in LENGTHS for row in await self._added_to(Case(tokens, False, ADDED_EVENTS))]
+
+    async def _added_to(self, case: Case) -> list[Added]:
+        tell(f"added time: {case}")
+        direct: list[Times] = []
+        through: list[list[Times]] = [[] for _ in self._gateways]
+        for _ in range(ADDED_REQUESTS):
+            prompt = self._prompts.draw(case.tokens)
+            direct.append(await self._direct.ask(question(prompt, as_ids=False, events=case.events, natively=False)))
+            for gateway, times in zip(self._gateways, through, strict=True):
+                times.append(await gateway.connections[0].ask(gateway.question_of(prompt, case)))
+        base = quantiles_us(direct)
+        return [
+            Added(gateway.arm, case, *np.round(quantiles_us(times) - base, 1).tolist())
+            for gateway, times in zip(self._gateways, through, strict=True)
+        ]
+
+
+def quantiles_us(times: Sequence[Times]) -> np.ndarray:
+    """p50 and p99 of the first byte, p50 and p99 of the end."""
+    both = np.array([(each.first_byte_s, each.end_s) for each in times]) * 1e6
+    return np.percentile(both, (50, 99), axis=0).T.ravel()
+
+
+def tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text:50}", end="", file=sys.stderr, flush=True)
+
+
+def arms_of(rows: Sequence[Cost | Added]) -> list[Arm]:
+    return list(dict.fromkeys(row.arm for row in rows))
+
+
+def cost_table(costs: Sequence[Cost]) -> str:
+    """CPU microseconds a request, and an event; then the requests a second with which one core is full."""
+    arms = arms_of(costs)
+    by = {(cost.arm, cost.case): cost.request_us for cost in costs}
+
+    def line(name: str, cells: Sequence[object]) -> str:
+        return f"{name:26}" + "".join(f" {cell:>13}" for cell in cells)
+
+    return "\n".join(
+        [
+            line("", [arm.program for arm in arms]),
+            line("us of CPU", [arm.setting for arm in arms]),
+            *(line(f"{case}", [f"{by[arm, case]:.0f}" for arm in arms]) for case in CASES),
+            line("each event more", [f"{event_us(by, arm):.0f}" for arm in arms]),
+            "",
+            line("requests/s filling a core", [arm.setting for arm in arms]),
+            *(line(f"{case}", [f"{1e6 / by[arm, case]:.0f}" for arm in arms]) for case in FULL_CASES),
+        ]
+    )
+
+
+def event_us(by: dict[tuple[Arm, Case], float], arm: Arm) -> float:
+    few, many = EVENT_CASES
+    return (by[arm, many] - by[arm, few]) / (many.events - few.events)
+
+
+def added_table(rows: Sequence[Added]) -> str:
+    """Microseconds that each gateway adds to an idle replica's answer."""
+    lines = [f"{'us added':12} {'through':27} {'first byte p50':>14} {'p99':>6} {'end p50':>8} {'p99':>6}"]
+    for row in rows:
+        first = f"{row.first_byte_p50_us:14.0f} {row.first_byte_p99_us:6.0f}"
+        name = f"{row.arm.program} {row.arm.setting}"
+        lines.append(f"text {row.case.tokens:5}   {name:27} {first} {row.end_p50_us:8.0f} {row.end_p99_us:6.0f}")
+    return "\n".join(lines)
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], list[Added]]:
+    prompts = Prompts(train_tokenizer(folder), args.seed)
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
+        gateways = []
+        for arm in ARMS + (ROUTER_ARMS if args.router is not None else []):
+            log = folder / f"{arm.program} {arm.setting}.log"
+            if arm.program == PREBLE:
+                level = "warning" if arm.is_quiet else "info"
+                serve = ["--policy", arm.policy, "--tokenizer", str(folder), "--log-level", level]
+                process = await stack.enter_async_context(started_gateway(urls, serve, log))
+            else:
+                process = await stack.enter_async_context(started_router(args.router, urls, arm.policy, log))
+            connections = [await connected(process.url) for _ in range(CONNECTIONS)]
+            assert process.pid is not None
+            gateways.append(Running(arm, cpu_clock(process.pid), connections))
+        benchmark = Benchmark(gateways, await connected(urls[0]), prompts, args.requests)
+        return await benchmark.costs(args.rounds), await benchmark.added()
+
+
+def version_of(router: Path | None) -> str | None:
+    if router is None:
+        return None
+    return subprocess.run([router, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=120, help="of each kind, a round (default 120)")
+    parser.add_argument("--rounds", type=int, default=3, help="the cheapest counts (default 3)")
+    parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router, to be measured beside")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, not the tables")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    router = version_of(args.router)
+    with tempfile.TemporaryDirectory() as folder:
+        costs, added = uvloop.run(measure(args, Path(folder)))
+    head = {
+        "machine": f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
+        "core": "compiled" if global_scheduler.__file__.endswith(".so") else "plain",
+        "router": router,
+        "seed": args.seed,
+        "requests": args.requests,
+    }
+    write_json(args.json, head | {"costs": [asdict(row) for row in costs], "added": [asdict(row) for row in added]})
+    tell("")
+    if args.json != STDOUT:
+        print(cost_table(costs), added_table(added), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Prompts of the benchmark of the gateway: lines of this documentation, with a tokenizer that is trained on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gateway_parts.load import Question
+from gateway_parts.upstream import MODEL
+
+DOCS = Path(__file__).parents[3] / "docs"
+VOCABULARY = 8000
+PREFIXES = 16
+"""So many prefixes are in use; each is half of a prompt."""
+
+
+def train_tokenizer(folder: Path) -> Tokenizer:
+    """A byte-level BPE tokenizer of the documentation, saved in `folder` for the gateway."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        _lines(), trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def _lines() -> list[str]:
+    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
+    return [line + "\n" for page in pages for line in page.splitlines() if line]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    text: str
+    ids: tuple[int, ...]
+
+
+class Prompts:
+    """Prompts without end, each new: one of the prefixes, and a rest of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self._rng = random.Random(seed)
+        lines = _lines()
+        encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
+        self._lines = [Line(text, tuple(found.ids)) for text, found in zip(lines, encodings, strict=True)]
+        self._prefixes: dict[int, list[list[Line]]] = {}
+
+    def draw(self, num_tokens: int) -> list[Line]:
+        """A prompt of `num_tokens` or, so that its last line is whole, a few more."""
+        if num_tokens not in self._prefixes:
+            self._prefixes[num_tokens] = [self._some(num_tokens // 2) for _ in range(PREFIXES)]
+        prefix = self._rng.choice(self._prefixes[num_tokens])
+        return prefix + self._some(num_tokens - sum(len(line.ids) for line in prefix))
+
+    def _some(self, num_tokens: int) -> list[Line]:
+        lines: list[Line] = []
+        while num_tokens > 0:
+            lines.append(self._rng.choice(self._lines))
+            num_tokens -= len(lines[-1].ids)
+        return lines
+
+
+def question(prompt: Sequence[Line], *, as_ids: bool, events: int, natively: bool) -> Question:
+    """Asks for a completion. `events`: 0 for an answer that is not streamed. `natively`: in SGLang's own form."""
+    ids = [token for line in prompt for token in line.ids]
+    text = "".join(line.text for line in prompt)
+    fields: dict[str, object] = {"stream": events > 0}
+    if natively:
+        fields |= {"input_ids" if as_ids else "text": ids if as_ids else text}
+        fields["sampling_params"] = {"max_new_tokens": max(1, events)}
+    else:
+        fields |= {"model": MODEL, "prompt": ids if as_ids else text, "max_tokens": max(1, events)}
+    return Question("/generate" if natively else "/v1/completions", msgspec.json.encode(fields), events > 0)
