@@ -50,7 +50,7 @@ PREBLE, ROUTER = "preble", "sglang-router"
 LENGTHS = (100, 2000, 8000)
 EVENTS, MORE_EVENTS = 16, 64
 ADDED_EVENTS = 2
-ADDED_REQUESTS = 300
+ADDED_REQUESTS = 200
 """Of the answers whose time is taken: one at a time."""
 
 
@@ -309,8 +309,8 @@ def version_of(router: Path | None) -> str | None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=120, help="of each kind, a round (default 120)")
-    parser.add_argument("--rounds", type=int, default=3, help="the cheapest counts (default 3)")
+    parser.add_argument("--requests", type=int, default=24, help="of each kind, a round (default 24)")
+    parser.add_argument("--rounds", type=int, default=8, help="the cheapest counts (default 8)")
     parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router, to be measured beside")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, not the tables")
