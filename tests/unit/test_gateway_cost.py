@@ -58,7 +58,8 @@ def test_the_tables_are_what_the_benchmark_printed(gateway: ModuleType, result: 
 def test_what_is_said_of_the_costs_is_what_was_measured(gateway: ModuleType, result: dict[str, Any], page: str) -> None:
     costs = msgspec.convert(result["costs"], list[gateway.Cost])
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
-    (ours, preble, _), (theirs, cache_aware) = gateway.ARMS, gateway.ROUTER_ARMS
+    (ours, preble, quiet), (theirs, cache_aware) = gateway.ARMS, gateway.ROUTER_ARMS
+    small = gateway.Case(100, False, 0)
 
     def ratios(*, as_ids: bool, events: int) -> str:
         cases = [gateway.Case(tokens, as_ids, events) for tokens in gateway.LENGTHS]
@@ -81,6 +82,7 @@ def test_what_is_said_of_the_costs_is_what_was_measured(gateway: ModuleType, res
         f"ids {ratios(as_ids=True, **whole)} and {ratios(as_ids=True, **events)} times",
         "costs {:.1f} times as much, and {:.1f} times with `preble`".format(*event_ratios),
         "{:,.0f} requests a second fill the core of our gateway (`preble`), {:,.0f} each core".format(*whole_per_s),
+        f"log lines a request take {1 - by[quiet, small] / by[preble, small]:.0%}".replace("%", " %"),
         f"fill ours at {full_per_s(preble)} requests a second",
         f"each core of sglang-router at {full_per_s(cache_aware)}",
     ):

@@ -8,7 +8,8 @@ The replica must have nothing else to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
@@ -206,19 +207,13 @@ class Measuring:
 
     async def _admit_beside(self, batch: int, tokens: int) -> AdmissionTimes | None:
         """Times of bursts while `batch` sequences decode; None if there was none from beginning to end."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                asked = [
-                    tasks.create_task(self._timer.ask(self._prompt(ADMITTED_TOKENS), tokens)) for _ in range(batch)
-                ]
-                bursts = tasks.create_task(self._bursts(asked))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        async with self._asking_together(batch, ADMITTED_TOKENS, tokens) as asked:
+            bursts = await self._bursts(asked)
         answers = [task.result() for task in asked]
         start_s, end_s = _together(answers)
         one = answers[0]
         arrivals = [time for time in one.arrivals_s if start_s <= time <= end_s]
-        seconds = extra_s(arrivals, bursts.result())
+        seconds = extra_s(arrivals, bursts)
         if not seconds:
             return None
         context = ADMITTED_TOKENS + sum(_tokens_until(answer, (start_s + end_s) / 2) for answer in answers) / batch
@@ -235,12 +230,20 @@ class Measuring:
 
     async def _ask_together(self, batch: int, context: int, tokens: int) -> list[TimedAnswer]:
         """Raises: EngineError: the first that failed; the others are aborted."""
+        async with self._asking_together(batch, context, tokens) as asked:
+            pass
+        return [task.result() for task in asked]
+
+    @asynccontextmanager
+    async def _asking_together(
+        self, batch: int, context: int, tokens: int
+    ) -> AsyncIterator[list[asyncio.Task[TimedAnswer]]]:
+        """All are answered on leaving. Raises: EngineError: the first that failed; the others are aborted."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                asked = [tasks.create_task(self._timer.ask(self._prompt(context), tokens)) for _ in range(batch)]
+                yield [tasks.create_task(self._timer.ask(self._prompt(context), tokens)) for _ in range(batch)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in asked]
 
     def _prompt(self, length: int) -> list[int]:
         return self._random.choices(TOKEN_IDS, k=length)
