@@ -52,7 +52,7 @@ $(DOCS): $(DEV)
 
 # The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
 # beside the sources, where they would be imported instead of them.
-$(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py)
+$(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py src/preble/core/*/*.py)
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)
@@ -80,17 +80,17 @@ constraints: ## Pin anew what CI installs (requirements/constraints.txt)
 	@rm -rf build/constraints-venv
 
 engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.engines/, about 5 GB, once)
-	@$(PYTHON) engines/setup.py vllm sglang
+	@$(PYTHON) dev/engines/setup.py vllm sglang
 
 # ---- chores -----------------------------------------------------------------------------------------------------
 
 demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=emulator: nothing heavy to install)
-	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) engines/setup.py vllm; fi
+	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/engines/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
 # Where an engine cannot be installed (status 3) its tests skip and say why; with CI=true that is a failure.
 test: lint types docs ## Everything that CI checks: lint, types, docs, all tests, real engines
-	@$(PYTHON) engines/setup.py vllm sglang || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
+	@$(PYTHON) dev/engines/setup.py vllm sglang || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-native
 

@@ -38,7 +38,7 @@ from gateway_parts.prompts import Line, Prompts, question, train_tokenizer
 
 from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
-from preble.core import global_scheduler
+from preble.core.placing import scheduler as global_scheduler
 from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess
 

@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from preble.cli.output import STDOUT, write_json
-from preble.core import global_scheduler
-from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy, policy_names
+from preble.core.costs.model import CostModel
+from preble.core.placing import scheduler as global_scheduler
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import (
     TOKEN_BYTES,
     BlocksEvicted,
@@ -40,7 +40,7 @@ from preble.core.types import (
     Request,
     RequestId,
 )
-from preble.gateway.collector import calm_collector
+from preble.gateway.collector import freeze_gc
 from preble.profiles import load_profile
 
 BLOCK = 16
@@ -310,7 +310,7 @@ def main() -> None:
         "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the table"
     )
     arguments = parser.parse_args()
-    calm_collector()
+    freeze_gc()
     traces = arguments.trace or list(SHAPES)
     if arguments.memory:
         if global_scheduler.__file__.endswith(".so"):

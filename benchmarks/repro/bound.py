@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from preble.core.cost_refit import CostFactors, scaled
-from preble.core.door import Scheduler
+from preble.core.costs.refit import CostFactors, scaled
+from preble.core.placing.door import Scheduler
 from preble.core.types import RequestId
 from preble.decisions.settings import make_scheduler
 from preble.metrics.estimates import Estimate, estimate

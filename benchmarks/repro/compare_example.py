@@ -19,11 +19,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from preble.bench.compare import ComparePlan, CompareResult, compare, read_result
-from preble.bench.compare.figures import capacity_drawing, curve_drawing
-from preble.bench.compare.numbers import TTFT_P99
-from preble.bench.compare.progress import run_progress
-from preble.bench.compare.tables import terminal_table
+from preble.compare import ComparePlan, CompareResult, compare, read_result
+from preble.compare.figures import capacity_drawing, curve_drawing
+from preble.compare.numbers import TTFT_P99
+from preble.compare.progress import run_progress
+from preble.compare.tables import terminal_table
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
 from preble.report import terminal_tables

@@ -25,7 +25,7 @@ from preble.bench.client import BenchClient
 from preble.bench.gateway import started_gateway
 from preble.bench.load import run_load
 from preble.bench.warmup import warm_up
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.engines import connect
 from preble.engines.commands import CPU_BLOCK_SIZE, SGLANG_PAGE_SIZE, Command, commands_for
 from preble.engines.launch import LaunchOptions, ReplicaProcess

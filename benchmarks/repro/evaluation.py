@@ -35,11 +35,11 @@ from evaluation_tables import (
 )
 from page import NOT_RUN, filled, markdown
 
-from preble.bench.compare import CompareResult, compare, read_result
-from preble.bench.compare.figures import curve_drawing
-from preble.bench.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
-from preble.bench.compare.progress import run_progress
-from preble.bench.compare.result import write_result
+from preble.compare import CompareResult, compare, read_result
+from preble.compare.figures import curve_drawing
+from preble.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
+from preble.compare.progress import run_progress
+from preble.compare.result import write_result
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "evaluation.md"

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from preble.bench.compare import ComparePlan
-from preble.core.policies import policy_names
-from preble.core.waiting_queue import QueueOrder
+from preble.compare import ComparePlan
+from preble.core.policies.registry import policy_names
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
 from preble.sim import Failure, FailureKind, SimConfig

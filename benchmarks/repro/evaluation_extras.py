@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 import msgspec
 from evaluation_cases import CASES, DATA, LOSS_S
 
-from preble.bench.compare import ComparePlan, CompareResult
-from preble.bench.compare.numbers import headline_rate
-from preble.bench.compare.plan import BASELINE, Arm, Cell
+from preble.compare import ComparePlan, CompareResult
+from preble.compare.numbers import headline_rate
+from preble.compare.plan import BASELINE, Arm, Cell
 from preble.metrics import RequestRecord, summarize
 from preble.sim import simulate
 from preble.sim.memory import fewer_collections

@@ -10,10 +10,10 @@ from itertools import groupby
 from evaluation_cases import CASES, Case
 from evaluation_extras import JUST_AFTER_S, Bound, Loss
 
-from preble.bench.compare import CompareResult, Run, Standing
-from preble.bench.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, significant
-from preble.bench.compare.plan import BASELINE
-from preble.bench.compare.tables import WORSE, ranking_table, share_cell
+from preble.compare import CompareResult, Run, Standing
+from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, significant
+from preble.compare.plan import BASELINE
+from preble.compare.tables import WORSE, ranking_table, share_cell
 from preble.metrics.estimates import Estimate, estimate
 from preble.report import Table
 

@@ -46,7 +46,7 @@ from fairness_case import (
 from preble.bench.client import BenchClient
 from preble.bench.load import run_load
 from preble.cli.output import STDOUT, write_json
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.integrations.settings import ORDER_VARIABLE
 from preble.metrics import RequestRecord

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from preble.core.waiting_queue import QueueOrder, WaitingQueue, group_of
+from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue, group_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "concepts" / "fairness"
 COLOURS = {"fcfs": "#3d6fb6", "lpm": "#c8385a", "groups": "#0b6e4f", "hrrn": "#d98e04"}

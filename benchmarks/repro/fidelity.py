@@ -28,7 +28,7 @@ from page import filled, markdown
 
 from preble.bench.client import BenchClient
 from preble.bench.load import run_load
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
 from preble.metrics import RequestRecord, Summary
 from preble.profiling import Fit, Measurements, fit_profile
 from preble.report import PALETTE, Drawing, Table, draw

@@ -21,7 +21,7 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from preble.core.rebalance import RebalanceSettings
+from preble.core.cluster.rebalance import RebalanceSettings
 from preble.metrics import RequestRecord
 from preble.metrics.summary import Distribution, distribution
 from preble.profiles import load_profile

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.profiles import profile_json
 
 FOLDER = Path(__file__).parents[2] / "src" / "preble" / "profiles" / "data"

@@ -21,10 +21,10 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from preble.core.e2 import E2
-from preble.core.policies import make_policy
-from preble.core.policy import ClusterView, CostTable, Policy
-from preble.core.preble import Preble
+from preble.core.policies.e2 import E2
+from preble.core.policies.policy import ClusterView, CostTable, Policy
+from preble.core.policies.preble import Preble
+from preble.core.policies.registry import make_policy
 from preble.profiles import load_profile
 from preble.sim import SimConfig, simulate
 from preble.sim.memory import fewer_collections
@@ -55,14 +55,15 @@ class Part(Preble):
 
     def _costs(self, view: ClusterView, matched: list[int], prefill_s: dict[int, float]) -> CostTable:
         value = self._ttft_value
-        crowd = value * self._crowding * view.requests_per_s / len(view.slots)
+        crowd = value * self._crowding * view.requests_per_s / len(view.replicas)
         together_s = self._together * 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         loads, prefills = [], []
-        for slot, tokens in zip(view.slots, matched, strict=True):
-            waiting_s, in_flight, prefill = view.waiting_prefill_s[slot], view.num_requests[slot], prefill_s[tokens]
-            loads.append(value * waiting_s + together_s * view.mean_output_tokens[slot] * in_flight)
+        for replica, tokens in zip(view.replicas, matched, strict=True):
+            waiting_s, in_flight = view.waiting_prefill_s[replica], view.num_requests[replica]
+            prefill = prefill_s[tokens]
+            loads.append(value * waiting_s + together_s * view.mean_output_tokens[replica] * in_flight)
             prefills.append(prefill * (value + self._standing * in_flight + crowd * (waiting_s + prefill / 2)))
-        return view.table(view.slots, matched, load_s=loads, prefill_s=prefills)
+        return view.table(view.replicas, matched, load_s=loads, prefill_s=prefills)
 
 
 STEPS: dict[str, Callable[[], Policy]] = {

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.local_scheduler import LocalScheduler
-from preble.core.policies import make_policy
-from preble.core.radix_tree import Match, Node
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
+from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.replica.scheduler import LocalScheduler
 from preble.core.types import (
     BlocksStored,
     Placement,

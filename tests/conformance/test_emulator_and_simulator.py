@@ -15,9 +15,9 @@ from random import Random
 
 import pytest
 
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, ReplicaId, pack_tokens
-from preble.core.waiting_queue import QueueOrder
 from preble.decisions.lines import ClearedLine, EvictedLine, Line, StoredLine, evicted_line, stored_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.core.policies import policy_names
-from preble.core.rebalance import RebalanceSettings
+from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.policies.registry import policy_names
 from preble.core.types import BlockHash, BlocksEvicted, ReplicaId
 from preble.decisions.lines import (
     AddReplicaLine,
@@ -33,8 +33,8 @@ from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
-from preble.gateway.dispatcher import Call, Dispatcher
-from preble.gateway.telemetry import Telemetry
+from preble.serving.dispatcher import Call, Dispatcher
+from preble.serving.telemetry.metrics import Telemetry
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
 from support.small_cluster import PROFILE, workload

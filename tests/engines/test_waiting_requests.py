@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from preble.core.waiting_queue import WaitingQueue
+from preble.core.replica.waiting_queue import WaitingQueue
 from preble.engines import Engine
 from support.questions import Replica, completion, prompt_of, read
 from support.replicas import PLACES, TEST_TIMEOUT_S

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
-from preble.gateway.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.gateway.server import Gateway, serving
 from support.waiting import eventually
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.conftest import Serve
 from gateway.fakes import replicas
-from preble.gateway.config import AuthConfig, LimitsConfig
+from preble.config import AuthConfig, LimitsConfig
 
 DEEP = b"[" * 100_000
 

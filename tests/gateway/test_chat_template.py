@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from preble.errors import ConfigError, RequestError
-from preble.gateway.chat_template import ChatTemplate
+from preble.serving.tokens.chat_template import ChatTemplate
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preble.core.rebalance import RebalanceSettings
+from preble.config import GatewayConfig, RebalanceConfig, ReplicaConfig, knobs
+from preble.config.load import load
+from preble.config.reference import reference_page
+from preble.core.cluster.rebalance import RebalanceSettings
 from preble.errors import ConfigError
-from preble.gateway.config import GatewayConfig, RebalanceConfig, ReplicaConfig, knobs
-from preble.gateway.config.load import load
-from preble.gateway.config.reference import reference_page
 
 URL = "http://127.0.0.1:8101"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
@@ -23,7 +23,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_reference_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run python -m preble.gateway.config.reference"
+    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run python -m preble.config.reference"
 
 
 def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit() -> None:

@@ -15,11 +15,7 @@ from click.testing import CliRunner, Result
 from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, gated_stream, replicas, status
 from preble.cli import cli
-from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, RemoveReplicaLine
-from preble.decisions.names import unpack_text
-from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
-from preble.gateway.config import (
+from preble.config import (
     AuthConfig,
     DecisionsConfig,
     GatewayConfig,
@@ -27,6 +23,10 @@ from preble.gateway.config import (
     ParityConfig,
     ReplicaConfig,
 )
+from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, RemoveReplicaLine
+from preble.decisions.names import unpack_text
+from preble.decisions.reader import LogReader
+from preble.decisions.replay import Replay
 from preble.gateway.server import serving
 from support.waiting import eventually
 

@@ -8,8 +8,8 @@ import uvloop
 
 from preble.core.types import CacheCleared, PrefixHomeChange, ReplicaId
 from preble.decisions.recent import RecentDecisions
-from preble.gateway.dispatcher import Dispatcher
-from preble.gateway.telemetry import Telemetry
+from preble.serving.dispatcher import Dispatcher
+from preble.serving.telemetry.metrics import Telemetry
 
 
 class OverdueScheduler:

@@ -12,12 +12,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.core.costs.model import CostModel
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import CacheCleared, ReplicaId, Request
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.gateway.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
 from preble.profiles import load_profile
 from support.waiting import eventually

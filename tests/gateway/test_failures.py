@@ -20,7 +20,7 @@ from gateway.fakes import (
     rubbish,
     status,
 )
-from preble.gateway.config import HealthConfig, LimitsConfig, TimeoutsConfig
+from preble.config import HealthConfig, LimitsConfig, TimeoutsConfig
 from support.waiting import eventually
 
 PATIENT = HealthConfig(check_interval_s=1000.0)

@@ -10,14 +10,14 @@ import pytest
 
 from gateway.conftest import Serve
 from gateway.fakes import gated, replicas, rubbish
+from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import Overloaded
-from preble.gateway.body_room import BodyRoom
-from preble.gateway.config import LimitsConfig, TimeoutsConfig
+from preble.gateway.http.body_budget import BodyMemoryBudget
 from support.waiting import eventually
 
 
 def test_room_that_is_taken_is_given_back_at_the_end_whatever_happens() -> None:
-    room = BodyRoom(100, retry_after_s=2.0)
+    room = BodyMemoryBudget(100, retry_after_s=2.0)
     with room.share() as one:
         one.grow(60)
         with pytest.raises(Overloaded) as refusal, room.share() as two:

@@ -11,9 +11,9 @@ from aiohttp import web
 
 from gateway.conftest import Serve
 from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream, status
+from preble.config import HealthConfig
 from preble.errors import EngineProtocolError
-from preble.gateway.config import HealthConfig
-from preble.gateway.sse import EventSplitter
+from preble.serving.sse import EventSplitter
 from support.waiting import eventually
 
 _COUNTED = {"completion_tokens": "output_tokens", "cached_tokens": "cached_tokens"}
@@ -85,10 +85,10 @@ async def test_a_replica_restarted_with_another_model_between_two_checks_is_foun
 async def test_a_replica_that_is_what_it_was_stays_whatever_it_does_not_find(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         [before] = gateway.gateway.dispatcher.live.values()
-        asked = one.questions
+        parsed = one.questions
         one.script.append(status(404))
         assert (await gateway.complete())[0] == 404
-        await eventually(lambda: not before.suspect.is_set() and one.questions > asked + 2)
+        await eventually(lambda: not before.suspect.is_set() and one.questions > parsed + 2)
         assert list(gateway.gateway.dispatcher.live.values()) == [before]
 
 
@@ -126,8 +126,8 @@ async def test_a_replica_without_tokenize_is_not_checked_at_every_request(serve:
     rarely = HealthConfig(check_interval_s=1000.0)
     async with replicas(1) as [one], serve([one], health=rarely) as gateway:
         one.tokenizes = False
-        asked = one.questions
+        parsed = one.questions
         for i in range(5):
             assert (await gateway.complete(prompt=f"prompt {i}"))[0] == 200
         [live] = gateway.gateway.dispatcher.live.values()
-        assert (one.questions, live.suspect.is_set()) == (asked, False)
+        assert (one.questions, live.suspect.is_set()) == (parsed, False)

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, gated, gated_stream, replicas
-from preble.gateway.config import LimitsConfig, TimeoutsConfig
+from preble.config import LimitsConfig, TimeoutsConfig
 from support.waiting import eventually
 
 

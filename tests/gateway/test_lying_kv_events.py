@@ -12,9 +12,9 @@ import zmq
 import zmq.asyncio
 
 from gateway.conftest import PROFILE
-from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.costs.model import CostModel
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.engines.kv_events import Intake, KvEventStream
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig, SchedulerConfig
+from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, SchedulerConfig
 from preble.gateway.server import Gateway, serving
 from support.questions import prompt_of
 from support.replicas import MODEL_NAME, TEST_TIMEOUT_S, TINY_MODEL, VllmPair

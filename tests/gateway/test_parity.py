@@ -21,13 +21,13 @@ from tokenizers.pre_tokenizers import ByteLevel
 from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, die_before, rubbish, status
 from preble.cli import cli
+from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.gateway.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
-from preble.gateway.parity import NEVER_SEEN_TOKENS
-from preble.gateway.parity_report import Check, Outcome
-from preble.gateway.parity_watch import ParityWatch
 from preble.gateway.server import Gateway, serving
+from preble.serving.parity.check import NEVER_SEEN_TOKENS
+from preble.serving.parity.report import Check, Outcome
+from preble.serving.parity.watch import ParityWatch
 from support.waiting import eventually
 
 ON = ParityConfig(answer_s=20.0, events_s=20.0, retry_s=600.0)
@@ -447,12 +447,12 @@ async def test_a_replica_too_small_for_the_prompt_is_said_to_be(serve: Serve, by
 async def test_a_replica_that_leaves_during_a_check_leaves_nothing_behind(serve: Serve, byte_tokens: str) -> None:
     async with caching() as [one], serve([one], tokenizer=byte_tokens) as gateway:
         one.tokenize_gated = True
-        asked = asyncio.create_task(reports(gateway, anew=True))
+        parsed = asyncio.create_task(reports(gateway, anew=True))
         await eventually(lambda: one.tokenizing == 1)
         one.healthy = False
         await eventually(lambda: gateway.num_live == 0)
         one.gate.set()
-        assert list(await asked) == [one.url]
+        assert list(await parsed) == [one.url]
         assert "preble_replica_parity{" not in await gateway.metrics()
 
 

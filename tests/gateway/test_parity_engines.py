@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
-from preble.gateway.parity_report import Check, Finding, Outcome, ParityReport
+from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
+from preble.serving.parity.report import Check, Finding, Outcome, ParityReport
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
 

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.conftest import Serve
 from gateway.fakes import gated, gated_stream, replicas, ticking_stream
-from preble.gateway.config import HealthConfig
+from preble.config import HealthConfig
 from support.waiting import eventually
 
 
@@ -46,8 +46,8 @@ async def test_each_reason_why_a_replica_is_waited_for_is_logged_once(serve: Ser
                 one.healthy = False
                 await one.start()
                 await eventually(lambda: len(told()) == 2)
-                asked = one.questions
-                await eventually(lambda: one.questions >= asked + 3)
+                parsed = one.questions
+                await eventually(lambda: one.questions >= parsed + 3)
     refused, unwell = told()
     assert "Connection refused" in refused and "status 500" in unwell
 

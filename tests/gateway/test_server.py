@@ -12,15 +12,15 @@ import aiohttp
 import pytest
 
 from gateway.fakes import gated_stream, replicas
+from preble.config import GatewayConfig, ReplicaConfig
 from preble.errors import ConfigError
-from preble.gateway.config import GatewayConfig, ReplicaConfig
-from preble.gateway.scheduling import build_scheduler
 from preble.gateway.server import serving
+from preble.serving.scheduling import build_scheduler
 from support.waiting import PATIENCE_S
 
 PROGRAM = """
 import sys
-from preble.gateway.config.load import load
+from preble.config.load import load
 from preble.gateway.server import run
 run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:], "parity.enabled": False}))
 """

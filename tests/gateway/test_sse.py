@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from preble.gateway.sse import DONE, EventSplitter, StreamMeter, event, looks_like_events
+from preble.serving.sse import DONE, EventSplitter, StreamMeter, event, looks_like_events
 
 USAGE = (
     b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 42,'

@@ -7,18 +7,18 @@ import pytest
 
 from preble.core.types import ReplicaId
 from preble.errors import EngineGone
-from preble.gateway.resync import FIRST_WAIT_S, LONGEST_WAIT_S, ResyncPace
-from preble.gateway.tenure import Tenure
+from preble.serving.cancel_scope import CancelScope
+from preble.serving.replicas.resync_backoff import FIRST_WAIT_S, LONGEST_WAIT_S, ResyncBackoff
 
 R = ReplicaId("r")
 
 
 async def test_work_that_is_withdrawn_is_cancelled_and_the_replica_is_gone() -> None:
-    tenure = Tenure(R)
+    cancel_scope = CancelScope(R)
     cancelled = False
     with pytest.raises(EngineGone, match="replica r went silent") as caught:
-        async with tenure:
-            asyncio.get_running_loop().call_soon(tenure.withdraw, "went silent")
+        async with cancel_scope:
+            asyncio.get_running_loop().call_soon(cancel_scope.withdraw, "went silent")
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -29,12 +29,12 @@ async def test_work_that_is_withdrawn_is_cancelled_and_the_replica_is_gone() -> 
 
 
 async def test_withdrawing_twice_or_what_is_over_or_has_not_begun_does_nothing() -> None:
-    tenure = Tenure(R)
-    tenure.withdraw("too early")
-    async with tenure:
+    cancel_scope = CancelScope(R)
+    cancel_scope.withdraw("too early")
+    async with cancel_scope:
         await asyncio.sleep(0)
-    tenure.withdraw("too late")
-    again = Tenure(R)
+    cancel_scope.withdraw("too late")
+    again = CancelScope(R)
     with pytest.raises(EngineGone, match="first"):
         async with again:
             again.withdraw("first")
@@ -46,7 +46,7 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
     started = asyncio.Event()
 
     async def work() -> None:
-        async with Tenure(R):
+        async with CancelScope(R):
             started.set()
             await asyncio.Event().wait()
 
@@ -58,15 +58,15 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
 
 
 def test_a_stream_is_asked_to_start_over_at_once_and_then_ever_less_often() -> None:
-    pace = ResyncPace()
-    asked = [float(second) for second in range(3000) if pace.is_due(float(second))]
-    waits = [later - earlier for earlier, later in pairwise(asked)]
-    assert asked[0] == 0.0
+    pace = ResyncBackoff()
+    parsed = [float(second) for second in range(3000) if pace.is_due(float(second))]
+    waits = [later - earlier for earlier, later in pairwise(parsed)]
+    assert parsed[0] == 0.0
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 640.0, 640.0]
 
 
 def test_after_a_long_quiet_time_it_starts_anew() -> None:
-    pace = ResyncPace()
+    pace = ResyncBackoff()
     for second in range(100):
         pace.is_due(float(second))
     later = 100.0 + 2 * LONGEST_WAIT_S

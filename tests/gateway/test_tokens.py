@@ -10,9 +10,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, RequestError
-from preble.gateway import token_pool, tokens
-from preble.gateway.token_pool import LocalTokens, approximate_tokens
-from preble.gateway.tokens import PromptTokenizer, choose_encoder, find_model_files
+from preble.serving.tokens import pool as token_pool
+from preble.serving.tokens import tokenizer as tokens
+from preble.serving.tokens.pool import LocalTokens, approximate_tokens
+from preble.serving.tokens.tokenizer import PromptTokenizer, choose_encoder, find_model_files
 from support.waiting import eventually
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -149,16 +150,16 @@ def test_a_model_may_have_a_template_of_its_own_for_tools_or_none(model: Path, t
 
 
 def test_a_tokenizer_is_found_in_a_folder_or_on_the_hub(model: Path, tmp_path: Path) -> None:
-    asked: list[str] = []
+    parsed: list[str] = []
 
     def download(name: str, **options: object) -> str:
-        asked.append(name)
+        parsed.append(name)
         return str(model)
 
     assert find_model_files(str(model)) == model
     assert find_model_files(str(model / "tokenizer.json")) == model
     assert find_model_files("org/name", download) == model
-    assert asked == ["org/name"]
+    assert parsed == ["org/name"]
     with pytest.raises(ConfigError, match="no such folder"):
         find_model_files(str(tmp_path / "none"), download)
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):

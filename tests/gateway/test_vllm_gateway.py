@@ -13,14 +13,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.core.cost_model import CostModel
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.core.costs.model import CostModel
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, unpack_tokens
-from preble.gateway.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway, serving
-from preble.gateway.tokens import PromptTokenizer
 from preble.profiles import load_profile
+from preble.serving.tokens.tokenizer import PromptTokenizer
 from support.questions import Replica, VllmReplica
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually

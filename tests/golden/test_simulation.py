@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preble.core.policies import policy_names
+from preble.core.policies.registry import policy_names
 from preble.core.types import Placement
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.small_cluster import PROFILE, workload

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from preble.bench.compare import ComparePlan
-from preble.bench.compare.plan import Arm
-from preble.core.rebalance import RebalanceSettings
+from preble.compare import ComparePlan
+from preble.compare.plan import Arm
+from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.reader import LogReader
 from preble.decisions.replay import Replay
@@ -21,14 +21,20 @@ from preble.sim import SimConfig
 from preble.workloads import WorkloadPlan
 from support.logs import PROFILE, Recording
 
-PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
-BUILD = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-COMPILED = [Path(path).stem for path in BUILD["hooks"]["mypyc"]["include"]]
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MYPYC = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+SOURCES = {path for pattern in MYPYC["include"] for path in ROOT.glob(pattern)} - {
+    ROOT / path for path in MYPYC["exclude"]
+}
+COMPILED = sorted(
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
+)
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_the_core_is_what_this_run_is_to_test(name: str) -> None:
-    path = importlib.import_module(f"preble.core.{name}").__file__
+    path = importlib.import_module(name).__file__
     assert path is not None and path.endswith(".so" if os.environ.get("PREBLE_TEST_NATIVE") == "1" else ".py")
 
 

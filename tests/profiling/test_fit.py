@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.profiling import AdmissionTimes, DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
 from preble.core.types import ReplicaId, ReplicaSpec, pack_tokens
 from preble.engines import EngineInfo
 from preble.engines.emulator.config import EmulatorConfig

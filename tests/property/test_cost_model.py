@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
 from preble.profiles import load_profile, profile_names
 
 coefficients = st.floats(0, 1e-3)

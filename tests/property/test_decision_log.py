@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from preble.core.door import Scheduler
-from preble.core.policies import policy_names, reads_token_ids
+from preble.core.placing.door import Scheduler
+from preble.core.policies.registry import policy_names, reads_token_ids
 from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.decisions.lines import Event, Header, PlaceLine
 from preble.decisions.names import LogNames

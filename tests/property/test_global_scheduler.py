@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.cost_refit import RefitSettings
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy, policy_names
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.costs.refit import RefitSettings
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,

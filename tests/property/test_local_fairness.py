@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preble.core.local_scheduler import LocalScheduler
+from preble.core.replica.scheduler import LocalScheduler
+from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue
 from preble.core.types import PackedTokens, ReplicaId, Request, RequestId, pack_tokens
-from preble.core.waiting_queue import QueueOrder, WaitingQueue
 
 BLOCK, BUDGET = 16, 64
 PREFIX = range(100, 100 + 20 * BLOCK)

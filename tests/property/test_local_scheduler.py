@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from preble.core.local_scheduler import Batch, LocalScheduler
-from preble.core.prefix_cache import hash_blocks
+from preble.core.replica.prefix_cache import hash_blocks
+from preble.core.replica.scheduler import Batch, LocalScheduler
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import (
     TOKEN_BYTES,
     BlocksEvicted,
@@ -22,7 +23,6 @@ from preble.core.types import (
     RequestId,
     pack_tokens,
 )
-from preble.core.waiting_queue import QueueOrder
 
 BLOCK = 2
 NUM_BLOCKS = 12

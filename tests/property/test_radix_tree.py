@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from preble.core.radix_tree import Node, RadixTree, live_node
+from preble.core.prefixes.radix_tree import Node, RadixTree, live_node
 from preble.core.types import pack_tokens, unpack_tokens
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)

@@ -7,7 +7,7 @@ import copy
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from preble.core.waiting_queue import QueueOrder, WaitingQueue, group_of
+from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue, group_of
 
 NUM_TOKENS = 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from preble.core.waiting_queue import QueueOrder, WaitingQueue
+from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue
 
 
 def assert_cores_order(records: Sequence[dict[str, Any]]) -> None:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
-from preble.core.policy import Policy
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.policy import Policy
+from preble.core.policies.registry import make_policy
 from preble.core.types import (
     CacheCleared,
     Placement,

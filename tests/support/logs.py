@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.decisions.lines import Event, Header, header_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader

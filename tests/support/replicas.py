@@ -60,7 +60,7 @@ def require_sglang() -> None:
 def require(program: Path, engine: str) -> None:
     if program.is_file() and TINY_MODEL.is_dir():
         return
-    reason = f"real {engine} is not set up here: run `make engines` (python3 engines/setup.py {engine})"
+    reason = f"real {engine} is not set up here: run `make engines` (python3 dev/engines/setup.py {engine})"
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)

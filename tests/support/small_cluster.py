@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.workloads import Segment, Workload, WorkloadRequest
 from preble.workloads.trace import made_up_tokens
 

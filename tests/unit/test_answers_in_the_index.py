@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.block_pool import BlockPool
+from preble.core.replica.block_pool import BlockPool
 
 FULL = ("content",) * 4
 """Every block of a pool of four or fewer has content."""

@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preble.bench.compare import ComparePlan, CompareResult, compare, plan, read_result
-from preble.bench.compare.figures import curve_drawing, policy_looks
-from preble.bench.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
-from preble.bench.compare.page import compare_page
-from preble.bench.compare.plan import Arm
-from preble.bench.compare.ranking import rates_to_compare, standings
-from preble.bench.compare.search import follow, lattice_rate, start_step
-from preble.bench.compare.tables import overview_table, ranking_table, rate_table
+from preble.compare import ComparePlan, CompareResult, compare, plan, read_result
+from preble.compare.figures import curve_drawing, policy_looks
+from preble.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
+from preble.compare.page import compare_page
+from preble.compare.plan import Arm
+from preble.compare.ranking import rates_to_compare, standings
+from preble.compare.search import follow, lattice_rate, start_step
+from preble.compare.tables import overview_table, ranking_table, rate_table
 from preble.errors import ConfigError, PrebleError
 from preble.metrics import summarize
 from preble.metrics.capacity import Bound, Capacity, CapacitySlo
@@ -250,7 +250,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from unit.test_compare import large
-from preble.bench.compare import compare
+from preble.compare import compare
 if __name__ == "__main__":
     compare(large(), path=Path(sys.argv[2]), jobs=2)
 """
@@ -315,7 +315,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preble.bench.compare.run.run_cell", die)
+    monkeypatch.setattr("preble.compare.run.run_cell", die)
     with pytest.raises(PrebleError, match="fewer --jobs"):
         compare(small(), jobs=2)
 

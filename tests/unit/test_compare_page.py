@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from preble.bench.compare import CompareResult, read_result
-from preble.bench.compare.numbers import caution
+from preble.compare import CompareResult, read_result
+from preble.compare.numbers import caution
 from support import scripts
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")

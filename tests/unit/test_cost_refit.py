@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.cost_model import CostModel
-from preble.core.cost_refit import CostFactors, CostRefit, DecodeSample, PrefillSample, RefitSettings, scaled
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.costs.model import CostModel
+from preble.core.costs.refit import CostFactors, CostRefit, DecodeSample, PrefillSample, RefitSettings, scaled
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 from preble.profiles import load_profile, profile_names
 

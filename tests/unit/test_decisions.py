@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preble.core.policies import make_policy, policy_names
-from preble.core.preble import Preble
+from preble.core.policies.preble import Preble
+from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import (
     BlocksStored,
     Candidate,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from preble.bench.compare import CompareResult
+from preble.compare import CompareResult
 from support.scripts import script
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import pytest
 
 from preble.core.types import ReplicaId
 from preble.engines.http import HttpClient
-from preble.gateway.sse import StreamMeter
+from preble.serving.sse import StreamMeter
 
 ROOT = Path(__file__).parents[2]
 

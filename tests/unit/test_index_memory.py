@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.radix_tree import RadixTree
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.prefixes.radix_tree import RadixTree
 from preble.core.types import BlocksStored, ReplicaId, Request, RequestId, namespace_of, pack_tokens
 from support.by_hand import A, B, run_of, scheduler_of
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
 from preble.integrations import sglang_plugin
+from preble.integrations.hit_ratio_sampler import HitRatioSampler
 from preble.integrations.settings import ANY_VERSION_VARIABLE, OrderSettings, require_version
-from preble.integrations.taking_turns import TakingTurns
 from preble.integrations.waiting_line import WaitingLine
 
 
@@ -96,7 +96,7 @@ def test_new_requests_and_some_in_turn_are_asked_about_before_each_batch() -> No
         asked.append(request)
         return 10 * len(asked)
 
-    turns = TakingTurns[str](ask, new_per_batch=2, turns_per_batch=1)
+    turns = HitRatioSampler[str](ask, new_per_batch=2, turns_per_batch=1)
     answers = []
     for _ in range(4):
         turns.new_batch()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from preble.core.local_scheduler import Batch, LocalScheduler, PrefillChunk, StepResult
+from preble.core.replica.scheduler import Batch, LocalScheduler, PrefillChunk, StepResult
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import BlocksStored, CacheCleared, PackedTokens, ReplicaId, Request, RequestId, pack_tokens
-from preble.core.waiting_queue import QueueOrder
 from preble.errors import PromptTooLong, RequestError, UnknownRequest
 
 OUTPUT = 1000

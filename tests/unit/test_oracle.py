@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.bench.compare import ComparePlan, compare
-from preble.core.cost_model import CostProfile
-from preble.core.policies import policy_names
+from preble.compare import ComparePlan, compare
+from preble.core.costs.model import CostProfile
+from preble.core.policies.registry import policy_names
 from preble.core.types import ReplicaId, pack_tokens
 from preble.decisions.settings import make_scheduler
 from preble.errors import ConfigError

@@ -10,13 +10,13 @@ from collections import Counter
 
 import pytest
 
-from preble.core.baselines import PowerOfTwo, RandomChoice
-from preble.core.peers.aibrix import AibrixPreble
-from preble.core.peers.dynamo import DynamoKv
-from preble.core.peers.llmd import LlmdBlend, StickyUntilSaturated
-from preble.core.peers.lmetric import LMetric
-from preble.core.peers.ray import RayPrefix
-from preble.core.policies import make_policy, policy_names
+from preble.core.policies.baselines import PowerOfTwo, RandomChoice
+from preble.core.policies.peers.aibrix import AibrixPreble
+from preble.core.policies.peers.dynamo import DynamoKv
+from preble.core.policies.peers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.policies.peers.lmetric import LMetric
+from preble.core.policies.peers.ray import RayPrefix
+from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import Placement, Reason, ReplicaId
 from support.by_hand import DOC, MODEL, OWN, A, B, C, Cluster, D, chosen, over_seeds, run_of, scores
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.core.peers.kubeai import Chwbl
-from preble.core.policies import policy_names, reads_token_ids
+from preble.core.policies.peers.kubeai import Chwbl
+from preble.core.policies.registry import policy_names, reads_token_ids
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader

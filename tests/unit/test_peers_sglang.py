@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
+from preble.core.policies.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.types import Placement, Reason, ReplicaId
 from support.by_hand import DOC, OWN, A, B, C, Cluster, chosen, over_seeds, run_of, scores
 

@@ -42,7 +42,7 @@ def test_a_benchmark_writes_its_numbers_to_a_file_or_in_place_of_its_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program, file = benchmark(name), tmp_path / "new" / "numbers.json"
-    monkeypatch.setattr(program, "calm_collector", lambda: None, raising=False)  # this process goes on
+    monkeypatch.setattr(program, "freeze_gc", lambda: None, raising=False)  # this process goes on
     for target in (str(file), "-"):
         monkeypatch.setattr(sys, "argv", [name, *arguments, "--json", target])
         program.main()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from preble.core.policies import make_policy, policy_names
+from preble.core.policies.registry import make_policy, policy_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
 ROWS = {

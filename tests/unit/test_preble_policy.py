@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.preble import Preble
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.preble import Preble
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
 from support.by_hand import MODEL, A, B, C, scheduler_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.prefix_cache import PrefixCache, hash_blocks
+from preble.core.replica.prefix_cache import PrefixCache, hash_blocks
 from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, ReplicaId, pack_tokens
 
 R = ReplicaId("r")

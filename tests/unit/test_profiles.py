@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from preble.core.cost_model import CostModel
+from preble.core.costs.model import CostModel
 from preble.errors import ConfigError
 from preble.profiles import load_profile, profile_json, profile_names
 from support import scripts

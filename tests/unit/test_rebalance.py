@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
-from preble.core.radix_tree import Node, RadixTree
-from preble.core.rebalance import Rebalancer, RebalanceSettings
+from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
+from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 
 # One token costs 1 ms to prefill, an output token 1 ms to decode.
@@ -30,7 +30,7 @@ class FakeCluster:
     requests: dict[Node, int] = field(default_factory=dict)
 
     @property
-    def live_slots(self) -> Sequence[int]:
+    def live_replicas(self) -> Sequence[int]:
         return range(len(self.load_s))
 
     def recompute_s(self, node: Node) -> float:
@@ -78,7 +78,7 @@ def test_a_prefix_whose_queueing_doubles_gets_the_lightest_replica_as_a_further_
     queue(made, node, [0.5] * 4, start=50.0)
     cluster = FakeCluster([9.0, 3.0, 1.0], {node: [0]})
     (change,) = made.search(cluster, 60.0)
-    assert (change.node, change.slot, change.added) == (node, 2, True)
+    assert (change.node, change.replica, change.added) == (node, 2, True)
     assert made.homes([node]) == (node, [0, 2])
 
 
@@ -115,7 +115,7 @@ def test_a_cooled_prefix_loses_its_latest_home_but_not_its_first() -> None:
     made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
     queue(made, node, [0.0] * 2, start=70.0)
     (change,) = made.search(FakeCluster([1.0, 1.0], {node: [0, 1]}), 120.0)
-    assert (change.slot, change.added) == (1, False)
+    assert (change.replica, change.added) == (1, False)
     assert made.homes([node]) == (node, [0])
 
 
@@ -126,7 +126,7 @@ def test_of_all_that_queues_on_a_replica_only_what_queued_longest_is_replicated_
     queue(made, cool, [0.5] * 4, start=0.0)
     queue(made, hot, [0.5] * 8, start=0.0)
     cluster = FakeCluster([9.0, 1.0, 2.0], {hot: [0], cool: [0]})
-    assert [(change.node, change.slot) for change in made.search(cluster, 10.0)] == [(hot, 1)]
+    assert [(change.node, change.replica) for change in made.search(cluster, 10.0)] == [(hot, 1)]
 
 
 def test_after_a_change_only_requests_placed_since_count_as_queueing() -> None:

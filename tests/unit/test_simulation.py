@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.cost_model import CostProfile
-from preble.core.policies import policy_names
-from preble.core.policy import Choice, ClusterView
+from preble.core.costs.model import CostProfile
+from preble.core.policies.policy import Choice, ClusterView
+from preble.core.policies.registry import policy_names
 from preble.core.types import Placement, Reason, pack_tokens
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
@@ -273,7 +273,7 @@ class Last:
     name = "last"
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
-        return Choice(view.slots[-1], Reason.POLICY)
+        return Choice(view.replicas[-1], Reason.POLICY)
 
 
 def test_a_policy_that_has_no_registered_name_can_be_simulated() -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from preble.core.global_scheduler import GlobalScheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.explain import explain
 from preble.decisions.reader import LogReader

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from preble.core.waiting_queue import QueueOrder, WaitingQueue, group_of
+from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue, group_of
 
 
 def filled(order: QueueOrder, cached: dict[str, int], num_groups: int = 10) -> WaitingQueue:

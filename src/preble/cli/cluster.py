@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
     from preble.sim import SimConfig

@@ -16,7 +16,7 @@ from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writ
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.bench.compare import ComparePlan, CompareResult
+    from preble.compare import ComparePlan, CompareResult
     from preble.workloads import WorkloadPlan
 
 DEFAULT_REQUESTS = 2000
@@ -146,8 +146,8 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
       preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
-    from preble.bench.compare import compare
-    from preble.bench.compare.progress import run_progress
+    from preble.compare import compare
+    from preble.compare.progress import run_progress
     from preble.report import require_matplotlib
 
     if html is not None:
@@ -178,8 +178,8 @@ def _plan(
     **rest: Any,
 ) -> ComparePlan:
     """What is compared, from the values of the options."""
-    from preble.bench.compare import ComparePlan
-    from preble.core.policies import policy_names
+    from preble.compare import ComparePlan
+    from preble.core.policies.registry import policy_names
     from preble.metrics.capacity import CapacitySlo
 
     names = tuple(name for listed in policies for name in (policy_names() if listed == (EVERY,) else listed))
@@ -216,7 +216,7 @@ def _label(source: str, taken: Mapping[str, Any]) -> str:
 
 
 def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> None:
-    from preble.bench.compare.numbers import caution
+    from preble.compare.numbers import caution
 
     if to_stdout:
         write_json(STDOUT, result)
@@ -226,7 +226,7 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
         if warning := caution(result, workload):
             click.echo(f"preble: {warning}", err=True)
     if html is not None:
-        from preble.bench.compare.page import compare_page
+        from preble.compare.page import compare_page
 
         write_result(html, compare_page(result).encode())
 
@@ -235,8 +235,8 @@ def _show(result: CompareResult) -> None:
     """Every workload's ranking, of several an overview, and what the columns mean."""
     from rich.console import Console
 
-    from preble.bench.compare.numbers import DEFINITIONS
-    from preble.bench.compare.tables import overview_table, terminal_table
+    from preble.compare.numbers import DEFINITIONS
+    from preble.compare.tables import overview_table, terminal_table
     from preble.report import terminal_tables
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)

@@ -8,7 +8,7 @@ import click
 
 from preble.cli.logs import configure_logging
 from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 
 
 @click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")

@@ -41,7 +41,7 @@ class PolicyName(click.ParamType[str]):
         return str(value)
 
     def _names(self) -> tuple[str, ...]:
-        from preble.core.policies import policy_names
+        from preble.core.policies.registry import policy_names
 
         return policy_names()
 

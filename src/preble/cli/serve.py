@@ -53,7 +53,7 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
       curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
-    from preble.gateway.config.load import load
+    from preble.config.load import load
 
     config = load(config_path, os.environ, flags)
     configure_logging(log_level, log_format)

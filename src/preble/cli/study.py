@@ -100,7 +100,7 @@ def _tokenize(tokenizer: Path | None) -> Tokenize:
     if tokenizer is None:
         return packed_prompt
     from preble.cli.logs import configure_logging
-    from preble.gateway.tokens import choose_encoder
+    from preble.serving.tokens.tokenizer import choose_encoder
 
     configure_logging("error", "console")
     encoder, _ = choose_encoder(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)

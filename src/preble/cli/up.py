@@ -102,7 +102,7 @@ def command(
 
 def _check(flags: Mapping[str, object]) -> None:
     """What can be told before anything is started: replicas may take minutes. Raises: ConfigError."""
-    from preble.gateway.config.load import load
+    from preble.config.load import load
     from preble.profiles import load_profile
     from preble.web.listening import listen
 
@@ -119,8 +119,8 @@ def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
 
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
+    from preble.config.load import load
     from preble.engines.launch import Fleet
-    from preble.gateway.config.load import load
     from preble.gateway.server import serving
 
     plural = "" if options.replicas == 1 else "s"

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from preble import __version__
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,

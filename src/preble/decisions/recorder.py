@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from preble.core.cost_refit import CostFactors
-from preble.core.door import Scheduler
-from preble.core.policy import Policy
+from preble.core.costs.refit import CostFactors
+from preble.core.placing.door import Scheduler
+from preble.core.policies.policy import Policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,

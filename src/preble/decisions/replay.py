@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import reads_token_ids
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import reads_token_ids
 from preble.core.types import BlocksEvicted, CacheCleared, Placement, ReplicaId, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.cost_model import CostModel, CostProfile
-from preble.core.cost_refit import RefitSettings
-from preble.core.global_scheduler import GlobalScheduler
-from preble.core.policies import make_policy
-from preble.core.policy import Policy
-from preble.core.rebalance import RebalanceSettings
+from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.costs.refit import RefitSettings
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.policy import Policy
+from preble.core.policies.registry import make_policy
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

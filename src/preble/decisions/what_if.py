@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from preble.core.cost_model import CostModel
+from preble.core.costs.model import CostModel
 from preble.core.types import ReplicaId, ReplicaSpec, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,

@@ -23,7 +23,7 @@ from itertools import groupby
 import structlog
 
 from preble.core.types import BlocksEvicted, CacheCleared, KvEvent, ReplicaId
-from preble.engines.kv_copies import BlockCopies
+from preble.engines.block_ref_counts import BlockRefCounts
 from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Message, ReplayUnavailable, Subscription
 from preble.engines.kv_wire import Malformed, UnknownEvent, decode_batch
 
@@ -101,7 +101,7 @@ class Intake:
     def __init__(self, replica_id: ReplicaId) -> None:
         self.line = Line()
         self.counters = KvEventCounters()
-        self._copies = BlockCopies(replica_id)
+        self._copies = BlockRefCounts(replica_id)
         self._said: set[str] = set()
         self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
 

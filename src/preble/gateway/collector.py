@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def calm_collector() -> None:
+def freeze_gc() -> None:
     """Let the collector look at old objects hardly ever, and at what is there now never.
 
     The scheduler's trees are hundreds of thousands of objects that reference counting frees by itself. A full

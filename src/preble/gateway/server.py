@@ -12,25 +12,25 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from preble.core.door import Scheduler
+from preble.config import GatewayConfig, ReplicaConfig
+from preble.core.placing.door import Scheduler
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine
 from preble.engines.detect import connect
 from preble.engines.http import HttpTimeouts
 from preble.engines.kv_events import KvEventEndpoints
-from preble.gateway.app import App
-from preble.gateway.collector import calm_collector
-from preble.gateway.config import GatewayConfig, ReplicaConfig
-from preble.gateway.dispatcher import Dispatcher
-from preble.gateway.engine_metrics import EngineLoadCollector
-from preble.gateway.inference import Inference
-from preble.gateway.intake import Intake
-from preble.gateway.parity_watch import ParityWatch
-from preble.gateway.replicas import ReplicaMonitor
-from preble.gateway.scheduler_metrics import SchedulerCollector
-from preble.gateway.scheduling import Scheduling, start_scheduling
-from preble.gateway.telemetry import Telemetry
-from preble.gateway.token_pool import make_token_source
+from preble.gateway.collector import freeze_gc
+from preble.gateway.http.app import App
+from preble.gateway.requests.inference import Inference
+from preble.gateway.requests.intake import Intake
+from preble.serving.dispatcher import Dispatcher
+from preble.serving.parity.watch import ParityWatch
+from preble.serving.replicas.monitor import ReplicaMonitor
+from preble.serving.scheduling import Scheduling, start_scheduling
+from preble.serving.telemetry.engine_load import EngineLoadCollector
+from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.scheduler import SchedulerCollector
+from preble.serving.tokens.pool import make_token_source
 from preble.web.listening import listen, url_of
 from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
@@ -46,7 +46,7 @@ def run(config: GatewayConfig, on_listening: Callable[[str], None] | None = None
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
     tell = on_listening or _print_url
-    calm_collector()
+    freeze_gc()
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve_until_signal(config, tell))

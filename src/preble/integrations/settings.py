@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
 
 ORDER_VARIABLE = "PREBLE_QUEUE_ORDER"

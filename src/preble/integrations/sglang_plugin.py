@@ -17,10 +17,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
+from preble.integrations.hit_ratio_sampler import HitRatioSampler
 from preble.integrations.settings import ORDER_VARIABLE, OrderSettings, require_version
-from preble.integrations.taking_turns import TakingTurns
 from preble.integrations.waiting_line import WaitingLine
 
 KNOWN_VERSION = "0.5.23"
@@ -80,7 +80,7 @@ class WaitingOrder:
                 f"--enable-priority-scheduling, or unset {ORDER_VARIABLE}"
             )
         look, (new, turns) = _lookup(policy.tree_cache)
-        self.cache = TakingTurns[Any](look, new_per_batch=new, turns_per_batch=turns)
+        self.cache = HitRatioSampler[Any](look, new_per_batch=new, turns_per_batch=turns)
         self.line = WaitingLine[Any](
             settings, num_tokens=_num_tokens, cached_tokens=self._cached_tokens, on_gone=self.cache.forget
         )

@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator  # type:
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id  # type: ignore[import-not-found]
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager  # type: ignore[import-not-found]
 
-from preble.integrations.taking_turns import TakingTurns
+from preble.integrations.hit_ratio_sampler import HitRatioSampler
 
 NEW_PER_BATCH, TURNS_PER_BATCH = 2, 1
 """Lookups before each batch: at 100 µs each, a small part of any batch that is worth ordering."""
@@ -142,7 +142,7 @@ class AskedInTurn:
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
-        self._turns = TakingTurns[Any](self._ask, new_per_batch=NEW_PER_BATCH, turns_per_batch=TURNS_PER_BATCH)
+        self._turns = HitRatioSampler[Any](self._ask, new_per_batch=NEW_PER_BATCH, turns_per_batch=TURNS_PER_BATCH)
 
     def __len__(self) -> int:
         return len(self._turns)

@@ -19,7 +19,7 @@ from typing import Any
 import vllm  # type: ignore[import-not-found]
 from vllm.logger import init_logger  # type: ignore[import-not-found]
 
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
 from preble.integrations.settings import OrderSettings, require_version
 from preble.integrations.waiting_line import WaitingLine

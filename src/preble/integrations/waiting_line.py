@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from preble.core.waiting_queue import WaitingQueue
+from preble.core.replica.waiting_queue import WaitingQueue
 from preble.integrations.settings import OrderSettings
 
 Waiting = TypeVar("Waiting")

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from preble.core.cost_model import CostProfile
+from preble.core.costs.model import CostProfile
 from preble.errors import ConfigError
 
 _DATA = resources.files(__name__) / "data"

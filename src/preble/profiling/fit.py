@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from preble.core.cost_model import CostModel, CostProfile
+from preble.core.costs.model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiling.least_deviation import isotonic, non_negative_fit
 from preble.profiling.measurements import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preble.core.cost_model import CostModel
+from preble.core.costs.model import CostModel
 from preble.profiling.fit import Fit, FittedTime
 from preble.report import draw_png
 

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 import msgspec
 
-from preble.core.cost_model import CostProfile
-from preble.core.policies import make_policy
-from preble.core.rebalance import RebalanceSettings
+from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.costs.model import CostProfile
+from preble.core.policies.registry import make_policy
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import ReplicaId
-from preble.core.waiting_queue import QueueOrder
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from preble.core.cost_model import CostModel
-from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats, StepResult
+from preble.core.costs.model import CostModel
+from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats, StepResult
 from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request
 from preble.sim.config import SimConfig
 

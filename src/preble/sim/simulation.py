@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from preble.core.cost_model import CostModel
-from preble.core.door import Scheduler
-from preble.core.policy import Policy
-from preble.core.sequence import Finished
+from preble.core.costs.model import CostModel
+from preble.core.placing.door import Scheduler
+from preble.core.policies.policy import Policy
+from preble.core.replica.sequence import Finished
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
 from preble.decisions.recorder import RecordingScheduler
 from preble.decisions.settings import make_scheduler

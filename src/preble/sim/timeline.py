@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.door import Scheduler
+from preble.core.placing.door import Scheduler
 from preble.sim.replica import SimReplica
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from preble.core.sequence import Finished
+from preble.core.replica.sequence import Finished
 from preble.engines.emulator.engine import Generation, Piece
 from preble.engines.emulator.protocol import server_sent, usage
 

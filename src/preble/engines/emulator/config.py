@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.waiting_queue import QueueOrder
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
 
 

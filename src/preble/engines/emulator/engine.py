@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count, cycle, islice
 from zlib import crc32
 
-from preble.core.cost_model import CostModel
-from preble.core.local_scheduler import Batch, LocalScheduler, LocalStats
-from preble.core.sequence import Finished
+from preble.core.costs.model import CostModel
+from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats
+from preble.core.replica.sequence import Finished
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId, pack_tokens
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.events import KvEventPublisher

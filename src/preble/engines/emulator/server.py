@@ -8,7 +8,7 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from preble.core.cost_model import CostModel
+from preble.core.costs.model import CostModel
 from preble.engines.emulator.app import EmulatorApp
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.engine import EmulatedEngine

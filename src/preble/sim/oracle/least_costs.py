@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from preble.core.cost_model import CostModel
+from preble.core.costs.model import CostModel
 from preble.sim.config import SimConfig
 
 

@@ -9,9 +9,9 @@ from math import ceil
 from operator import attrgetter, itemgetter
 from random import Random
 
-from preble.core.cost_model import CostModel
-from preble.core.policy import Choice, ClusterView, unweighed
-from preble.core.radix_tree import Node
+from preble.core.costs.model import CostModel
+from preble.core.policies.policy import Choice, ClusterView, unweighed
+from preble.core.prefixes.radix_tree import Node
 from preble.core.types import ReplicaId
 from preble.sim.config import PREFIX_ORACLE, SimConfig
 from preble.sim.oracle.least_costs import LeastCosts
@@ -36,10 +36,10 @@ class Assigned:
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """The replica that was decided on; where that one is not there, the one with the least load cost."""
         decided = self._replica_of.get(view.request.request_id)
-        slot = next((slot for slot in view.slots if view.replica_id(slot) == decided), None)
-        if slot is None:
-            slot = view.costs(view.slots).cheapest(rng)
-        return unweighed(view, slot)
+        replica = next((replica for replica in view.replicas if view.replica_id(replica) == decided), None)
+        if replica is None:
+            replica = view.costs(view.replicas).cheapest(rng)
+        return unweighed(view, replica)
 
 
 class PrefixOracle(Assigned):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from preble.core.radix_tree import Node, RadixTree
+from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import TOKEN_BYTES, PackedTokens
 from preble.sim.config import SimConfig
 from preble.sim.oracle.least_costs import LeastCosts

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from preble.core.radix_tree import Node, RadixTree
+from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import TOKEN_BYTES, PackedTokens
 from preble.workloads.study.distribution import Distribution, distribution
 

@@ -1,9 +1,0 @@
-"""Policies compared on simulated clusters: workloads x rates x policies x seeds, ranked by capacity at an SLO."""
-
-from __future__ import annotations
-
-from preble.bench.compare.plan import ComparePlan
-from preble.bench.compare.result import CompareResult, Run, Standing, read_result
-from preble.bench.compare.run import compare
-
-__all__ = ["ComparePlan", "CompareResult", "Run", "Standing", "compare", "read_result"]

@@ -1,0 +1,89 @@
+"""Where the runs of a comparison are made: this process, or several others."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import NamedTuple
+
+from preble.compare.plan import Cell
+from preble.compare.result import Run
+from preble.errors import ConfigError, PrebleError
+from preble.sim import simulate
+from preble.sim.memory import fewer_collections
+from preble.workloads import Workload, WorkloadPlan
+
+
+class Pool(NamedTuple):
+    """`size`: how many runs at once."""
+
+    executor: Executor
+    size: int
+
+
+def run_cell(cell: Cell) -> Run:
+    """Make one run. Raises: ConfigError, TraceFormatError: its workload cannot be made."""
+    workload = _workload(cell.workload, cell.file_digests)
+    with fewer_collections():
+        return Run.of(cell, workload, simulate(cell.config, workload))
+
+
+@lru_cache(maxsize=2)
+def _workload(plan: WorkloadPlan, file_digests: tuple[str, ...]) -> Workload:
+    """Made once for the policies that play it, one after another. `file_digests`: so that a changed file is seen."""
+    return plan.make()
+
+
+class _Here(Executor):
+    """Runs what is submitted at once, in this process."""
+
+    def submit(self, fn: Callable[..., Run], /, *args: object, **kwargs: object) -> Future[Run]:  # type: ignore[override]
+        future: Future[Run] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@contextmanager
+def workers(jobs: int | None) -> Iterator[Pool]:
+    """Processes to make runs in, None for one a core; none of them is left behind, whichever way this ends.
+
+    One job needs no process but this one. Raises: PrebleError: a process died.
+    """
+    if jobs is None:
+        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if jobs < 1:
+        raise ConfigError(f"compare: jobs must be at least 1, got {jobs}")
+    if jobs == 1:
+        yield Pool(_Here(), 1)
+        return
+    others = set(multiprocessing.active_children())
+    # Fresh processes: a fork of one that has threads (a progress bar) may hang.
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+    try:
+        yield Pool(pool, jobs)
+    except BrokenProcessPool as error:
+        raise PrebleError("a process that made a run has died, out of memory perhaps; try fewer --jobs") from error
+    finally:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end with it even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,26 @@
+"""Configuration of the gateway: what can be set, in sections, and how it is told.
+
+`load`: how a file, the environment and flags become one `GatewayConfig`. `reference`: its page in the documentation.
+"""
+
+from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
+from preble.config.gateway import GatewayConfig
+from preble.config.knobs import Knob, knobs
+from preble.config.replicas import HealthConfig, ParityConfig, ReplicaConfig
+from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+
+__all__ = [
+    "AuthConfig",
+    "DecisionsConfig",
+    "GatewayConfig",
+    "HealthConfig",
+    "Knob",
+    "LimitsConfig",
+    "ParityConfig",
+    "RebalanceConfig",
+    "ReplicaConfig",
+    "SchedulerConfig",
+    "TimeoutsConfig",
+    "TokenizerConfig",
+    "knobs",
+]

@@ -1,0 +1,88 @@
+"""What clients may ask for, how long anything may take, and who may ask at all."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from preble.config.knobs import about
+
+
+class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one client, or all together, may ask for."""
+
+    max_body_bytes: Annotated[
+        int, about("Largest request body.", unit="bytes", why="a million-token prompt of text is 4 to 6 MB", ge=1)
+    ] = 16 * 1024 * 1024
+    max_in_flight: Annotated[
+        int,
+        about(
+            "Prompts that are tokenized, waiting or running; one more is answered 429.",
+            unit="prompts",
+            why="far above what the engines run at once, far below what memory holds",
+            ge=1,
+        ),
+    ] = 4096
+    retry_after_s: Annotated[
+        float, about("`Retry-After` of a 429 or 503.", unit="s", why="about one long prefill", ge=0)
+    ] = 1.0
+    max_answer_bytes: Annotated[
+        int,
+        about(
+            "Largest answer of a replica that is not streamed; it is held in memory until it is whole.",
+            unit="bytes",
+            why="a million tokens of text with log probabilities; a replica gone wild must not fill the memory",
+            ge=1,
+        ),
+    ] = 64 * 1024 * 1024
+
+
+class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Upper bounds on every wait."""
+
+    body_s: Annotated[
+        float, about("For the client to send its whole body.", unit="s", why="16 MiB over a slow uplink", gt=0)
+    ] = 30.0
+    connect_s: Annotated[
+        float,
+        about("For a connection to a replica.", unit="s", why="three lost SYN packets (1 + 2 s) and a bit", gt=0),
+    ] = 5.0
+    first_byte_s: Annotated[
+        float,
+        about(
+            "For a replica's first byte, queueing included.", unit="s", why="a saturated replica queues minutes", gt=0
+        ),
+    ] = 600.0
+    idle_s: Annotated[
+        float,
+        about("Between two pieces of an answer.", unit="s", why="a preempted request waits for others to end", gt=0),
+    ] = 300.0
+    total_s: Annotated[
+        float, about("For a whole request.", unit="s", why="the longest answers stream for tens of minutes", gt=0)
+    ] = 3600.0
+    shutdown_s: Annotated[
+        float,
+        about(
+            "At shutdown, for running requests to end before they are aborted.",
+            unit="s",
+            why="Kubernetes kills after 30 s",
+            ge=0,
+        ),
+    ] = 25.0
+
+
+class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who may ask, and as whom the gateway asks the replicas."""
+
+    api_keys: Annotated[
+        tuple[str, ...], about("Keys of clients; empty lets everyone in.", why="as the engines themselves")
+    ] = ()
+    engine_api_key: Annotated[str | None, about("Key sent to the replicas.", why="engines need none by default")] = None
+    forward_authorization: Annotated[
+        bool,
+        about(
+            "Pass the client's `Authorization` on to the replicas.",
+            why="a gateway's keys are not the engines' business",
+        ),
+    ] = False

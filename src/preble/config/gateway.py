@@ -1,0 +1,64 @@
+"""Everything that can be set of one gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
+from preble.config.knobs import about
+from preble.config.replicas import HealthConfig, ParityConfig, ReplicaConfig
+from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+from preble.core.policies.registry import policy_names
+
+
+class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be set of one gateway."""
+
+    replicas: Annotated[
+        tuple[ReplicaConfig, ...],
+        about("The replicas: URLs, or tables with the keys below.", why="there is no sensible default"),
+    ] = ()
+    engine: Annotated[
+        Literal["auto", "vllm", "sglang", "openai"],
+        about("The replicas' program; `auto` asks each.", why="asking is cheap and right"),
+    ] = "auto"
+    policy: Annotated[
+        str,
+        about(
+            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.",
+            why="first in our evaluation; `e2` is the paper's",
+        ),
+    ] = policy_names()[0]
+    profile: Annotated[
+        str | None,
+        about(
+            "Cost profile, a shipped name or a file.",
+            why="a middle-of-the-road GPU profile, which ranks replicas well enough",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        about(
+            "The model's tokenizer: a folder, or a name on the hub.",
+            why="without it the replicas' own `/tokenize` is asked",
+        ),
+    ] = None
+    host: Annotated[str, about("Address to listen on.", why="not open to the network unless asked for")] = "127.0.0.1"
+    port: Annotated[
+        int, about("Port to listen on; 0 lets the system choose.", why="what engines and clients use", ge=0, le=65535)
+    ] = 8000
+    seed: Annotated[
+        int,
+        about("Seed of the scheduler's random tie-breaks.", why="any will do; fixed, so runs can be repeated", ge=0),
+    ] = 0
+    limits: LimitsConfig = LimitsConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    health: HealthConfig = HealthConfig()
+    parity: ParityConfig = ParityConfig()
+    tokenizing: TokenizerConfig = TokenizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    rebalance: RebalanceConfig = RebalanceConfig()
+    decisions: DecisionsConfig = DecisionsConfig()
+    auth: AuthConfig = AuthConfig()

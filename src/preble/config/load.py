@@ -1,0 +1,169 @@
+"""How a file, the environment and flags become one `GatewayConfig`.
+
+Layers, later ones win: the defaults, one TOML file, environment variables (`PREBLE_PORT`,
+`PREBLE_LIMITS__MAX_IN_FLIGHT`), then command-line flags (`port`, `limits.max_in_flight`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from preble.config import GatewayConfig, Knob, ReplicaConfig, knobs
+from preble.core.policies.registry import policy_names
+from preble.errors import ConfigError
+from preble.web.urls import server_url
+
+ENV_PREFIX = "PREBLE_"
+
+
+def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> GatewayConfig:
+    """The configuration from a TOML file (None for no file), the environment and flags, each overriding the one before.
+
+    `flags`: dotted knob names to values; a None or an empty tuple or list means "not given".
+
+    Raises: ConfigError: an unreadable file, an unknown key, a wrong value; names the place and what to do.
+    """
+    known = {knob.key: knob for knob in knobs(GatewayConfig)}
+    given = {key: value for key, value in flags.items() if value is not None and value != () and value != []}
+    merged: dict[str, Any] = {}
+    for where, layer, strict in (
+        (str(path), _file_layer(path, known), True),
+        ("environment", _environment_layer(environ, known), False),
+        ("flags", given, True),
+    ):
+        for key, value in layer.items():
+            merged[key] = _checked(where, key, value, known, strict=strict)
+    config = msgspec.convert(_nested(merged), GatewayConfig, from_attributes=True)
+    _check_whole(config)
+    return config
+
+
+def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error}") from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: {error}") from error
+    return dict(_flattened(tree, known))
+
+
+def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a TOML tree; a table that is no section is left whole, as an unknown key to complain of."""
+    sections = _sections(known)
+    for name, value in tree.items():
+        key = prefix + name
+        if isinstance(value, Mapping) and key in sections:
+            yield from _flattened(value, known, f"{key}.")
+        else:
+            yield key, value
+
+
+def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) -> dict[str, Any]:
+    """Knobs set by `PREBLE_*`. Other variables with that prefix are not ours, unless they look like a typing error."""
+    variables = {ENV_PREFIX + key.upper().replace(".", "__"): knob for key, knob in known.items()}
+    layer: dict[str, Any] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        knob = variables.get(variable)
+        if knob is not None:
+            layer[knob.key] = _split(value) if knob.key in ("replicas", "auth.api_keys") else value
+        elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
+            raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
+    return layer
+
+
+def _split(value: str) -> list[str]:
+    return [part for part in (piece.strip() for piece in value.split(",")) if part]
+
+
+def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:
+    knob = known.get(key)
+    if knob is None and isinstance(value, Mapping):
+        raise ConfigError(f"{where}: unknown section [{key}]; {_section_hint(key, known)}")
+    if knob is None:
+        raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key, known)}")
+    if key == "replicas":
+        return _replicas(where, value)
+    try:
+        return msgspec.convert(value, knob.type, strict=strict)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {key} = {value!r}: {error}") from error
+
+
+def _hint(key: str, known: Mapping[str, Any]) -> str:
+    near = get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+
+
+def _section_hint(section: str, known: Mapping[str, Any]) -> str:
+    sections = _sections(known)
+    if near := get_close_matches(section, sections, n=1, cutoff=0.7):
+        return f"did you mean [{near[0]}]?"
+    top = sorted(key for key in known if "." not in key)
+    return f"sections: {', '.join(sorted(sections))}; before the first of them: {', '.join(top)}"
+
+
+def _sections(known: Mapping[str, Any]) -> set[str]:
+    return {key.rpartition(".")[0] for key in known if "." in key}
+
+
+def _replicas(where: str, value: Any) -> tuple[ReplicaConfig, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{where}: replicas = {value!r}: give a list of URLs or of tables with a `url`")
+    return tuple(_replica(where, item) for item in value)
+
+
+def _replica(where: str, item: Any) -> ReplicaConfig:
+    if isinstance(item, ReplicaConfig):
+        table: dict[str, Any] = msgspec.structs.asdict(item)
+    else:
+        table = {"url": item} if isinstance(item, str) else item
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: replicas: {item!r} is neither a URL nor a table with a `url`")
+    names = [field.name for field in msgspec.structs.fields(ReplicaConfig)]
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"{where}: replicas: unknown key {key!r}; {_hint(key, dict.fromkeys(names))}")
+    try:
+        replica = msgspec.convert(dict(table), ReplicaConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: replicas: {item!r}: {error}") from error
+    try:
+        return msgspec.structs.replace(replica, url=server_url(replica.url))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: replicas: {error}") from error
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    return tree
+
+
+def _check_whole(config: GatewayConfig) -> None:
+    """What only the whole can tell. Raises: ConfigError."""
+    if not config.replicas:
+        raise ConfigError("no replica given: name at least one, such as --replica http://127.0.0.1:8101")
+    urls = [replica.url for replica in config.replicas]
+    if twice := next((url for url in urls if urls.count(url) > 1), None):
+        raise ConfigError(f"replica {twice} is given twice; name each replica once")
+    if config.health.retry_min_s > config.health.retry_max_s:
+        raise ConfigError("health.retry_min_s is larger than health.retry_max_s; make it the smaller one")
+    if config.rebalance.calm > config.rebalance.threshold:
+        raise ConfigError("rebalance.calm is larger than rebalance.threshold; make it the smaller one")
+    if config.policy not in policy_names():
+        raise ConfigError(f"policy = {config.policy!r} is not known; choose one of {', '.join(policy_names())}")

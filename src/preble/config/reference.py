@@ -1,0 +1,73 @@
+"""The configuration's reference page, made from the knobs themselves: `python -m preble.config.reference`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, get_type_hints
+
+import msgspec
+
+from preble.config import GatewayConfig, Knob, ReplicaConfig, knobs
+from preble.config.load import ENV_PREFIX
+
+_HEAD = """\
+# Configuration of the gateway
+
+<!-- Made by `python -m preble.config.reference`; a test compares. To edit: src/preble/config/ -->
+
+One TOML file (`preble serve --config FILE`), then environment variables, then flags; the later one wins. An unknown key
+is an error that names the nearest known one. In the environment a section is followed by two underscores, and a list is
+separated by commas.
+
+```toml
+replicas = ["http://10.0.0.1:8000", { url = "http://10.0.0.2:8000", engine = "openai" }]
+policy = "preble"
+tokenizer = "Qwen/Qwen3-8B"
+
+[limits]
+max_in_flight = 1024
+```
+
+```sh
+PREBLE_REPLICAS=http://10.0.0.1:8000,http://10.0.0.2:8000 PREBLE_LIMITS__MAX_IN_FLIGHT=1024 preble serve
+```
+"""
+_TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|---|---|"
+
+
+def reference_page() -> str:
+    """The page in Markdown. Pure; the same text for the same code."""
+    parts = [_HEAD]
+    by_section: dict[str, list[Knob]] = {}
+    for knob in knobs(GatewayConfig):
+        by_section.setdefault(knob.key.rpartition(".")[0], []).append(knob)
+    for section, members in by_section.items():
+        title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"
+        parts.append(f"## {title}\n\n{_TABLE}\n" + "\n".join(_row(knob, environment=True) for knob in members) + "\n")
+    rows = "\n".join(_row(knob, environment=False) for knob in knobs(ReplicaConfig))
+    parts.append(f"## A replica's table in `replicas`\n\n{_TABLE}\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _meaning(section: str) -> str:
+    """What the section's class says of itself, in one paragraph."""
+    return " ".join((get_type_hints(GatewayConfig)[section].__doc__ or "").split())
+
+
+def _row(knob: Knob, *, environment: bool) -> str:
+    key = f"`{knob.key}`"
+    if environment:
+        key += f"<br>`{ENV_PREFIX}{knob.key.upper().replace('.', '__')}`"
+    return f"| {key} | {_shown(knob.default)} | {knob.unit} | {knob.text} | {knob.why} |"
+
+
+def _shown(default: Any) -> str:
+    if default is msgspec.NODEFAULT:
+        return "required"
+    if default is None or default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

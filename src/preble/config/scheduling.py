@@ -1,0 +1,173 @@
+"""From prompt to replica: tokens, what the scheduler remembers, when it moves load, what is kept of its decisions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from preble.config.knobs import about
+from preble.core.cluster.rebalance import RebalanceSettings
+
+
+class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How prompts become token ids."""
+
+    inline_bytes: Annotated[
+        int,
+        about(
+            "Prompts up to this size are tokenized in the event loop where the fast tokenizer is in use.",
+            unit="bytes",
+            why="16 KiB take about 0.1 ms there, about what handing them to a thread costs",
+            ge=0,
+        ),
+    ] = 16 * 1024
+    workers: Annotated[
+        int,
+        about(
+            "Threads (fast tokenizer) or processes (`tokenizers`, which holds the interpreter's lock) for the others.",
+            unit="workers",
+            why="two keep a long prompt from delaying the short ones behind it",
+            ge=1,
+        ),
+    ] = 2
+    chat_template: Annotated[
+        str | None,
+        about("File with a chat template to use instead of the model's.", why="give the same one as to the engines"),
+    ] = None
+
+
+class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the scheduler remembers and believes."""
+
+    window_s: Annotated[
+        float,
+        about(
+            "H: the time over which a replica's load and a prefix's popularity are counted.",
+            unit="s",
+            why="the paper's three minutes",
+            gt=0,
+        ),
+    ] = 180.0
+    report_grace_s: Annotated[
+        float,
+        about(
+            "After a request's end, for the KV events of what it stored to arrive.",
+            unit="s",
+            why="they take milliseconds; a busy event loop may take longer",
+            ge=0,
+        ),
+    ] = 1.0
+    belief_ttl_s: Annotated[
+        float,
+        about(
+            "How long an unused prefix is believed to stay on a replica without KV events.",
+            unit="s",
+            why="what is asked for less often than that has mostly been evicted",
+            gt=0,
+        ),
+    ] = 600.0
+    index_budget_mib: Annotated[
+        int,
+        about(
+            "Memory of the prefix index. At the bound it forgets what was used least recently, then takes in no more.",
+            unit="MiB",
+            why="holds some 40 million tokens, the KV caches of dozens of GPUs",
+            ge=1,
+        ),
+    ] = 256
+    refit: Annotated[
+        bool,
+        about(
+            "Correct the cost profile from live requests, by a factor for prefill and one for decode.",
+            why="a profile that is off by a factor of two is right after a minute or two (docs/decisions/0006)",
+        ),
+    ] = True
+
+
+_REBALANCE = RebalanceSettings()
+
+
+class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When the policies that rebalance, `e2` and `e2_rebalance`, move load: docs/decisions/0004. Others ignore it."""
+
+    threshold: Annotated[
+        float,
+        about(
+            "Th_bal: how many times the lightest replica's load a replica must have to shed load.",
+            why="the published code's",
+            ge=1,
+        ),
+    ] = _REBALANCE.threshold
+    calm: Annotated[
+        float,
+        about("The ratio at which it stops; not above `threshold`.", why="lower, so that it does not flutter", ge=1),
+    ] = _REBALANCE.calm
+    queue_growth: Annotated[
+        float,
+        about(
+            "By which factor a prefix's queueing must grow from one half of the window to the next to be replicated.",
+            why="the paper's: that it doubles",
+            ge=1,
+        ),
+    ] = _REBALANCE.queue_growth
+    min_requests: Annotated[
+        int,
+        about(
+            "Requests of a prefix in a half of the window for its mean queueing to count.",
+            unit="requests",
+            why="the mean of a few is chance",
+            ge=1,
+        ),
+    ] = _REBALANCE.min_requests
+    retire_below: Annotated[
+        float,
+        about(
+            "A further home is given up when the others would each get less than this part of the request rate at "
+            "which the prefix was replicated.",
+            why="half, so that it is not replicated again at once",
+            ge=0,
+        ),
+    ] = _REBALANCE.retire_below
+    interval_s: Annotated[
+        float,
+        about(
+            "Between two searches for what to replicate or retire.",
+            unit="s",
+            why="short against the window, rare against requests",
+            gt=0,
+        ),
+    ] = _REBALANCE.interval_s
+
+
+class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of placements to be asked for (`/debug`, `preble explain`) or replayed (`preble replay`)."""
+
+    remembered: Annotated[
+        int,
+        about(
+            "Decisions kept in memory; fewer on a cluster of more than 25 replicas.",
+            unit="decisions",
+            why="minutes of a busy gateway in tens of MB",
+            ge=1,
+        ),
+    ] = 10_000
+    log: Annotated[
+        str | None,
+        about(
+            "File for the decision log, made anew at each start; the one before is kept as FILE.1. "
+            "**It holds the token ids of every prompt.**",
+            why="prompts are nobody's business unless somebody asks",
+        ),
+    ] = None
+    log_tokens: Annotated[
+        Literal["renamed", "plain"],
+        about(
+            "`renamed`: token ids are exchanged by a secret permutation that is written nowhere, so that text cannot "
+            "be looked up; the log replays all the same.",
+            why="prompts need not be readable for a replay",
+        ),
+    ] = "renamed"
+    log_max_mib: Annotated[
+        int, about("Size at which a log ends.", unit="MiB", why="a disk is not for logs alone", ge=1)
+    ] = 1024

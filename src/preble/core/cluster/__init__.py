@@ -1,0 +1,1 @@
+"""The replicas' state: requests in flight, load in the window, rebalancing."""

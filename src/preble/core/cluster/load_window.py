@@ -1,0 +1,218 @@
+"""The work placed on each replica in the last H seconds, in seconds of GPU time: L of Algorithm 2.
+
+L_i = sum over the requests placed on i in H of prefill_s(tokens missed when placed)
+      + their number x decode_s(mean output length seen on i in H, mean prompt length on i in H).
+Kept incrementally: O(1) a request and an expiry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from preble.core.costs.model import CostModel
+from preble.core.prefixes.radix_tree import Node
+
+DEFAULT_OUTPUT_TOKENS = 45.0
+"""Assumed output length before any request has finished. Source: the published code's default."""
+
+
+class WindowEntry:
+    """One request in the window. `replica`: None once it no longer counts. `shares`: it counts for its prefix, too."""
+
+    __slots__ = ("leaf", "num_prompt_tokens", "placed_at", "prefill_s", "replica", "shares")
+
+    def __init__(self, replica: int, placed_at: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> None:
+        self.replica: int | None = replica
+        self.placed_at = placed_at
+        self.prefill_s = prefill_s
+        self.num_prompt_tokens = num_prompt_tokens
+        self.leaf = leaf
+        self.shares = True
+
+
+class LoadWindow:
+    """Work placed per replica slot within the last `window_s` seconds. Lists are indexed by slot, for reading only.
+
+    `load_s`: L. `decode_load_s`: its decode part. `num_requests`: requests in the window. `mean_output_tokens`: mean
+    output length seen in the window; where none finished, that of all replicas when the slot last changed, or the
+    default. `expected_output_tokens`: the same as a whole number.
+    """
+
+    def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
+        if window_s <= 0:
+            raise ValueError(f"window_s must be positive, got {window_s}")
+        self.window_s = window_s
+        self.load_s: list[float] = []
+        self.decode_load_s: list[float] = []
+        self.num_requests: list[int] = []
+        self.mean_output_tokens: list[float] = []
+        self.expected_output_tokens: list[int] = []
+        self._cost_model = cost_model
+        self._prefill_s: list[float] = []
+        self._prompt_tokens: list[int] = []
+        self._num_finished: list[int] = []
+        self._output_tokens: list[int] = []
+        self._placed: deque[WindowEntry] = deque()
+        self._sharing: deque[WindowEntry] = deque()
+        self._finished: deque[tuple[float, int, int]] = deque()
+        self._all_output_tokens = 0
+        self._num_placed = 0
+        self._began_at: float | None = None
+
+    def use(self, cost_model: CostModel) -> None:
+        """Reckon with another model from now on. O(replicas).
+
+        Decoding is reckoned anew for all that is in the window; prefills keep the seconds they were added with.
+        """
+        self._cost_model = cost_model
+        for replica in range(len(self.load_s)):
+            self._update(replica)
+
+    def add_replica(self, replica: int) -> None:
+        """Make room for a slot; what is counted of an earlier replica there must have been removed."""
+        if replica == len(self.load_s):
+            for sums in (self.load_s, self.decode_load_s, self.mean_output_tokens, self._prefill_s):
+                sums.append(0.0)
+            for counts in (
+                self.num_requests,
+                self.expected_output_tokens,
+                self._prompt_tokens,
+                self._num_finished,
+                self._output_tokens,
+            ):
+                counts.append(0)
+        self._update(replica)
+
+    def remove_replica(self, replica: int) -> None:
+        """Forget everything about the replica. O(requests in the window)."""
+        for entry in self._placed:
+            if entry.replica == replica:
+                entry.replica = None
+        self._finished = deque(item for item in self._finished if item[1] != replica)
+        self._all_output_tokens -= self._output_tokens[replica]
+        self._num_placed -= self.num_requests[replica]
+        self.num_requests[replica] = self._prompt_tokens[replica] = 0
+        self._num_finished[replica] = self._output_tokens[replica] = 0
+        self._prefill_s[replica] = 0.0
+        self._update(replica)
+
+    def add(self, replica: int, now: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
+        """Count a request that is placed now. `prefill_s`: of what it misses. `leaf`: where its prompt ends."""
+        if self._began_at is None:
+            self._began_at = now
+        entry = WindowEntry(replica, now, prefill_s, num_prompt_tokens, leaf)
+        self._placed.append(entry)
+        self._sharing.append(entry)
+        self._num_placed += 1
+        self.num_requests[replica] += 1
+        self._prefill_s[replica] += prefill_s
+        self._prompt_tokens[replica] += num_prompt_tokens
+        self._update(replica)
+        return entry
+
+    def cancel(self, entry: WindowEntry) -> bool:
+        """Take back a request whose work was not done; False if it counted no longer."""
+        replica = entry.replica
+        if replica is None:
+            return False
+        entry.replica = None
+        self._num_placed -= 1
+        self.num_requests[replica] -= 1
+        self._prompt_tokens[replica] -= entry.num_prompt_tokens
+        self._prefill_s[replica] = (
+            max(self._prefill_s[replica] - entry.prefill_s, 0.0) if self.num_requests[replica] else 0.0
+        )
+        self._update(replica)
+        return True
+
+    def requests_per_s(self, now: float) -> float:
+        """Mean rate of what was placed in the window, on all replicas. O(1).
+
+        Over the time since the first request where that is shorter than the window, though a second at least.
+        """
+        if self._began_at is None:
+            return 0.0
+        return self._num_placed / min(max(now - self._began_at, 1.0), self.window_s)
+
+    def finish(self, replica: int, now: float, output_tokens: int) -> None:
+        """Note the output length of a request that ended on the replica."""
+        self._finished.append((now, replica, output_tokens))
+        self._count_output(replica, 1, output_tokens)
+
+    def expire(self, now: float) -> list[tuple[int, Node]]:
+        """Drop what is older than the window; returns (slot, leaf) of the requests that shared. Amortised O(1)."""
+        dropped: list[tuple[int, Node]] = []
+        while self._placed and self._placed[0].placed_at + self.window_s <= now:
+            entry = self._placed.popleft()
+            replica = entry.replica
+            if self.cancel(entry) and replica is not None and entry.shares:
+                dropped.append((replica, entry.leaf))
+        self._skip_unshared()
+        while self._finished and self._finished[0][0] + self.window_s <= now:
+            _, replica, output_tokens = self._finished.popleft()
+            self._count_output(replica, -1, -output_tokens)
+        return dropped
+
+    @property
+    def oldest_share_s(self) -> float:
+        """When the oldest request that counts for its prefix was placed; infinity if there is none."""
+        self._skip_unshared()
+        return self._sharing[0].placed_at if self._sharing else float("inf")
+
+    def drop_oldest_share(self) -> tuple[int, Node]:
+        """Let the oldest request count for its prefix no longer, only for its replica's load; returns (slot, leaf)."""
+        self._skip_unshared()
+        entry = self._sharing.popleft()
+        entry.shares = False
+        assert entry.replica is not None
+        return entry.replica, entry.leaf
+
+    def _skip_unshared(self) -> None:
+        while self._sharing and (self._sharing[0].replica is None or not self._sharing[0].shares):
+            self._sharing.popleft()
+
+    def next_expiry(self) -> float | None:
+        """When the oldest entry leaves the window; None if it is empty."""
+        if not self._finished:
+            return self._placed[0].placed_at + self.window_s if self._placed else None
+        finished_at = self._finished[0][0]
+        oldest = min(self._placed[0].placed_at, finished_at) if self._placed else finished_at
+        return oldest + self.window_s
+
+    def entries(self) -> list[WindowEntry]:
+        """What counts now, oldest first. O(n); for tests."""
+        return [entry for entry in self._placed if entry.replica is not None]
+
+    def check(self) -> None:
+        """The sums agree with the entries. O(n x replicas); for tests."""
+        assert self._num_placed == sum(self.num_requests)
+        assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
+        for replica in range(len(self.load_s)):
+            mine = [entry for entry in self.entries() if entry.replica == replica]
+            outputs = [tokens for _, where, tokens in self._finished if where == replica]
+            assert self.num_requests[replica] == len(mine)
+            assert self._prompt_tokens[replica] == sum(entry.num_prompt_tokens for entry in mine)
+            assert abs(self._prefill_s[replica] - sum(entry.prefill_s for entry in mine)) < 1e-6
+            assert (self._num_finished[replica], self._output_tokens[replica]) == (len(outputs), sum(outputs))
+            mean_prompt_tokens = self._prompt_tokens[replica] / len(mine) if mine else 0.0
+            decode_s = len(mine) * self._cost_model.decode_s(self.mean_output_tokens[replica], mean_prompt_tokens)
+            assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
+
+    def _count_output(self, replica: int, count: int, output_tokens: int) -> None:
+        self._num_finished[replica] += count
+        self._output_tokens[replica] += output_tokens
+        self._all_output_tokens += output_tokens
+        self._update(replica)
+
+    def _update(self, replica: int) -> None:
+        """Bring what is derived from a slot's sums up to date. O(1)."""
+        if self._num_finished[replica]:
+            mean = self._output_tokens[replica] / self._num_finished[replica]
+        else:
+            mean = self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+        count = self.num_requests[replica]
+        decode_s = count * self._cost_model.decode_s(mean, self._prompt_tokens[replica] / count) if count else 0.0
+        self.mean_output_tokens[replica] = mean
+        self.expected_output_tokens[replica] = round(mean)
+        self.decode_load_s[replica] = decode_s
+        self.load_s[replica] = self._prefill_s[replica] + decode_s

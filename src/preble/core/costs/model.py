@@ -1,0 +1,83 @@
+"""Tokens to seconds of GPU time: the only home of coefficients.
+
+A `CostProfile` is data (measured per GPU and model, shipped or made by `preble profile`); a `CostModel` answers
+questions about it. Every function is monotone and never negative.
+Source: Preble, appendix "Prefill/Decoding Times"; how decode is charged is decided in docs/decisions/0002.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+from preble.core.costs.profile import CostProfile
+
+__all__ = ["CostModel", "CostProfile"]
+
+
+class CostModel:
+    """Answers in seconds of GPU time from one profile. Immutable; O(log points) a question."""
+
+    __slots__ = ("_decode_step_s", "_seconds", "_slopes", "_tokens", "profile")
+
+    def __init__(self, profile: CostProfile) -> None:
+        self.profile = profile
+        points = profile.prefill_points
+        self._tokens = [n for n, _ in points]
+        self._seconds = [s for _, s in points]
+        self._slopes = [(s1 - s0) / (n1 - n0) for (n0, s0), (n1, s1) in pairwise(points)]
+        self._decode_step_s = self.iteration_s((), profile.typical_batch, 0) / profile.typical_batch
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """Seconds to compute `new_tokens` that follow `cached_tokens` already in the cache. 0.0 for no new token.
+
+        Non-decreasing in both arguments.
+        """
+        if new_tokens <= 0:
+            return 0.0
+        return self._alone_s(new_tokens) + self._context_s(new_tokens, cached_tokens)
+
+    def decode_s(self, output_tokens: float, context_tokens: float = 0.0) -> float:
+        """Seconds of GPU time that one request's decoding takes, in iterations shared by `typical_batch` sequences."""
+        if output_tokens <= 0:
+            return 0.0
+        return output_tokens * (self._decode_step_s + self.profile.decode_s_per_context_token * context_tokens)
+
+    def decode_sequence_s(self, context_tokens: float) -> float:
+        """Seconds by which one more sequence with so much context makes every decode iteration longer."""
+        return self.profile.decode_s_per_sequence + self.profile.decode_s_per_context_token * context_tokens
+
+    def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
+        """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
+
+        `prefills`: (new tokens, tokens before them) of each chunk; `decode_context_tokens`: context of all decoding
+        sequences together. All tokens, of chunks and decodes, go through the linear layers together; the fixed part
+        of a decode iteration is paid only where it exceeds that; attention is added for each sequence.
+        """
+        p = self.profile
+        num_tokens, context_s = num_decodes, 0.0
+        for new_tokens, tokens_before in prefills:
+            num_tokens += new_tokens
+            context_s += self._context_s(new_tokens, tokens_before)
+        if not num_tokens:
+            return 0.0
+        seconds = self._alone_s(num_tokens) + context_s
+        if not num_decodes:
+            return seconds
+        decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
+        return max(seconds, p.decode_base_s) + decodes
+
+    def admission_s(self, num_requests: int) -> float:
+        """Seconds by which an iteration is longer that admits so many requests, beyond their tokens."""
+        return num_requests * self.profile.request_overhead_s
+
+    def _alone_s(self, num_tokens: int) -> float:
+        i = min(bisect_right(self._tokens, num_tokens), len(self._slopes)) - 1
+        return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]
+
+    def _context_s(self, new_tokens: int, cached_tokens: int) -> float:
+        if not cached_tokens:
+            return 0.0
+        p = self.profile
+        return cached_tokens * (p.attention_s_per_pair * new_tokens + p.attention_s_per_context_token)

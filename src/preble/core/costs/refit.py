@@ -1,0 +1,161 @@
+"""The cost profile corrected while serving: two factors, one for prefill and one for decode, from live requests.
+
+The shape of a profile is measured offline; what it is off by in service (another GPU, another clock, a server's
+overhead) is mostly a factor. Each factor follows the median of measured / predicted over the last requests: one wrong
+time in five moves a median little, and one in two does not break it. Steps and range are bounded. Equal samples at
+equal times give equal models. What is a sample: `live_times`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+
+from preble.core.costs.model import CostModel, CostProfile
+
+
+@dataclass(frozen=True, slots=True)
+class RefitSettings:
+    """`interval_s`: least time between two corrections. `num_samples`: the last so many of each kind count.
+
+    `min_samples`: fewer say nothing. `max_step`: a factor changes at most by this factor at once. `max_factor`: and
+    stays within this factor of the profile. `dead_band`: a smaller relative change is not worth a new model.
+    """
+
+    interval_s: float = 10.0
+    num_samples: int = 128
+    min_samples: int = 16
+    max_step: float = 1.25
+    max_factor: float = 4.0
+    dead_band: float = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSample:
+    """A prompt that waited for no other: `seconds` from placement to first token, `num_decoding` others in decode,
+    with `decode_context_tokens` of context together."""
+
+    new_tokens: int
+    cached_tokens: int
+    num_decoding: int
+    decode_context_tokens: int
+    seconds: float
+
+    def predicted_s(self, model: CostModel) -> float:
+        """On average a prompt arrives in the middle of a decode iteration, and then shares the one that admits it."""
+        running_s = model.iteration_s((), self.num_decoding, self.decode_context_tokens)
+        chunk = (self.new_tokens, self.cached_tokens)
+        shared_s = model.iteration_s((chunk,), self.num_decoding, self.decode_context_tokens)
+        return running_s / 2 + shared_s + model.admission_s(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSample:
+    """An answer of `num_iterations` after its first token, in a batch of `num_sequences` (at least 1) on average, with
+    `context_tokens` together. `seconds`: without what others' prefills took meanwhile."""
+
+    num_iterations: int
+    num_sequences: int
+    context_tokens: int
+    seconds: float
+
+    def predicted_s(self, model: CostModel) -> float:
+        return self.num_iterations * model.iteration_s((), self.num_sequences, self.context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CostFactors:
+    """What a profile's times are multiplied by."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
+    """The profile with its times multiplied, but for a request's overhead, which is not the GPU's. Monotone and not
+    negative, as the profile is.
+
+    Up to the fixed part of a decode iteration, a prefill's time is that fixed part (reading the weights), so it goes
+    with decoding; only what is above it goes with prefill. Otherwise a slower prefill would slow down decoding too.
+    """
+    base_s = profile.decode_base_s
+
+    def corrected(seconds: float) -> float:
+        return factors.decode * min(seconds, base_s) + factors.prefill * max(seconds - base_s, 0.0)
+
+    return replace(
+        profile,
+        prefill_points=tuple((tokens, corrected(seconds)) for tokens, seconds in profile.prefill_points),
+        attention_s_per_pair=factors.prefill * profile.attention_s_per_pair,
+        attention_s_per_context_token=factors.prefill * profile.attention_s_per_context_token,
+        decode_base_s=factors.decode * base_s,
+        decode_s_per_sequence=factors.decode * profile.decode_s_per_sequence,
+        decode_s_per_context_token=factors.decode * profile.decode_s_per_context_token,
+    )
+
+
+class CostRefit:
+    """Keeps the last samples and the factors that fit them. `model`: the profile corrected by the factors."""
+
+    def __init__(self, profile: CostProfile, settings: RefitSettings | None = None) -> None:
+        self.settings = settings or RefitSettings()
+        self.factors = CostFactors()
+        self.model = CostModel(profile)
+        self._profile = profile
+        self._as_profiled = self.model
+        self._prefills: deque[PrefillSample] = deque(maxlen=self.settings.num_samples)
+        self._decodes: deque[DecodeSample] = deque(maxlen=self.settings.num_samples)
+        self._num_new = 0
+        self._due_at: float | None = None
+        self._last_at = -inf
+
+    def note_prefill(self, sample: PrefillSample, now: float) -> None:
+        """Take in a prefill, unless it is so short that it is mostly the fixed part of an iteration."""
+        alone_s = self._as_profiled.prefill_s(sample.new_tokens, sample.cached_tokens)
+        if alone_s >= 2 * self._profile.decode_base_s and sample.seconds > 0:
+            self._prefills.append(sample)
+            self._note_new(now)
+
+    def note_decode(self, sample: DecodeSample, now: float) -> None:
+        if sample.seconds > 0:
+            self._decodes.append(sample)
+            self._note_new(now)
+
+    def _note_new(self, now: float) -> None:
+        self._num_new += 1
+        if self._num_new >= self.settings.min_samples and self._due_at is None:
+            self._due_at = max(self._last_at + self.settings.interval_s, now)
+
+    @property
+    def due_at(self) -> float | None:
+        """When there is something to correct; None while there are too few new samples."""
+        return self._due_at
+
+    def refit(self, now: float) -> CostModel | None:
+        """The corrected model if it is due and differs, else None. O(samples), a fraction of a millisecond."""
+        if self._due_at is None or self._due_at > now:
+            return None
+        self._due_at, self._num_new, self._last_at = None, 0, now
+        old = self.factors
+        new = CostFactors(self._moved(old.prefill, self._prefills), self._moved(old.decode, self._decodes))
+        if self._alike(new.prefill, old.prefill) and self._alike(new.decode, old.decode):
+            return None
+        self.factors = new
+        self.model = CostModel(scaled(self._profile, new))
+        return self.model
+
+    def _moved(self, factor: float, samples: deque[PrefillSample] | deque[DecodeSample]) -> float:
+        """The factor after one bounded step towards what the samples say."""
+        if len(samples) < self.settings.min_samples:
+            return factor
+        predictions = [(sample.seconds, sample.predicted_s(self.model)) for sample in samples]
+        ratios = [measured_s / predicted_s for measured_s, predicted_s in predictions if predicted_s > 0]
+        if not ratios:
+            return factor
+        step = min(max(median(ratios), 1 / self.settings.max_step), self.settings.max_step)
+        return min(max(factor * step, 1 / self.settings.max_factor), self.settings.max_factor)
+
+    def _alike(self, new: float, old: float) -> bool:
+        return abs(new / old - 1.0) < self.settings.dead_band

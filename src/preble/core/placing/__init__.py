@@ -1,0 +1,1 @@
+"""The global scheduler: places requests, follows them, and keeps the index true."""

@@ -1,0 +1,1 @@
+"""Placement policies: the protocol, what a policy sees, and every rule."""

@@ -1,0 +1,66 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from preble.core.policies.baselines import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
+from preble.core.policies.e2 import E2
+from preble.core.policies.peers.aibrix import AibrixPreble
+from preble.core.policies.peers.dynamo import DynamoKv
+from preble.core.policies.peers.kubeai import Chwbl
+from preble.core.policies.peers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.policies.peers.lmetric import LMetric
+from preble.core.policies.peers.ray import RayPrefix
+from preble.core.policies.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
+from preble.core.policies.policy import Policy
+from preble.core.policies.preble import Preble
+from preble.errors import ConfigError
+
+_POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
+    {
+        "preble": Preble,
+        "e2": E2,
+        "e2_rebalance": lambda: E2("e2_rebalance", mix_decode=False),
+        "e2_per_request": lambda: E2("e2_per_request", rebalance=False, mix_decode=False),
+        "round_robin": RoundRobin,
+        "least_load": LeastLoad,
+        "random": RandomChoice,
+        "power_of_two": PowerOfTwo,
+        "sglang_cache_aware": SglangCacheAware,
+        "smg_cache_aware": SmgCacheAware,
+        "slim_router": SlimRouter,
+        "dynamo_kv": DynamoKv,
+        "sticky_until_saturated": StickyUntilSaturated,
+        "llmd_blend": LlmdBlend,
+        "chwbl": Chwbl,
+        "ray_prefix": RayPrefix,
+        "lmetric": LMetric,
+        "aibrix_preble": AibrixPreble,
+    }
+)
+
+
+def policy_names() -> tuple[str, ...]:
+    """Every name that `make_policy` knows; the first is the default.
+
+    `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without its prefill/decode
+    balance, and that with rebalancing and replication. All of them: docs/reference/policies.md.
+
+    >>> policy_names()[:6]
+    ('preble', 'e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
+    """
+    return tuple(_POLICIES)
+
+
+def reads_token_ids(name: str) -> bool:
+    """True if choices of the policy depend on which tokens a prompt has, not only on which prompts share them."""
+    return name == Chwbl.name
+
+
+def make_policy(name: str) -> Policy:
+    """A new policy. Raises: ConfigError: there is none of that name."""
+    if name not in _POLICIES:
+        raise ConfigError(f"unknown policy {name!r}; choose one of {', '.join(_POLICIES)}")
+    return _POLICIES[name]()

@@ -1,0 +1,150 @@
+"""How far the replicas hold a prompt that was matched with the prefix trees. Reading only.
+
+A match says what is known of a prompt, and records say who has it: what counts is held from the prompt's start without
+a gap. "Held" includes what is about to be, for requests in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+
+from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.prefixes.replica_cache import ReplicaCache
+from preble.core.replica_index import replicas_in
+
+_NONE: Mapping[int, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """How far some replica of a set holds a prompt, without a gap.
+
+    `cached_tokens`: the longest such prefix of any of them. `key_node`: the key portion, which is the node with the
+    most tokens on that prefix. `key_holders`: mask of those that hold most of it.
+    """
+
+    cached_tokens: int
+    key_node: Node | None
+    key_holders: int
+
+
+# -- of several replicas: `holdings` are by slot ----------------------------------------------------------------------
+
+
+def coverage(match: Match, holdings: Sequence[ReplicaCache], among: int) -> PrefixMatch:
+    """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
+    best, key_tokens, key_holders = 0, 1, 0
+    key_node: Node | None = None
+    alive = among
+    for node in match.path:
+        whole, parts = _holders_of(node, match.num_tokens, holdings, alive)
+        longest = _agreeing(node, match.num_tokens) if whole else max(parts.values(), default=0)
+        if longest >= key_tokens:
+            key_tokens, key_node, key_holders = longest, node, whole
+            for replica, tokens in parts.items():
+                if 2 * tokens > longest:
+                    key_holders |= 1 << replica
+        if longest:
+            best = node.start + longest
+        if not whole:
+            break
+        alive = whole
+    return PrefixMatch(best, key_node, key_holders)
+
+
+def matched_tokens(match: Match, holdings: Sequence[ReplicaCache], among: int) -> Iterator[tuple[int, int]]:
+    """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
+
+    A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node).
+    """
+    alive = among
+    reached = 0
+    for node in match.path:
+        whole, parts = _holders_of(node, match.num_tokens, holdings, alive)
+        if reached and whole != alive:
+            yield alive, reached
+        for replica, tokens in parts.items():
+            yield 1 << replica, node.start + tokens
+        alive = whole
+        reached = min(node.end, match.num_tokens)
+        if not alive:
+            return
+    if reached:
+        yield alive, reached
+
+
+# -- of one replica ---------------------------------------------------------------------------------------------------
+
+
+def matched_on(match: Match, holdings: ReplicaCache) -> int:
+    """Leading tokens that the replica holds, or is about to hold, without a gap. O(depth)."""
+    for node in match.path:
+        if not node.full_holders & holdings.bit:
+            return min(node.start + holdings.tokens_held(node), match.num_tokens)
+    return match.num_tokens
+
+
+def pinned_on(match: Match, holdings: ReplicaCache) -> int:
+    """Leading tokens that requests in flight on the replica use. O(depth)."""
+    for node in match.path:
+        record = holdings.get(node)
+        if record is None or not record.pins:
+            return node.start
+    return match.num_tokens
+
+
+def confirmed_on(match: Match, holdings: ReplicaCache) -> tuple[int, float]:
+    """Leading tokens that the replica holds for certain, and when the least recently used of them was last used.
+
+    What is only about to be held does not count. The time is infinity if there are none. O(depth).
+    """
+    used_s = inf
+    for node in match.path:
+        record = holdings.get(node)
+        if record is None or not record.held:
+            return node.start, used_s
+        used_s = min(used_s, record.last_used_s)
+        if record.held < node.num_tokens:
+            return min(node.start + record.held, match.num_tokens), used_s
+    return match.num_tokens, used_s
+
+
+def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> int:
+    """How many of the leading tokens that a replica holds spare it work: whole blocks, and never the prompt's last.
+
+    The last token is always computed, since its output is needed.
+
+    >>> usable_tokens(held_tokens=64, num_prompt_tokens=64, block_size=16)
+    48
+    """
+    return min(held_tokens, max(num_prompt_tokens - 1, 0)) // block_size * block_size
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _holders_of(
+    node: Node, num_tokens: int, holdings: Sequence[ReplicaCache], among: int
+) -> tuple[int, Mapping[int, int]]:
+    """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
+    whole = among & node.full_holders
+    partial = among & node.holders & ~node.full_holders
+    if not partial:
+        return whole, _NONE
+    parts: dict[int, int] = {}
+    size = _agreeing(node, num_tokens)
+    for replica in replicas_in(partial):
+        tokens = holdings[replica].tokens_held(node)
+        if tokens >= size:
+            whole |= 1 << replica
+        elif tokens:
+            parts[replica] = tokens
+    return whole, parts
+
+
+def _agreeing(node: Node, num_tokens: int) -> int:
+    """Tokens of the node that a prompt uses which agrees with its path for `num_tokens`."""
+    return node.num_tokens if node.end <= num_tokens else num_tokens - node.start

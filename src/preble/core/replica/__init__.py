@@ -1,0 +1,1 @@
+"""The local scheduler: one replica's queue, batches and prefix cache."""

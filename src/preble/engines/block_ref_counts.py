@@ -1,0 +1,149 @@
+"""What one replica caches, by block hash: turns events about *copies* of blocks into events about blocks.
+
+vLLM does not merge equal blocks: two requests that compute the same prompt at the same time store two copies, which it
+announces and removes one by one, while the block stays usable until the last copy is gone. So copies are counted here,
+and the scheduler hears of the first one stored and the last one removed. Facts: docs/reference/engine-facts.md.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from preble.core.types import (
+    TOKEN_BYTES,
+    BlockHash,
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    KvEvent,
+    PackedTokens,
+    ReplicaId,
+    namespace_of,
+    pack_tokens,
+)
+from preble.engines.kv_wire import WireCleared, WireEvent, WireRemoved, WireStored
+
+MAX_BLOCKS = 8_000_000
+"""Blocks remembered of one replica; far more than any has, so that only a broken stream gets there."""
+
+_PARTIAL_KINDS = frozenset(
+    {
+        "sliding_window",
+        "sliding_window_mla",
+        "chunked_local_attention",
+        "mamba",
+        "encoder_only_attention",
+        "cross_attention",
+    }
+)
+"""Kinds of cache that keep only a prompt's last part, a state, or no prompt at all; a hybrid model has some of them
+beside the full attention that decides whether a prefix can be used."""
+
+_UNMATCHABLE = None
+"""Namespace of blocks that token ids alone do not identify (images, embeddings), and of all that follow them."""
+
+
+class BlockRefCounts:
+    """The blocks of one replica, each with its number of copies. O(1) per block; bounded by `MAX_BLOCKS`."""
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        self._replica_id = replica_id
+        self._copies: dict[BlockHash, int] = {}
+        self._namespaces: dict[BlockHash, str | None] = {}
+        self._ignored_groups: set[int | None] = set()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def clear(self) -> CacheCleared:
+        """Forget every block."""
+        self._copies.clear()
+        self._namespaces.clear()
+        self._ignored_groups.clear()
+        return CacheCleared(self._replica_id)
+
+    def apply(self, event: WireEvent) -> KvEvent | None:
+        """Count this event. Returns what changed for the scheduler, None for nothing."""
+        match event:
+            case WireStored():
+                return self._stored(event)
+            case WireRemoved():
+                return self._removed(event)
+            case WireCleared():
+                return self.clear()
+
+    def _stored(self, event: WireStored) -> BlocksStored | None:
+        if not self._is_ours(event):
+            return None
+        parent = event.parent_block_hash
+        if parent is not None and parent not in self._copies:
+            # The start of this prompt is not cached (its events are lost): nothing can be served from here on.
+            return None
+        hashes = tuple(event.block_hashes)
+        known = all(block in self._copies for block in hashes)
+        if len(self._copies) + len(hashes) > MAX_BLOCKS and not known:
+            return None
+        namespace, usable = self._namespace(event)
+        self._remember(hashes, namespace, usable)
+        if known or not usable:
+            return None
+        tokens = pack_tokens(event.token_ids)[: usable * event.block_size * TOKEN_BYTES]
+        return BlocksStored(
+            self._replica_id, hashes[:usable], parent, PackedTokens(tokens), event.block_size, namespace or ""
+        )
+
+    def _remember(self, hashes: tuple[BlockHash, ...], namespace: str | None, usable: int) -> None:
+        for i, block in enumerate(hashes):
+            self._copies[block] = self._copies.get(block, 0) + 1
+            own = namespace if i < usable else _UNMATCHABLE
+            if own != "":
+                self._namespaces[block] = own
+
+    def _removed(self, event: WireRemoved) -> BlocksEvicted | None:
+        if event.medium not in (None, "GPU") or event.group_idx in self._ignored_groups:
+            return None
+        gone = tuple(block for block in event.block_hashes if self._drop_copy(block))
+        return BlocksEvicted(self._replica_id, gone) if gone else None
+
+    def _drop_copy(self, block: BlockHash) -> bool:
+        """Whether that was the last copy of a block that the scheduler knows."""
+        left = self._copies.get(block, 0) - 1
+        if left > 0:
+            self._copies[block] = left
+            return False
+        known = self._copies.pop(block, None) is not None
+        return self._namespaces.pop(block, "") is not _UNMATCHABLE and known
+
+    def _is_ours(self, event: WireStored) -> bool:
+        """Whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""
+        if event.medium not in (None, "GPU"):
+            return False
+        if event.kv_cache_spec_kind in _PARTIAL_KINDS:
+            self._ignored_groups.add(event.group_idx)
+            return False
+        return True
+
+    def _namespace(self, event: WireStored) -> tuple[str | None, int]:
+        """The namespace of these blocks, and how many of them token ids identify.
+
+        Only a prompt's first block names its cache salt; later ones have it from their parent.
+        """
+        foreign = [self._foreign_keys(event, i) for i in range(len(event.block_hashes))]
+        parent = event.parent_block_hash
+        if parent is not None:
+            namespace = self._namespaces.get(parent, "")
+        else:
+            keyed = next((key for key in foreign[0] if isinstance(key, str)), None) if foreign else None
+            salt = event.cache_salt if isinstance(event.cache_salt, str) else keyed
+            namespace = namespace_of(event.lora_name, salt)
+            if foreign and foreign[0] == [keyed]:
+                foreign[0] = []
+        if namespace is _UNMATCHABLE:
+            return _UNMATCHABLE, 0
+        return namespace, len(list(takewhile(lambda keys: not keys, foreign)))
+
+    @staticmethod
+    def _foreign_keys(event: WireStored, block: int) -> list[object]:
+        """What block number `block` was hashed with, apart from tokens and the adapter's name."""
+        keys: list[object] = list((event.extra_keys[block] if event.extra_keys else None) or ())
+        return keys[1:] if keys and event.lora_name and keys[0] == event.lora_name else keys

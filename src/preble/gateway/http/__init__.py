@@ -1,0 +1,1 @@
+"""HTTP towards clients: the application, its routes, bodies, and diagnostic pages."""

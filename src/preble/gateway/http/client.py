@@ -1,0 +1,175 @@
+"""The gateway's side of one client's request: reading the body, answering, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
+from typing import Any
+
+from preble.errors import BodyTooLarge, BodyTooSlow
+from preble.gateway.http.body_budget import BodyReservation
+from preble.serving.api import ErrorForm
+from preble.serving.sse import event
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+HeaderList = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+EVENT_STREAM = b"text/event-stream"
+_LARGE_ANSWER_BYTES = 64 * 1024
+"""What the server takes without making us wait. Of a larger answer the end is sent by itself, so that its request
+counts as being served for as long as the answer takes memory."""
+_DRAINED_TIMES = 4
+"""Up to so many times the limit of a too large body is read and dropped, since a client that is still sending may take
+a connection closed on it for a failure of the network and never see the answer."""
+
+
+class ClientGone(Exception):
+    """The client has closed the connection; there is nobody to tell anything."""
+
+
+class Client:
+    """One request's client. `status`: what it was answered, None before. `query`: what follows the path."""
+
+    def __init__(self, headers: HeaderList, receive: Receive, send: Send, *, query: bytes = b"") -> None:
+        self.headers = dict(headers)
+        self.query = query
+        self.status: int | None = None
+        self.request_id: str | None = None
+        """Said in every answer from when it is known, errors too."""
+        self._receive = receive
+        self._send = send
+        self._streams_events = False
+        self._complete = False
+
+    async def read_body(self, limit: int, timeout_s: float, share: BodyReservation) -> bytes:
+        """The whole body, for which `share` grows as it arrives.
+
+        Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._read(limit, share)
+        except TimeoutError as error:
+            raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
+
+    async def _read(self, limit: int, share: BodyReservation) -> bytes:
+        declared = self._declared_length()
+        if declared > limit * _DRAINED_TIMES:
+            raise BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}")
+        message = await self._next_piece()
+        share.grow(len(message["body"]))
+        if not message.get("more_body") and len(message["body"]) <= limit:
+            return bytes(message["body"])
+        body = bytearray(message["body"])
+        size = len(body)
+        while message.get("more_body") and size <= limit * _DRAINED_TIMES:
+            message = await self._next_piece()
+            size += len(message["body"])
+            if size <= limit:
+                share.grow(len(message["body"]))
+                body += message["body"]
+        if size > limit:
+            raise BodyTooLarge(f"the body has {max(size, declared)} bytes or more; the limit is {limit}")
+        return bytes(body)
+
+    def _declared_length(self) -> int:
+        declared = self.headers.get(b"content-length", b"0")
+        return int(declared) if declared.isdigit() else 0
+
+    async def _next_piece(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    def watched(self) -> WatchedClient:
+        """A context in which the work for this client is cancelled when it goes; it raises `ClientGone` then."""
+        return WatchedClient(self)
+
+    async def wait_until_gone(self) -> None:
+        """Return when the client has closed the connection before it got its whole answer."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._complete:
+            # Servers also say "disconnect" once an answer is complete; nobody has gone then.
+            await asyncio.get_running_loop().create_future()
+
+    async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """A whole answer. Waits until a client that reads slowly has read most of a large one."""
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._complete = True
+        if len(body) > _LARGE_ANSWER_BYTES:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def stream(self, status: int, headers: HeaderList) -> None:
+        """Begin an answer of server-sent events."""
+        self._streams_events = True
+        await self._start(status, headers)
+
+    async def _start(self, status: int, headers: HeaderList) -> None:
+        self.status = status
+        if self.request_id is not None:
+            headers = [*headers, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        """The next bytes of a streamed answer. Waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self) -> None:
+        """The end of a streamed answer."""
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, form: ErrorForm) -> None:
+        """Tell the client of an error, in whatever way is still possible; harmless after a complete answer."""
+        if self._complete:
+            return
+        if self.status is None:
+            await self.reply(form.status, error_headers(form), form.body())
+        elif self._streams_events:
+            await self.write(event(form.body()))
+            await self.end()
+
+
+class WatchedClient:
+    """See `Client.watched`. Not reusable."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._is_gone = False
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._worker = asyncio.current_task(loop)
+        self._watcher = loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        await self._client.wait_until_gone()
+        self._is_gone = True
+        if self._worker is not None:
+            self._worker.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        if self._is_gone and self._worker is not None:
+            self._worker.uncancel()
+            raise ClientGone from error
+
+
+def error_headers(form: ErrorForm) -> HeaderList:
+    """The headers that go with an error."""
+    headers = [JSON_TYPE]
+    if form.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(form.retry_after_s))))
+    if form.status in (408, 413):
+        headers.append((b"connection", b"close"))
+    return headers

@@ -1,0 +1,170 @@
+"""`/debug`: the last decisions with all that was weighed, the scheduler's state per replica, and their parity."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+import msgspec
+
+from preble.decisions.recent import Decision, RecentDecisions
+from preble.engines.adapter import EngineLoad
+from preble.errors import RequestError
+from preble.gateway.http.client import JSON_TYPE, Client
+from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.parity.watch import ParityWatch
+
+DEBUG = "/debug/"
+PARITY = "/debug/parity"
+DEFAULT_LIMIT = 20
+
+
+class NoDecision(RequestError):
+    """No decision of this request is remembered, or there is no such page."""
+
+    status = 404
+    code = "not_found"
+
+
+class DecisionsPage(msgspec.Struct, frozen=True):
+    """`/debug/decisions`: the newest first; `/debug/decisions/ID`: every placement of one request, in order."""
+
+    decisions: list[Decision]
+
+
+class ReplicaPage(msgspec.Struct, frozen=True):
+    """One replica as the scheduler sees it. `drift_*`: over the requests of which it reported cached tokens.
+
+    `engine_load`: what the replica says of its own load, other clients' included; None where it does not.
+    `trusted`: whether matches there count. `parity`: what came of the last check, None before any.
+    """
+
+    replica: str
+    engine: str
+    version: str | None
+    models: tuple[str, ...]
+    reports_events: bool
+    in_flight: int
+    engine_load: EngineLoad | None
+    load_s: float
+    waiting_prefill_tokens: int
+    cached_tokens: int
+    kv_capacity_tokens: int | None
+    drift_requests: int
+    drift_predicted_tokens: int
+    drift_reported_tokens: int
+    trusted: bool
+    parity: Outcome | None
+
+
+class ParityPage(msgspec.Struct, frozen=True):
+    """`/debug/parity`: the last report of each live replica that was checked."""
+
+    reports: list[ParityReport]
+
+
+class ReplicasPage(msgspec.Struct, frozen=True):
+    """`/debug/replicas`."""
+
+    policy: str
+    in_flight: int
+    index_bytes: int
+    index_tokens: int
+    unindexed: int
+    replicated_prefixes: int
+    replicas: list[ReplicaPage]
+
+
+class DebugPages:
+    """Answers GET requests below `/debug/`, and POST where there is something to do."""
+
+    def __init__(self, dispatcher: Dispatcher, parity: ParityWatch) -> None:
+        self._dispatcher = dispatcher
+        self._parity = parity
+
+    @property
+    def _recent(self) -> RecentDecisions:
+        return self._dispatcher.recent
+
+    async def answer(self, path: str, client: Client) -> None:
+        """Raises: RequestError: there is no such page, or the query makes no sense."""
+        room, _, rest = path.removeprefix(DEBUG).partition("/")
+        page: DecisionsPage | ReplicasPage | ParityPage
+        if room == "decisions":
+            page = self._of_request(rest) if rest else self._latest(client.query)
+        elif room == "replicas" and not rest:
+            page = self._replicas()
+        elif path == PARITY:
+            page = ParityPage([r.parity for r in self._dispatcher.live.values() if r.parity is not None])
+        else:
+            raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode(page))
+
+    async def check_parity(self, client: Client) -> None:
+        """Check every live replica now; answers with the reports. Raises: ClientGone."""
+        async with client.watched():
+            reports = await self._parity.check_all()
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode(ParityPage(reports)))
+
+    def _of_request(self, request_id: str) -> DecisionsPage:
+        decisions = self._recent.of_request(request_id)
+        if not decisions:
+            raise NoDecision(
+                f"no decision about request {request_id[:200]!r} is remembered; the last {len(self._recent)} are."
+                " The id is in each answer's x-request-id header"
+            )
+        return DecisionsPage(decisions)
+
+    def _latest(self, query: bytes) -> DecisionsPage:
+        return DecisionsPage(list(self._recent.latest(_limit(query, self._recent.limit))))
+
+    def _replicas(self) -> ReplicasPage:
+        scheduler = self._dispatcher.scheduler
+        return ReplicasPage(
+            policy=scheduler.policy.name,
+            in_flight=scheduler.num_in_flight,
+            index_bytes=scheduler.num_index_bytes,
+            index_tokens=scheduler.num_index_tokens,
+            unindexed=scheduler.num_unindexed,
+            replicated_prefixes=scheduler.num_replicated_prefixes,
+            replicas=[self._replica(replica) for replica in self._dispatcher.live.values()],
+        )
+
+    def _replica(self, replica: LiveReplica) -> ReplicaPage:
+        info, spec = replica.info, replica.info.spec
+        state = self._dispatcher.scheduler.replica_state(spec.replica_id)
+        return ReplicaPage(
+            replica=spec.replica_id,
+            engine=info.engine,
+            version=info.version,
+            models=info.models,
+            reports_events=spec.reports_events,
+            in_flight=state.num_requests,
+            engine_load=replica.engine_load,
+            load_s=state.load_s,
+            waiting_prefill_tokens=state.waiting_prefill_tokens,
+            cached_tokens=state.cached_tokens,
+            kv_capacity_tokens=spec.kv_capacity_tokens,
+            drift_requests=state.drift.num_requests,
+            drift_predicted_tokens=state.drift.predicted_tokens,
+            drift_reported_tokens=state.drift.reported_tokens,
+            trusted=state.trusted,
+            parity=replica.parity.outcome if replica.parity is not None else None,
+        )
+
+
+def _limit(query: bytes, most: int) -> int:
+    """How many are asked for.
+
+    Raises: RequestError: not a number from 1 to `most`.
+
+    >>> _limit(b"", 100), _limit(b"limit=7", 100), _limit(b"", 5)
+    (20, 7, 5)
+    """
+    given = parse_qs(query.decode("latin-1")).get("limit")
+    if given is None:
+        return min(DEFAULT_LIMIT, most)
+    text = given[-1]
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:20]) <= most):
+        raise RequestError(f"limit={text[:50]} is not a number from 1 to {most}", param="limit")
+    return int(text)

@@ -1,0 +1,1 @@
+"""One client request: placed, relayed, answered."""

@@ -1,0 +1,1 @@
+"""Does a replica tokenize and cache as the scheduler predicts?"""

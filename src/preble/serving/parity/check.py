@@ -1,0 +1,309 @@
+"""Parity: whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
+
+Placement by prefix rests on both, and neither shows when it fails: answers stay right, only the hits are gone. So each
+replica is asked for the ids of a few texts (`/tokenize` computes nothing) and is sent one prompt of a few blocks twice,
+one output token each. That prompt goes past the scheduler: it is no load and no placement, and what it leaves in the
+replica's cache is reported by the replica like anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from random import Random
+from typing import Any, Protocol
+
+import msgspec
+
+from preble.config import ParityConfig
+from preble.core.cluster.replicas import longest_prompt
+from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
+from preble.engines.adapter import Engine, EngineResponse
+from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
+from preble.serving.api import COMPLETIONS, decode_answer
+from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.parity.report import Check, Finding, Outcome
+
+MIN_TOKENS = 64
+"""Of the prompt that is sent twice, where blocks are small."""
+
+NEVER_SEEN_TOKENS = 16
+"""More of a prompt of random tokens is not cached by chance, even where blocks are single tokens."""
+
+ATTEMPTS = 3
+"""Prompts sent twice before a wrong count is believed: a busy replica can evict a prompt as soon as it is computed."""
+
+MIN_DISTINCT_IDS = 16
+"""So many different ids make prompts that nobody has sent before."""
+
+REPORTING = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+MAX_ANSWER_BYTES = 1024 * 1024
+POLL_S = 0.05
+
+
+class TokenIds(Protocol):
+    """Whose token ids the replica's are held against: a `TokenSource`, as far as it is needed here."""
+
+    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens: ...
+
+    async def chat(self, body: bytes, model: str | None) -> PackedTokens: ...
+
+
+class EngineIds:
+    """The token ids that another replica makes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+        fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
+        return pack_tokens(await self._engine.tokenize(msgspec.json.encode(fields)))
+
+    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+        return pack_tokens(await self._engine.tokenize(body))
+
+
+@dataclass(frozen=True, slots=True)
+class TextProbe:
+    """A prompt as a client would send it. `fields`: of the body, without the model."""
+
+    check: Check
+    fields: dict[str, Any]
+
+
+PROSE = (
+    "The quick brown fox jumps over the lazy dog while five wizards vex a bold queen. Numbers such as 3.14159, 2718 or"
+    " 1,000,000 cost more tokens than words do, and so does code: def area(r): return 3 * r ** 2  # about right"
+)
+SPECIAL = (
+    "Ünïcödé — 你好，世界 — Привет — שלום — 🙂👩‍👩‍👧 e\u0301\r\n\t  <s></s><|im_start|>user<|im_end|><|endoftext|>"
+    "<|begin_of_text|><|bos|><|eot_id|>[INST]<bos><eos>"
+)
+
+
+def text_probes() -> tuple[TextProbe, ...]:
+    """The prompts whose token ids are compared, one of each kind that clients send."""
+    question = {"role": "user", "content": "Where is the fox? 🦊"}
+    answer = {"role": "assistant", "content": "Over the dog."}
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tool = {"name": "find", "description": "Find a text in the files.", "parameters": schema}
+    call_id = "call00001"  # some templates want nine letters or digits
+    call = {"id": call_id, "type": "function", "function": {"name": "find", "arguments": '{"text": "fox"}'}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": call_id, "content": "line 1"}
+    return (
+        TextProbe(Check.COMPLETION, {"prompt": PROSE}),
+        TextProbe(Check.SPECIAL, {"prompt": SPECIAL}),
+        TextProbe(Check.CHAT, {"messages": [question, answer, {"role": "user", "content": "And now?"}]}),
+        TextProbe(
+            Check.TOOLS,
+            {"messages": [question, calling, result], "tools": [{"type": "function", "function": tool}]},
+        ),
+    )
+
+
+@dataclass(slots=True)
+class ParityCheck:
+    """The checks of one replica, to be run once.
+
+    `reference`: whose ids are compared; None where the gateway uses this replica's own. `rng`: makes the prompt that
+    nobody has sent before.
+    """
+
+    replica: LiveReplica
+    dispatcher: Dispatcher
+    reference: TokenIds | None
+    settings: ParityConfig
+    rng: Random
+
+    async def run(self) -> list[Finding]:
+        """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
+        num_unindexed = self.dispatcher.scheduler.num_unindexed
+        findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
+        sent: list[PackedTokens] = []
+        findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
+        if self.replica.info.spec.reports_events:
+            findings.append(await self._events(sent, num_unindexed))
+        return findings
+
+    @property
+    def _model(self) -> str:
+        return self.replica.info.models[0]
+
+    async def _bounded(self, check: Check, work: Coroutine[Any, Any, Finding]) -> Finding:
+        """What `work` finds. A replica that fails or takes too long could not be checked."""
+        try:
+            async with asyncio.timeout(self.settings.answer_s):
+                return await work
+        except EngineError as error:
+            return _unchecked(check, str(error))
+        except TimeoutError:
+            return _unchecked(check, f"no answer within {self.settings.answer_s:g} s (`parity.answer_s`)")
+
+    # -- token ids ----------------------------------------------------------------------------------------------------
+
+    async def _compared(self, probe: TextProbe) -> Finding:
+        """Our token ids of a prompt against the replica's. Raises: EngineError."""
+        body = msgspec.json.encode({"model": self._model, **probe.fields})
+        theirs = await _or_refusal(self.replica.engine.tokenize(body))
+        ours = theirs if self.reference is None else await _or_refusal(self._ours(self.reference, probe, body))
+        if isinstance(theirs, RequestError):
+            if isinstance(ours, RequestError):
+                return Finding(check=probe.check, outcome=Outcome.VERIFIED, detail="both refuse it")
+            return _unchecked(probe.check, f"the replica does not tokenize it: {theirs}")
+        if isinstance(ours, RequestError):
+            return _mismatch(probe.check, f"the gateway refuses what the replica takes: {ours}")
+        return _compare_ids(probe.check, ours, theirs)
+
+    async def _ours(self, reference: TokenIds, probe: TextProbe, body: bytes) -> Sequence[int]:
+        if "messages" in probe.fields:
+            return unpack_tokens(await reference.chat(body, self._model))
+        return unpack_tokens(await reference.completion(probe.fields["prompt"], True, self._model))
+
+    # -- the cache ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_tokens(self) -> int:
+        """Length of the prompt that is sent twice: whole blocks, so that all but the last one can be found again."""
+        block_size = self.replica.info.spec.block_size
+        return max(self.settings.blocks, math.ceil(MIN_TOKENS / block_size)) * block_size
+
+    @property
+    def _predicted(self) -> int:
+        return self._num_tokens - self.replica.info.spec.block_size
+
+    async def _cached(self, sent: list[PackedTokens]) -> Finding:
+        """A prompt sent twice: what the replica then says that it had cached. Raises: EngineError.
+
+        `sent`: gets the prompts that the replica has computed.
+        """
+        if self._num_tokens >= longest_prompt(self.replica.info.spec):
+            return _unchecked(Check.CACHED_TOKENS, f"the replica has no room for {self._num_tokens} tokens")
+        ids = await self._plain_ids()
+        if len(ids) < MIN_DISTINCT_IDS:
+            return _unchecked(Check.CACHED_TOKENS, "the replica's token ids are not known, it has no /tokenize")
+        for _ in range(ATTEMPTS):
+            prompt = self.rng.choices(ids, k=self._num_tokens)
+            finding = self._judged(await self._sent(prompt), await self._sent(prompt))
+            sent.append(pack_tokens(prompt))
+            if finding.outcome is not Outcome.MISMATCH:
+                break
+        return finding
+
+    async def _plain_ids(self) -> list[int]:
+        """Ids that the replica has for ordinary text, none of them special. Empty where it does not tell any."""
+        body = msgspec.json.encode({"model": self._model, "prompt": PROSE, "add_special_tokens": False})
+        try:
+            return sorted(set(await self.replica.engine.tokenize(body)))
+        except (EngineRefused, RequestError):
+            return []
+
+    async def _sent(self, prompt: list[int]) -> int | None:
+        """Have the replica compute a prompt; how many of its tokens it says it had cached. Raises: EngineError."""
+        fields = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        async with self.replica.engine.send(COMPLETIONS, msgspec.json.encode(fields), {}) as response:
+            answer = await _whole(response)
+            if response.status != 200:
+                raise EngineRefused(f"the replica answers a prompt of token ids with status {response.status}")
+        usage = decode_answer(answer).usage
+        return usage.cached_tokens if usage is not None else None
+
+    def _judged(self, first: int | None, again: int | None) -> Finding:
+        check, block_size = Check.CACHED_TOKENS, self.replica.info.spec.block_size
+        if again is None:
+            return _unchecked(check, f"the replica does not report cached tokens; {REPORTING}")
+        if first is not None and first >= NEVER_SEEN_TOKENS:
+            return _mismatch(check, f"it reports {first} cached tokens of a prompt that it never had", misleads=True)
+        missing = self._predicted - again
+        if missing == 0:
+            return Finding(check=check, outcome=Outcome.VERIFIED)
+        said = (
+            f"of a repeated prompt of {self._num_tokens} tokens it reports {again} as cached, {self._predicted} were"
+            f" predicted with blocks of {block_size}"
+        )
+        return _mismatch(check, said, misleads=missing > block_size)
+
+    # -- KV events ----------------------------------------------------------------------------------------------------
+
+    async def _events(self, sent: list[PackedTokens], num_unindexed: int) -> Finding:
+        """Whether the index hears what the replica has stored of the last prompt sent."""
+        if not sent:
+            return _unchecked(Check.EVENTS, "no prompt could be sent whose events might be waited for")
+        believed = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.events_s):
+                while (believed := self._believed(sent[-1])) < self._predicted:  # noqa: ASYNC110 (it tells nobody)
+                    await asyncio.sleep(POLL_S)
+        if believed >= self._predicted:
+            return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
+        if self.dispatcher.scheduler.num_unindexed > num_unindexed:
+            return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
+        return _mismatch(
+            Check.EVENTS,
+            f"its KV events told of {believed} of {self._predicted} tokens within {self.settings.events_s:g} s",
+            misleads=True,
+        )
+
+    def _believed(self, prompt: PackedTokens) -> int:
+        replica_id = self.replica.engine.replica_id
+        if replica_id not in self.dispatcher.live:
+            return 0
+        return self.dispatcher.scheduler.matched_tokens(replica_id, Request(RequestId("parity"), prompt))
+
+
+async def _or_refusal(work: Awaitable[Sequence[int]]) -> Sequence[int] | RequestError:
+    try:
+        return await work
+    except RequestError as refusal:
+        return refusal
+
+
+async def _whole(response: EngineResponse) -> bytes:
+    """Raises: EngineError, among them EngineProtocolError: it is too long to be the answer."""
+    answer = bytearray()
+    async for chunk in response.chunks():
+        answer += chunk
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise EngineProtocolError(f"the replica answers one token with more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(answer)
+
+
+def _compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
+    """The first token that differs. Where only tools are told otherwise, everything else still matches as it should.
+
+    >>> _compare_ids(Check.CHAT, [1, 2], [1, 2]).outcome.value
+    'verified'
+    >>> finding = _compare_ids(Check.CHAT, [1, 2], [1])
+    >>> finding.position, finding.ours, finding.theirs
+    (1, 2, None)
+    """
+    pairs = enumerate(zip_longest(ours, theirs))
+    different = next(((i, a, b) for i, (a, b) in pairs if a != b), None)
+    if different is None:
+        return Finding(check=check, outcome=Outcome.VERIFIED)
+    position, our_id, their_id = different
+    return Finding(
+        check=check,
+        outcome=Outcome.MISMATCH,
+        detail=f"token {position} is {_named(our_id, ours)} in the gateway, {_named(their_id, theirs)} in the replica",
+        position=position,
+        ours=our_id,
+        theirs=their_id,
+        misleads=check is not Check.TOOLS,
+    )
+
+
+def _named(token_id: int | None, ids: Sequence[int]) -> str:
+    return f"missing (there are {len(ids)})" if token_id is None else str(token_id)
+
+
+def _unchecked(check: Check, why: str) -> Finding:
+    return Finding(check=check, outcome=Outcome.UNCHECKED, detail=why)
+
+
+def _mismatch(check: Check, detail: str, *, misleads: bool = False) -> Finding:
+    return Finding(check=check, outcome=Outcome.MISMATCH, detail=detail, misleads=misleads)

@@ -1,0 +1,93 @@
+"""When replicas are checked for parity, and what follows: trust, metrics, warnings, a report on request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random, SystemRandom
+
+import structlog
+
+from preble.config import ParityConfig
+from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.parity.check import EngineIds, ParityCheck, TokenIds
+from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome_of
+from preble.serving.telemetry.metrics import Telemetry
+
+LONGEST_RETRY = 64
+"""Of the first wait before a check is repeated."""
+
+
+class ParityWatch:
+    """Checks live replicas, keeps the last report of each, and has the scheduler trust them or not.
+
+    `tokens`: what makes the gateway's token ids; None where it uses the replicas' own, which are then held against each
+    other: the one that has been live the longest is right. `rng`: makes prompts that nobody has sent before.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        tokens: TokenIds | None,
+        telemetry: Telemetry,
+        settings: ParityConfig,
+        rng: Random | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._tokens = tokens
+        self._telemetry = telemetry
+        self._settings = settings
+        self._rng = rng or SystemRandom()
+
+    async def watch(self, replica: LiveReplica) -> None:
+        """Check a replica that has joined, ever less often again until it is verified. The root of a task."""
+        wait_s = self._settings.retry_s
+        try:
+            while self._settings.enabled and (await self.check(replica)).outcome is not Outcome.VERIFIED:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY * self._settings.retry_s)
+        except Exception:  # noqa: BLE001 (a task's root: a check that fails must not take the replica down)
+            structlog.get_logger().exception("parity_check_failed", replica=replica.engine.replica_id)
+
+    async def check_all(self) -> list[ParityReport]:
+        """Check every live replica now, all at the same time."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.check(replica)) for replica in self._dispatcher.live.values()]
+        return [task.result() for task in tasks]
+
+    async def check(self, replica: LiveReplica) -> ParityReport:
+        """Check one replica now. What is found has its consequences if the replica is still live then."""
+        started = time.monotonic()
+        check = ParityCheck(replica, self._dispatcher, self._reference(replica), self._settings, self._rng)
+        findings = await check.run()
+        is_known = replica.parity is not None and replica.parity.findings == findings
+        if (trusted := self._verdict(findings)) is not None:
+            self._dispatcher.set_trust(replica, trusted)
+        report = ParityReport(
+            replica=replica.engine.replica_id,
+            engine=replica.info.engine,
+            outcome=outcome_of(findings),
+            trusted=replica.trusted,
+            checked_at=time.time(),
+            took_s=time.monotonic() - started,
+            findings=findings,
+        )
+        if self._dispatcher.live.get(replica.engine.replica_id) is replica:
+            replica.parity = report
+            self._telemetry.parity_checked(report, is_known=is_known)
+        return report
+
+    def _reference(self, replica: LiveReplica) -> TokenIds | None:
+        if self._tokens is not None:
+            return self._tokens
+        model = replica.info.models[0]
+        oldest = next((other for other in self._dispatcher.live.values() if model in other.info.models), replica)
+        return None if oldest is replica else EngineIds(oldest.engine)
+
+    def _verdict(self, findings: list[Finding]) -> bool | None:
+        """Whether to trust; None where nothing follows: what could not be compared takes no trust and gives none."""
+        if not self._settings.distrust:
+            return True
+        if any(finding.misleads for finding in findings):
+            return False
+        return None if any(finding.outcome is Outcome.UNCHECKED for finding in findings) else True

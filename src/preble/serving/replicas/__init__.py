@@ -1,0 +1,1 @@
+"""Replicas as the serving room watches them: health, model, KV event streams."""

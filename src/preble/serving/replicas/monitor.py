@@ -1,0 +1,159 @@
+"""One task per replica: wait until it is up, take it into the rotation, watch it, and take it out when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import inf
+
+import structlog
+
+from preble.config import HealthConfig
+from preble.engines.adapter import Engine, EngineInfo
+from preble.errors import EngineError, EngineRefused
+from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.parity.watch import ParityWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Why a replica is down, None if it is not. `silent_since`: since when nothing at all is heard of its machine."""
+
+    reason: str | None
+    silent_since: float | None = None
+
+
+class ReplicaMonitor:
+    """Keeps the dispatcher's view of one replica true. Owns its engine client."""
+
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, health: HealthConfig, parity: ParityWatch) -> None:
+        self._engine = engine
+        self._dispatcher = dispatcher
+        self._health = health
+        self._parity = parity
+        self._log = structlog.get_logger().bind(replica=engine.replica_id)
+
+    async def run(self) -> None:
+        """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed."""
+        try:
+            while True:
+                try:
+                    await self._one_life()
+                except Exception:  # noqa: BLE001 (a task's root: one replica's trouble must not end the gateway)
+                    self._log.exception("replica_monitor_failed")
+                    await asyncio.sleep(self._health.retry_max_s)
+        finally:
+            await self._engine.close()
+
+    async def _one_life(self) -> None:
+        """From the first successful probe to the replica's failure."""
+        info = await self._until_up()
+        replica = self._dispatcher.add_replica(self._engine, info)
+        async with asyncio.TaskGroup() as aside:
+            parity = aside.create_task(self._parity.watch(replica))
+            try:
+                await self._until_removed(replica)
+            finally:
+                # Only now: a probe that waits for a dead replica must not keep that one in the rotation.
+                parity.cancel()
+
+    async def _until_removed(self, replica: LiveReplica) -> None:
+        """Take in what it tells until it fails, then take it out."""
+        down = Down(None)
+        try:
+            async with asyncio.TaskGroup() as group:
+                told = [group.create_task(self._take_in_events()), group.create_task(self._take_in_loads(replica))]
+                down = await self._until_down(replica)
+                for task in told:
+                    task.cancel()
+        finally:
+            self._dispatcher.remove_replica(self._engine.replica_id, down.reason, silent_since=down.silent_since)
+
+    async def _until_up(self) -> EngineInfo:
+        """Probe, ever less often, until the replica answers. Each new reason why it does not is told."""
+        wait_s = self._health.retry_min_s
+        told: str | None = None
+        while True:
+            try:
+                async with asyncio.timeout(self._health.check_timeout_s):
+                    return await self._engine.probe()
+            except (EngineError, TimeoutError) as error:
+                if (reason := _reason(error)) != told:
+                    self._log.warning("replica_waited_for", error=reason)
+                    told = reason
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, self._health.retry_max_s)
+
+    async def _take_in_events(self) -> None:
+        events = self._engine.kv_events()
+        if events is not None:
+            async for event in events:
+                self._dispatcher.apply(event)
+
+    async def _take_in_loads(self, replica: LiveReplica) -> None:
+        loads = self._engine.loads()
+        if loads is not None:
+            async for load in loads:
+                replica.engine_load = load
+
+    async def _until_down(self, replica: LiveReplica) -> Down:
+        """Check now and then, and at once when it is suspected. Returns why the replica counts as down."""
+        failures = 0
+        in_doubt, asked_at = False, -inf
+        while True:
+            suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
+            checked_at = asyncio.get_running_loop().time()
+            error = await self._check()
+            in_doubt |= suspected
+            if error is None:
+                # Not at each 404: asking takes several requests, and clients may go on asking for what is not there.
+                is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
+                if is_time:
+                    in_doubt, asked_at = False, checked_at
+                if is_time and await self._is_another(replica):
+                    return Down("it is not what it was when it joined: it has restarted, or serves something else")
+                failures = 0
+                continue
+            if failures == 0:
+                failing_since = checked_at
+            failures += 1
+            # Nothing listens, and a request has just found the same: that is as good as several failed checks.
+            if failures >= self._health.failures or (suspected and isinstance(error, EngineRefused)):
+                return Down(_reason(error), failing_since if _is_silent(error) else None)
+            await asyncio.sleep(self._health.retry_min_s)
+
+    async def _pause(self, replica: LiveReplica, seconds: float) -> bool:
+        """Wait, though not once the replica is suspected; says whether it is."""
+        if not replica.suspect.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await replica.suspect.wait()
+            except TimeoutError:
+                pass
+        suspected = replica.suspect.is_set()
+        replica.suspect.clear()
+        return suspected
+
+    async def _is_another(self, replica: LiveReplica) -> bool:
+        """Whether it says something else of itself than when it joined: a restart can pass between two checks."""
+        try:
+            async with asyncio.timeout(self._health.check_timeout_s):
+                return await self._engine.probe() != replica.info
+        except (EngineError, TimeoutError):
+            return False  # whatever it is, the checks will find it
+
+    async def _check(self) -> EngineError | TimeoutError | None:
+        try:
+            async with asyncio.timeout(self._health.check_timeout_s):
+                await self._engine.check_ready()
+        except (EngineError, TimeoutError) as error:
+            return error
+        return None
+
+
+def _is_silent(error: EngineError | TimeoutError) -> bool:
+    return isinstance(error, TimeoutError) or error.is_silent
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or "it did not answer in time"

@@ -1,0 +1,92 @@
+"""The scheduler as configured, with its decision log."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from preble.config import GatewayConfig
+from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.decisions.lines import header_line
+from preble.decisions.names import KEY_BYTES, LogNames
+from preble.decisions.recent import RecentDecisions
+from preble.decisions.recorder import RecordingScheduler
+from preble.decisions.settings import SchedulerSettings, make_scheduler
+from preble.decisions.writer import LogFile, LogWriter, MiB
+from preble.profiles import load_profile
+
+DEFAULT_PROFILE = "a100-mistral-7b"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who decides, and where decisions are kept. `log`: None where none is written."""
+
+    scheduler: Scheduler
+    recent: RecentDecisions
+    log: LogWriter | None
+
+    async def close(self) -> None:
+        """Write the rest of the log."""
+        if self.log is not None:
+            await asyncio.to_thread(self.log.close)
+
+
+def start_scheduling(config: GatewayConfig, scheduler: Scheduler | None = None) -> Scheduling:
+    """Within a running event loop, whose clock is the scheduler's.
+
+    `scheduler`: made as configured unless given; one that is given is not logged.
+    Raises: ConfigError: no such policy or profile; the log cannot be written.
+    """
+    log = None
+    if scheduler is None:
+        scheduler = build_scheduler(config)
+        log = _open_log(config)
+        if log is not None:
+            scheduler = RecordingScheduler(scheduler, log)
+    unix_offset_s = time.time() - asyncio.get_running_loop().time()
+    recent = RecentDecisions(scheduler.policy.name, config.decisions.remembered, unix_offset_s=unix_offset_s)
+    return Scheduling(scheduler, recent, log)
+
+
+def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
+    """Raises: ConfigError: no such policy or profile."""
+    return make_scheduler(scheduler_settings(config), load_profile(config.profile or DEFAULT_PROFILE))
+
+
+def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
+    """What the configuration says of the scheduler."""
+    return SchedulerSettings(
+        policy=config.policy,
+        seed=config.seed,
+        window_s=config.scheduler.window_s,
+        report_grace_s=config.scheduler.report_grace_s,
+        belief_ttl_s=config.scheduler.belief_ttl_s,
+        index_budget_bytes=config.scheduler.index_budget_mib * MiB,
+        rebalance=RebalanceSettings(**msgspec.structs.asdict(config.rebalance)),
+        refit=config.scheduler.refit,
+    )
+
+
+def _open_log(config: GatewayConfig) -> LogWriter | None:
+    """Raises: ConfigError: the file cannot be written."""
+    decisions = config.decisions
+    if decisions.log is None:
+        return None
+    names = LogNames(secrets.token_bytes(KEY_BYTES) if decisions.log_tokens == "renamed" else None)
+    profile = load_profile(config.profile or DEFAULT_PROFILE)
+    now = asyncio.get_running_loop().time()
+    header = header_line(names, now, time.time(), scheduler_settings(config), profile)
+    log = LogWriter(LogFile(Path(decisions.log)), header, names, max_bytes=decisions.log_max_mib * MiB)
+    structlog.get_logger().warning(
+        "decision_log", path=decisions.log, tokens=header.tokens, consequence="every prompt's token ids are written"
+    )
+    return log

@@ -1,0 +1,1 @@
+"""Metrics and log events of placements, replicas and the scheduler."""

@@ -1,0 +1,196 @@
+"""What the gateway tells of itself: Prometheus metrics, and one `placed` and one `finished` line a request.
+
+Never the prompt. A line below the configured log level costs a method call that does nothing; the metrics of one
+replica are looked up once, since finding a labelled metric costs more than counting with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from preble.core.types import Placement, PrefixHomeChange, Reason, ReplicaId
+from preble.errors import EngineError
+from preble.serving.parity.report import Check, Outcome, ParityReport
+
+METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+_PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
+_PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
+_SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class _OfReplica:
+    """The metrics of one replica, found."""
+
+    __slots__ = (
+        "cached_tokens",
+        "e2e",
+        "matched_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "reasons",
+        "running",
+        "ttft",
+    )
+
+    def __init__(self, everything: Telemetry, replica: ReplicaId) -> None:
+        self.reasons = {reason: everything.placements.labels(replica, reason.value) for reason in Reason}
+        self.prompt_tokens = everything.prompt_tokens.labels(replica)
+        self.matched_tokens = everything.matched_tokens.labels(replica)
+        self.cached_tokens = everything.cached_tokens.labels(replica)
+        self.output_tokens = everything.output_tokens.labels(replica)
+        self.running = everything.running.labels(replica)
+        self.ttft = everything.ttft.labels(replica)
+        self.e2e = everything.e2e.labels(replica)
+
+
+class Telemetry:
+    """The metrics and log of one gateway; its registry is its own, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.log: Any = structlog.get_logger().bind()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"preble_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"preble_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SHORT_S) -> Histogram:
+            return Histogram(f"preble_{name}_seconds", text, labels, registry=registry, buckets=buckets)
+
+        self.responses = counter("responses", "Answers to clients; 499: the client went away.", "path", "status")
+        self.placements = counter("placements", "Requests placed, by reason.", "replica", "reason")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens placed.", "replica")
+        self.matched_tokens = counter("matched_tokens", "Of them, believed to be cached when placed.", "replica")
+        self.cached_tokens = counter("cached_tokens", "Prompt tokens that the replica reported as cached.", "replica")
+        self.output_tokens = counter("output_tokens", "Tokens generated.", "replica")
+        self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
+        self.moves = counter("moves", "Requests moved off a replica that failed or refused them.", "replica")
+        self.kv_events = counter("kv_events", "Changes of prefix caches taken in.", "replica", "kind")
+        self.unlocated = counter("kv_blocks_unlocated", "Stored blocks whose parent is unknown, by event.", "replica")
+        self.resyncs = counter("kv_resyncs", "KV event streams asked to start over.", "replica")
+        self.prefix_homes = counter(
+            "prefix_homes", "Prefixes that got a further home or lost one.", "replica", "change"
+        )
+        self.parity = gauge(
+            "replica_parity",
+            "What came of the last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
+            "replica",
+            "check",
+        )
+        self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
+        self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
+        self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
+        self.body_bytes = gauge("body_bytes", "Bytes of requests that arrive or are being served.")
+        self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
+        self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
+        self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)
+        self._replicas: dict[ReplicaId, _OfReplica] = {}
+        self.tokenizing = seconds("tokenizing", "Making token ids of one prompt, waiting included.", buckets=_TINY_S)
+
+    def exposition(self) -> bytes:
+        """Every metric in Prometheus' text form."""
+        return generate_latest(self.registry)
+
+    def _of(self, replica: ReplicaId) -> _OfReplica:
+        found = self._replicas.get(replica)
+        if found is None:
+            found = self._replicas[replica] = _OfReplica(self, replica)
+        return found
+
+    def placed(self, placement: Placement, took_s: float) -> None:
+        of_replica = self._of(placement.replica_id)
+        self.placing.observe(took_s)
+        of_replica.reasons[placement.reason].inc()
+        of_replica.prompt_tokens.inc(placement.num_prompt_tokens)
+        of_replica.matched_tokens.inc(placement.matched_tokens)
+        of_replica.running.inc()
+        self.log.info(
+            "placed",
+            request_id=placement.request_id,
+            replica=placement.replica_id,
+            reason=placement.reason.value,
+            prompt_tokens=placement.num_prompt_tokens,
+            matched_tokens=placement.matched_tokens,
+        )
+
+    def first_byte(self, replica: ReplicaId, ttft_s: float) -> None:
+        self._of(replica).ttft.observe(ttft_s)
+
+    def finished(
+        self, placement: Placement, *, outcome: str, output_tokens: int, cached_tokens: int | None, e2e_s: float
+    ) -> None:
+        """The end of one placement. `outcome`: "ok", "aborted", or the class of an error."""
+        of_replica = self._of(placement.replica_id)
+        of_replica.running.dec()
+        of_replica.output_tokens.inc(output_tokens)
+        if cached_tokens is not None:
+            of_replica.cached_tokens.inc(cached_tokens)
+        if outcome == "ok":
+            of_replica.e2e.observe(e2e_s)
+        self.log.info(
+            "finished",
+            request_id=placement.request_id,
+            replica=placement.replica_id,
+            outcome=outcome,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            e2e_s=round(e2e_s, 6),
+        )
+
+    def resynced(self, replica: ReplicaId) -> None:
+        """A replica's KV events were asked to start over, since they build on blocks that are not known."""
+        self.resyncs.labels(replica).inc()
+        self.log.warning("kv_events_resync", replica=replica, reason="blocks were stored behind unknown ones")
+
+    def homes_changed(self, changes: Iterable[PrefixHomeChange]) -> None:
+        """Prefixes were replicated or retired."""
+        for change in changes:
+            self.prefix_homes.labels(change.replica_id, "added" if change.added else "retired").inc()
+            self.log.info(
+                "prefix_replicated" if change.added else "prefix_retired",
+                replica=change.replica_id,
+                prefix_tokens=change.prefix_tokens,
+                homes=change.num_homes,
+            )
+
+    def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
+        self.engine_errors.labels(replica, type(error).__name__).inc()
+        self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
+
+    def replica_up(self, replica: ReplicaId, **details: object) -> None:
+        self.up.labels(replica).set(1)
+        self.log.info("replica_up", replica=replica, **details)
+
+    def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
+        """A replica's token ids and cache were compared. `is_known`: the same was found the last time."""
+        for finding in report.findings:
+            self.parity.labels(report.replica, finding.check).set(_PARITY[finding.outcome])
+        if is_known:
+            return
+        log = self.log.bind(replica=report.replica, trusted=report.trusted)
+        for finding in report.findings:
+            if finding.outcome is Outcome.MISMATCH:
+                log.warning("parity_mismatch", check=finding.check.value, detail=finding.detail, hint=_PARITY_HINT)
+        unchecked = {f.check.value: f.detail for f in report.findings if f.outcome is Outcome.UNCHECKED}
+        if unchecked:
+            log.warning("parity_unchecked", **unchecked)
+        if report.outcome is Outcome.VERIFIED:
+            log.info("parity_verified", took_s=round(report.took_s, 3))
+
+    def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:
+        """A replica left the rotation. `reason`: None where the gateway itself stops."""
+        self.up.labels(replica).set(0)
+        for check in Check:
+            with contextlib.suppress(KeyError):  # never checked
+                self.parity.remove(replica, check)
+        if reason is not None:
+            self.log.warning("replica_down", replica=replica, reason=reason, requests_in_flight=orphans)

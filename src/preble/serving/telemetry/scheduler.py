@@ -1,0 +1,100 @@
+"""The scheduler's state as metrics, read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from preble.core.placing.door import Scheduler
+
+_LABELS = ("replica",)
+
+
+class LogCounts(Protocol):
+    """A decision log, as far as it is counted."""
+
+    @property
+    def num_written(self) -> int: ...
+
+    @property
+    def num_dropped(self) -> int: ...
+
+
+class SchedulerCollector(Collector):
+    """What one scheduler believes. `log`: the decision log, None where none is kept."""
+
+    def __init__(self, scheduler: Scheduler, log: LogCounts | None = None) -> None:
+        self._scheduler = scheduler
+        self._log = log
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: names are looked at when collected, so that registering asks the scheduler nothing."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_index()
+        yield self._of_costs()
+        yield from self._of_replicas()
+        if self._log is not None:
+            yield _counter("decision_log_lines", "Lines in the decision log.", self._log.num_written)
+            yield _counter("decision_log_dropped", "Lines missing from the decision log.", self._log.num_dropped)
+
+    def _of_index(self) -> Iterator[Metric]:
+        scheduler = self._scheduler
+        yield _gauge("index_bytes", "Memory of the prefix index.", scheduler.num_index_bytes)
+        yield _gauge("index_tokens", "Tokens in the prefix index.", scheduler.num_index_tokens)
+        yield _counter("unindexed", "Prompts and blocks that found no room in the index.", scheduler.num_unindexed)
+        yield _gauge(
+            "replicated_prefixes",
+            "Prefixes that rebalancing serves from homes of their own.",
+            scheduler.num_replicated_prefixes,
+        )
+
+    def _of_costs(self) -> Metric:
+        factors = self._scheduler.cost_factors
+        family = GaugeMetricFamily(
+            "preble_cost_factor", "What live requests have corrected the cost profile's times by.", labels=("work",)
+        )
+        family.add_metric(["prefill"], factors.prefill)
+        family.add_metric(["decode"], factors.decode)
+        return family
+
+    def _of_replicas(self) -> Iterator[Metric]:
+        load = GaugeMetricFamily(
+            "preble_load_seconds", "L: seconds of work placed on a replica in the window.", labels=_LABELS
+        )
+        waiting = GaugeMetricFamily(
+            "preble_waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", labels=_LABELS
+        )
+        held = GaugeMetricFamily("preble_believed_cached_tokens", "KV tokens believed to be held.", labels=_LABELS)
+        predicted = CounterMetricFamily(
+            "preble_drift_predicted_tokens",
+            "Prompt tokens believed cached, where it reported.",
+            labels=_LABELS,
+        )
+        reported = CounterMetricFamily(
+            "preble_drift_reported_tokens", "Prompt tokens that it then reported as cached.", labels=_LABELS
+        )
+        trusted = GaugeMetricFamily(
+            "preble_replica_trusted", "1 while what a replica is believed to hold counts.", labels=_LABELS
+        )
+        for replica_id in self._scheduler.replica_ids():
+            state = self._scheduler.replica_state(replica_id)
+            load.add_metric([replica_id], state.load_s)
+            waiting.add_metric([replica_id], state.waiting_prefill_tokens)
+            held.add_metric([replica_id], state.cached_tokens)
+            predicted.add_metric([replica_id], state.drift.predicted_tokens)
+            reported.add_metric([replica_id], state.drift.reported_tokens)
+            trusted.add_metric([replica_id], state.trusted)
+        yield from (load, waiting, held, predicted, reported, trusted)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"preble_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"preble_{name}", text, value=value)

@@ -1,0 +1,193 @@
+"""Tokenizing beside the event loop: by a local tokenizer in threads or processes, or by asking a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from preble.config import GatewayConfig
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
+from preble.engines.adapter import Engine
+from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused
+from preble.serving.api import decode_chat
+from preble.serving.tokens.tokenizer import PromptTokenizer, find_model_files
+
+
+class TokenSource(Protocol):
+    """Makes token ids of prompts, off the event loop where it would take long."""
+
+    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+        """Raises: RequestError: the text, or the model, is not usable."""
+        ...
+
+    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+        """Raises: RequestError: the body, or the model, is not usable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalTokens:
+    """The model's own tokenizer.
+
+    Small prompts are done at once where the fast library is in use: that takes less than handing them over. Others go
+    to threads, since that library lets go of the interpreter's lock; with the slow one, which does not, to processes.
+    """
+
+    def __init__(self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int) -> None:
+        """Raises: ConfigError: the tokenizer cannot be used."""
+        self._source = (folder, chat_template)
+        self._tokenizer = _loaded(*self._source)
+        self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
+        self._workers = workers
+        self._executor = self._new_executor()
+
+    def _new_executor(self) -> Executor:
+        if self._tokenizer.is_fast:
+            return ThreadPoolExecutor(self._workers, thread_name_prefix="tokenize")
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self._workers, spawn, _begin_worker, self._source)
+
+    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+        if len(text) <= self._inline_bytes:
+            return self._tokenizer.completion(text, add_special_tokens)
+        if self._tokenizer.is_fast:
+            return await self._elsewhere(self._tokenizer.completion, text, add_special_tokens)
+        return await self._elsewhere(_completion_in_worker, self._source, text, add_special_tokens)
+
+    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+        if len(body) <= self._inline_bytes:
+            return self._tokenizer.chat(body)
+        if self._tokenizer.is_fast:
+            return await self._elsewhere(self._tokenizer.chat, body)
+        return await self._elsewhere(_chat_in_worker, self._source, body)
+
+    async def _elsewhere(self, function: Callable[..., PackedTokens], *args: object) -> PackedTokens:
+        """Run in the pool; once more in a new one where a worker process has died."""
+        loop = asyncio.get_running_loop()
+        executor = self._executor
+        try:
+            return await loop.run_in_executor(executor, function, *args)
+        except BrokenExecutor:
+            if executor is self._executor:
+                structlog.get_logger().error("tokenizer_worker_died")
+                self._executor = self._new_executor()
+                executor.shutdown(wait=False)
+            return await loop.run_in_executor(self._executor, function, *args)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+@cache
+def _loaded(folder: Path, chat_template: Path | None) -> PromptTokenizer:
+    """The tokenizer, loaded once a process. Raises: ConfigError."""
+    return PromptTokenizer(folder, chat_template)
+
+
+def _begin_worker(folder: Path, chat_template: Path | None) -> None:
+    """Load the tokenizer; leave Ctrl-C to the gateway; end when the gateway has, however it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _loaded(folder, chat_template)
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _completion_in_worker(source: tuple[Path, Path | None], text: str, add_special_tokens: bool) -> PackedTokens:
+    return _loaded(*source).completion(text, add_special_tokens)
+
+
+def _chat_in_worker(source: tuple[Path, Path | None], body: bytes) -> PackedTokens:
+    return _loaded(*source).chat(body)
+
+
+class EngineTokens:
+    """The replicas' own `/tokenize`, asked in turn; what the engine would make is right by definition.
+
+    `engines_for`: the live replicas that serve a model. `suspect`: told of each replica that did not answer at all.
+    Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
+    match each other, though not the replicas' KV events.
+    """
+
+    def __init__(
+        self, engines_for: Callable[[str | None], Iterable[Engine]], suspect: Callable[[ReplicaId], None]
+    ) -> None:
+        self._engines_for = engines_for
+        self._suspect = suspect
+        self._turn = 0
+        self._has_warned = False
+
+    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+        fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
+        tokens = await self._ask(msgspec.json.encode(fields), model)
+        return approximate_tokens(text.encode()) if tokens is None else tokens
+
+    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+        tokens = await self._ask(body, model)
+        if tokens is not None:
+            return tokens
+        parsed = decode_chat(body)
+        return approximate_tokens(bytes(parsed.tools) + bytes(parsed.messages))
+
+    async def _ask(self, body: bytes, model: str | None) -> PackedTokens | None:
+        engines = list(self._engines_for(model))
+        self._turn += 1
+        for i in range(len(engines)):
+            engine = engines[(self._turn + i) % len(engines)]
+            try:
+                return pack_tokens(await engine.tokenize(body))
+            except EngineError as error:
+                # One that refuses may merely have no such endpoint: then there is nothing to be checked, each time.
+                if not isinstance(error, (EngineRefused, EngineProtocolError)):
+                    self._suspect(engine.replica_id)
+                self._warn(error)
+        return None
+
+    def _warn(self, error: EngineError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            structlog.get_logger().warning("tokens_approximated", error=str(error), hint="give the gateway a tokenizer")
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def approximate_tokens(text: bytes) -> PackedTokens:
+    """Four bytes of text as one token, about what tokenizers make of prose; a last token of fewer is filled up.
+
+    >>> approximate_tokens(b"hello") == b"hello   "
+    True
+    """
+    return PackedTokens(text + b" " * (-len(text) % TOKEN_BYTES))
+
+
+def make_token_source(
+    config: GatewayConfig,
+    engines_for: Callable[[str | None], Iterable[Engine]],
+    suspect: Callable[[ReplicaId], None],
+) -> TokenSource:
+    """As configured: a local tokenizer, else the replicas'. Blocks while it loads. Raises: ConfigError."""
+    settings = config.tokenizing
+    if config.tokenizer is None:
+        if settings.chat_template is not None:
+            raise ConfigError("tokenizing.chat_template needs a tokenizer; set `tokenizer` too")
+        return EngineTokens(engines_for, suspect)
+    template = Path(settings.chat_template).expanduser() if settings.chat_template else None
+    folder = find_model_files(config.tokenizer)
+    return LocalTokens(folder, template, inline_bytes=settings.inline_bytes, workers=settings.workers)
