@@ -18,6 +18,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 FLOORS = {
     "errors": 0,
+    "logs": 0,
     "core": 1,
     "profiles": 2,
     "report": 2,

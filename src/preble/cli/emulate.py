@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from preble.cli.logs import configure_logging
 from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
 from preble.core.replica.waiting_queue import QueueOrder
+from preble.logs import configure_logging
 
 
 @click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")

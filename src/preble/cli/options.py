@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from preble.cli.logs import FORMATS, LEVELS
 from preble.errors import ConfigError
+from preble.logs import FORMATS, LEVELS
 from preble.web.urls import server_url
 
 Command = TypeVar("Command", bound=Callable[..., Any])

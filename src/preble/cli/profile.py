@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import click
 
-from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE, HttpUrl, api_key_option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.errors import ConfigError, EngineRefused
+from preble.logs import configure_logging
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from preble.cli.logs import configure_logging
 from preble.cli.options import PORT, HttpUrl, log_options, policy_option
+from preble.logs import configure_logging
 
 
 @click.command("serve", short_help="The gateway: one OpenAI-compatible endpoint in front of your replicas.")
@@ -56,8 +56,8 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
     from preble.config.load import load
 
     config = load(config_path, os.environ, flags)
-    configure_logging(log_level, log_format)
+    log_losses = configure_logging(log_level, log_format)
 
     from preble.gateway.server import run
 
-    run(config)
+    run(config, log_losses=log_losses)

@@ -12,10 +12,10 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import Failure
-from preble.cli.logs import configure_logging
 from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 from preble.errors import ConfigError
+from preble.logs import configure_logging
 
 if TYPE_CHECKING:
     from rich.console import Group

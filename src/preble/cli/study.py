@@ -99,7 +99,7 @@ def _tokenize(tokenizer: Path | None) -> Tokenize:
 
     if tokenizer is None:
         return packed_prompt
-    from preble.cli.logs import configure_logging
+    from preble.logs import configure_logging
     from preble.serving.tokens.tokenizer import choose_encoder
 
     configure_logging("error", "console")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from preble.cli.logs import configure_logging
 from preble.cli.options import PORT, POSITIVE, log_options, policy_option
 from preble.cli.running import run_cancellable
 from preble.errors import ConfigError
+from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
     from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
@@ -96,8 +96,8 @@ def command(
         kv_tokens=kv_tokens,
         extra_args=(*_emulated_name(engine, model), *engine_arguments),
     )
-    configure_logging(log_level, log_format)
-    run_cancellable(_start_and_serve(options, flags))
+    log_losses = configure_logging(log_level, log_format)
+    run_cancellable(_start_and_serve(options, flags, log_losses))
 
 
 def _check(flags: Mapping[str, object]) -> None:
@@ -118,7 +118,7 @@ def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
     return ("--model", model) if engine == "emulator" and model is not None else ()
 
 
-async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) -> None:
+async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], log_losses: LogLosses) -> None:
     from preble.config.load import load
     from preble.engines.launch import Fleet
     from preble.gateway.server import serving
@@ -130,7 +130,7 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object]) 
         async with told_of_waiting(options.ready_timeout_s, _say):
             fleet = await stack.enter_async_context(starting)
         config = load(None, os.environ, {**flags, "replicas": fleet.urls})
-        async with serving(config) as gateway, _told_of_exits(fleet):
+        async with serving(config, log_losses=log_losses) as gateway, _told_of_exits(fleet):
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop, gateway)

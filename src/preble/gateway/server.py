@@ -23,6 +23,7 @@ from preble.gateway.collector import freeze_gc
 from preble.gateway.http.app import App
 from preble.gateway.requests.inference import Inference
 from preble.gateway.requests.intake import Intake
+from preble.logs import LogLosses
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.monitor import ReplicaMonitor
@@ -39,17 +40,19 @@ _ABORT_S = 5.0
 """For aborted requests to tell their clients and engines so."""
 
 
-def run(config: GatewayConfig, on_listening: Callable[[str], None] | None = None) -> None:
+def run(
+    config: GatewayConfig, on_listening: Callable[[str], None] | None = None, *, log_losses: LogLosses | None = None
+) -> None:
     """Serve until SIGINT or SIGTERM; a second signal does not wait for running requests. Blocks.
 
-    `on_listening`: called with the gateway's URL; by default that is printed.
+    `on_listening`: called with the gateway's URL; by default that is printed. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
     tell = on_listening or _print_url
     freeze_gc()
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve_until_signal(config, tell))
+        runner.run(_serve_until_signal(config, tell, log_losses))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -65,10 +68,10 @@ def _print_url(url: str) -> None:
     sys.stdout.flush()
 
 
-async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None]) -> None:
+async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None], log_losses: LogLosses | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    async with serving(config) as gateway:
+    async with serving(config, log_losses=log_losses) as gateway:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _on_signal, stop, gateway)
         tell(gateway.url)
@@ -96,25 +99,29 @@ class Gateway:
 
 
 @asynccontextmanager
-async def serving(config: GatewayConfig, scheduler: Scheduler | None = None) -> AsyncIterator[Gateway]:
+async def serving(
+    config: GatewayConfig, scheduler: Scheduler | None = None, *, log_losses: LogLosses | None = None
+) -> AsyncIterator[Gateway]:
     """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.
 
-    `scheduler`: made as configured unless given; one that is given is not logged.
+    `scheduler`: made as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
     engines = [_engine(config, replica) for replica in config.replicas]
     scheduling = start_scheduling(config, scheduler)
     try:
-        async with _serving(config, scheduling, engines) as gateway:
+        async with _serving(config, scheduling, engines, log_losses) as gateway:
             yield gateway
     finally:
         await scheduling.close()
 
 
 @asynccontextmanager
-async def _serving(config: GatewayConfig, scheduling: Scheduling, engines: list[Engine]) -> AsyncIterator[Gateway]:
-    telemetry = Telemetry()
+async def _serving(
+    config: GatewayConfig, scheduling: Scheduling, engines: list[Engine], log_losses: LogLosses | None
+) -> AsyncIterator[Gateway]:
+    telemetry = Telemetry(log_losses)
     telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
     dispatcher = Dispatcher(scheduling.scheduler, telemetry, scheduling.recent)
     telemetry.registry.register(EngineLoadCollector(dispatcher.live))

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from preble.core.types import Placement, PrefixHomeChange, Reason, ReplicaId
 from preble.errors import EngineError
+from preble.logs import LogLosses
 from preble.serving.parity.report import Check, Outcome, ParityReport
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -53,7 +54,8 @@ class _OfReplica:
 class Telemetry:
     """The metrics and log of one gateway; its registry is its own, so that several can live in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_losses: LogLosses | None = None) -> None:
+        """`log_losses`: of the log that this process writes, None where nobody counts them."""
         self.registry = registry = CollectorRegistry()
         self.log: Any = structlog.get_logger().bind()
 
@@ -94,6 +96,9 @@ class Telemetry:
         self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
         self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)
         self._replicas: dict[ReplicaId, _OfReplica] = {}
+        if log_losses is not None:
+            lost = gauge("log_lines_lost", "Log lines that stderr did not take: its disk is full or nobody reads it.")
+            lost.set_function(lambda: log_losses.num_lines)
         self.tokenizing = seconds("tokenizing", "Making token ids of one prompt, waiting included.", buckets=_TINY_S)
 
     def exposition(self) -> bytes:

@@ -1,0 +1,146 @@
+"""Logging is configured here and nowhere else: structlog and the standard library's loggers, both to stderr.
+
+A log can fail nobody: where stderr is full, closed, or not read, lines are dropped and counted, and the caller goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import sys
+from typing import TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("console", "json")
+
+
+class LogLosses:
+    """How many lines a log has lost: stderr did not take them whole, or they could not be worded."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+
+
+class LossyStream(io.TextIOBase):
+    """A stream that drops what `target` does not take at once. No method raises or blocks. One write is one line."""
+
+    def __init__(self, target: TextIO, losses: LogLosses) -> None:
+        self._target = target
+        self._losses = losses
+        self._is_cut = False
+        try:
+            self._fd: int | None = target.fileno()
+        except (OSError, ValueError):  # a test's buffer
+            self._fd = None
+
+    def isatty(self) -> bool:
+        try:
+            return self._target.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def flush(self) -> None:
+        """Nothing: what was written is out, or dropped."""
+
+    def write(self, text: str) -> int:
+        """Write `text`, or as much of it as is taken; the next line then begins on a line of its own."""
+        try:
+            self._write(text)
+        except (OSError, ValueError):
+            self._losses.num_lines += 1
+        return len(text)
+
+    def _write(self, text: str) -> None:
+        if self._fd is None:
+            self._target.write(text)
+            return
+        data = (b"\n" if self._is_cut else b"") + text.encode("utf-8", "backslashreplace")
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[_write_now(self._fd, rest) :]
+        finally:
+            if len(rest) < len(data):
+                self._is_cut = bool(rest)
+
+
+def _write_now(fd: int, data: memoryview) -> int:
+    """How many bytes were taken. Raises: OSError: none."""
+    if sys.platform == "win32":
+        return os.write(fd, data)
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    [(_, events)] = poll.poll(0) or [(fd, 0)]
+    if not events & select.POLLOUT:
+        raise BlockingIOError
+    # A pipe that is ready takes this much without blocking.
+    return os.write(fd, data[: select.PIPE_BUF])
+
+
+class _Guarded:
+    """Processors in a row; an event that one of them cannot handle is dropped and counted."""
+
+    def __init__(self, processors: list[Processor], losses: LogLosses) -> None:
+        self._processors = processors
+        self._losses = losses
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        value: EventDict = event
+        try:
+            for processor in self._processors:
+                value = processor(logger, method, value)  # type: ignore[assignment]
+        except structlog.DropEvent:
+            raise
+        except Exception as error:
+            self._losses.num_lines += 1
+            raise structlog.DropEvent from error
+        return value
+
+
+def configure_logging(level: str, log_format: str) -> LogLosses:
+    """Send everything at or above `level` to stderr as `log_format`; replaces what was configured before.
+
+    Returns the count of lines that are lost from now on.
+    """
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    losses = LogLosses()
+    stream = LossyStream(sys.stderr, losses)
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    structlog.configure(
+        processors=[_Guarded([*shared, _renderer(log_format, stream)], losses)],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, stream)),
+        cache_logger_on_first_use=True,
+    )
+    _configure_standard_library(threshold, log_format, shared, stream)
+    return losses
+
+
+def _renderer(log_format: str, stream: LossyStream) -> Processor:
+    if log_format == "json":
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _configure_standard_library(threshold: int, log_format: str, shared: list[Processor], stream: LossyStream) -> None:
+    """Libraries (uvicorn, aiohttp) log in the same form; their access lines are ours already, so they stay quiet."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(log_format, stream)],
+            foreign_pre_chain=shared,
+        )
+    )
+    logging.basicConfig(level=threshold, handlers=[handler], force=True)
+    for chatty in ("uvicorn.access", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(threshold, logging.WARNING))

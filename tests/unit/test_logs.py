@@ -1,0 +1,110 @@
+"""Logging fails nobody: where stderr takes no line, the caller goes on and the line is counted."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+import structlog
+
+from preble.logs import LogLosses, LossyStream, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, before = root.handlers[:], root.level, structlog.get_config()
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, TextIO]]:
+    """A pipe: the file descriptor that is read, and the stream that is written."""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", encoding="utf-8") as stream:
+        yield reader, stream
+
+
+def log_one_line_each_way() -> None:
+    structlog.get_logger().warning("from_structlog", value=1)
+    logging.getLogger("library").warning("from a library")
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_a_reader_that_is_gone_costs_lines_only(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch, log_format: str
+) -> None:
+    reader, stream = pipe
+    os.close(reader)
+    monkeypatch.setattr(sys, "stderr", stream)
+    losses = configure_logging("info", log_format)
+    log_one_line_each_way()
+    assert losses.num_lines == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        losses = configure_logging("info", "json")
+        log_one_line_each_way()
+        assert losses.num_lines == 2
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(pipe: tuple[int, TextIO]) -> None:
+    reader, stream = pipe
+    losses = LogLosses()
+    lossy = LossyStream(stream, losses)
+    line = "x" * 9_999 + "\n"
+    for _ in range(100):  # a megabyte: more than a pipe holds
+        lossy.write(line)
+    assert 0 < losses.num_lines < 100
+    taken = os.read(reader, 1 << 20)
+    lossy.write("the next line\n")
+    os.close(reader)
+    assert taken.startswith(line.encode())
+
+
+def test_a_line_that_was_cut_off_is_ended_before_the_next(pipe: tuple[int, TextIO]) -> None:
+    reader, stream = pipe
+    lossy = LossyStream(stream, LogLosses())
+    for _ in range(100):
+        lossy.write("x" * 9_999 + "\n")
+    os.read(reader, 1 << 20)
+    lossy.write("the next line\n")
+    text = os.read(reader, 1 << 20)
+    os.close(reader)
+    assert text == b"\nthe next line\n"
+
+
+def test_a_value_that_cannot_be_shown_costs_its_line_only(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hostile:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    reader, stream = pipe
+    monkeypatch.setattr(sys, "stderr", stream)
+    losses = configure_logging("info", "json")
+    structlog.get_logger().warning("hostile", value=Hostile())
+    assert losses.num_lines == 1
+    structlog.get_logger().warning("fine", half="\udc80")
+    text = os.read(reader, 1 << 16)
+    os.close(reader)
+    assert text.count(b"\n") == 1
+    assert b'"event": "fine"' in text
+
+
+def test_a_stream_without_a_descriptor_is_written_to() -> None:
+    buffer = io.StringIO()
+    LossyStream(buffer, LogLosses()).write("line\n")
+    assert buffer.getvalue() == "line\n"
