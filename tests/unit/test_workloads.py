@@ -122,5 +122,5 @@ def test_an_unknown_workload_lists_the_known_ones() -> None:
 
 def test_a_named_workload_needs_a_number_of_requests() -> None:
     assert "tool_use" in workload_names()
-    with pytest.raises(ConfigError, match="say how many"):
+    with pytest.raises(ConfigError, match="give the number of requests"):
         make_workload("tool_use", None, 0)

@@ -127,7 +127,7 @@ def test_an_agents_prefixes_are_its_episodes() -> None:
 
 
 def test_popularity_means_nothing_for_agents() -> None:
-    with pytest.raises(ConfigError, match=r"popularity zipf 1\.2 means nothing for agent"):
+    with pytest.raises(ConfigError, match=r"popularity zipf 1\.2 has no meaning for agent"):
         make_workload("agent", 10, 0, zipf=1.2)
     assert make_workload("agent", 10, 0, popularity="recorded") == make_workload("agent", 10, 0)
 

@@ -23,7 +23,7 @@ TABLE_1: dict[str, Cells] = {
     "longdoc": (23474, 6105, 16, 9.9, 0.91, 0.24, 0.94, 0.15, 18, 8.6),
 }
 NUM_REQUESTS = {"toolbench": 30_000, "agent": 20_000, "programming": 55_000, "video": 10_000, "longdoc": 10_000}
-"""So many that their means and deviations hardly depend on the seed; for programming see the page."""
+"""Enough for means and deviations that hardly depend on the seed; for programming see the page."""
 OFF = {("toolbench", "key portion"), ("video", "key portion")}
 """Deviations that are not the paper's; the page says why."""
 

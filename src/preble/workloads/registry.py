@@ -8,13 +8,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from preble.errors import ConfigError
-from preble.workloads.generators.agent import agent
-from preble.workloads.generators.longdoc import LONGDOC
-from preble.workloads.generators.multiturn import multiturn
-from preble.workloads.generators.programming import PROGRAMMING
-from preble.workloads.generators.toolbench import TOOLBENCH
-from preble.workloads.generators.unshared import unshared
-from preble.workloads.generators.video import VIDEO
+from preble.workloads.generators.beyond_paper import multiturn, unshared
+from preble.workloads.generators.paper import AGENT, LONGDOC, PROGRAMMING, TOOLBENCH, VIDEO
 from preble.workloads.loaders import load
 from preble.workloads.mix import parts_of
 from preble.workloads.model import Workload
@@ -23,13 +18,13 @@ from preble.workloads.resample import resample
 from preble.workloads.tool_use import tool_use
 
 DEFAULT_TOOLS = 64
-"""Of `tool_use`, unless asked otherwise."""
+"""The number of tools in `tool_use` when none is given."""
 
 
 class Generator(Protocol):
     """Makes a workload without arrival times; the same arguments give the same workload.
 
-    `popularity`, `num_prefixes`: None for the workload's own.
+    `popularity`, `num_prefixes`: None for the workload's default.
     """
 
     def __call__(
@@ -40,7 +35,7 @@ class Generator(Protocol):
 def _tool_use(
     num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
 ) -> Workload:
-    """Its texts were never recorded with a popularity, so Zipf's law is its own."""
+    """Call `tool_use` with Zipf's law by default: its texts have no recorded popularity."""
     a = DEFAULT_ZIPF if popularity is None or popularity.kind == "recorded" else popularity.a
     num_tools = DEFAULT_TOOLS if num_prefixes is None else num_prefixes
     return tool_use(num_requests, seed, zipf=a, num_prefixes=num_tools)
@@ -48,7 +43,7 @@ def _tool_use(
 
 _GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
-        "agent": agent,
+        "agent": AGENT,
         "longdoc": LONGDOC,
         "multiturn": multiturn,
         "programming": PROGRAMMING,
@@ -61,12 +56,12 @@ _GENERATORS: Mapping[str, Generator] = MappingProxyType(
 
 
 def workload_names() -> tuple[str, ...]:
-    """The names that `make_workload` knows, sorted."""
+    """Return the names that `make_workload` accepts, sorted."""
     return tuple(sorted(_GENERATORS))
 
 
 def is_endless(source: str) -> bool:
-    """Whether the source has no end of its own, so that a number of requests is needed: a name, or a mix.
+    """Return whether the source has no end, so that the caller must give a number of requests: a name or a mix.
 
     >>> is_endless("video"), is_endless("toolbench+video"), is_endless("trace.jsonl")
     (True, True, False)
@@ -84,20 +79,20 @@ def make_workload(
     zipf: float | None = None,
     num_prefixes: int | None = None,
 ) -> Workload:
-    """The workload of that name, or in that trace file. A name goes before a file; write ./NAME for the file.
+    """Return the workload of that name, or of that trace file. A name wins over a file: write ./NAME for the file.
 
-    `num_requests`: None for all of a file. `popularity`: uniform, zipf or recorded; `zipf`: its exponent, which alone
-    means zipf too. `num_prefixes`: how many different tools, documents or the like there are. None for each: the
-    workload's own. A file is taken as it is, with its times, unless popularity or prefixes are asked for: then its
-    requests are drawn anew (see `resample`).
+    `num_requests`: None for all of a file. `popularity`: uniform, zipf or recorded. `zipf`: the exponent, which also
+    selects zipf. `num_prefixes`: the number of different tools, documents or the like. None: the workload's default.
+    A file keeps its requests and times unless popularity or prefixes are given: then its requests are drawn anew (see
+    `resample`).
 
-    Raises: ConfigError: neither a name nor a file, or a number that cannot be. TraceFormatError: a bad file.
+    Raises: ConfigError: neither a name nor a file, or an impossible number. TraceFormatError: a bad file.
     """
     spread = Popularity.of(popularity, zipf)
     generator = _GENERATORS.get(source)
     if generator is not None:
         if num_requests is None:
-            raise ConfigError(f"workload {source!r} goes on for ever; say how many requests")
+            raise ConfigError(f"workload {source!r} has no end; give the number of requests")
         return generator(num_requests, seed, popularity=spread, num_prefixes=num_prefixes)
     path = Path(source)
     if len(parts_of(source)) > 1:

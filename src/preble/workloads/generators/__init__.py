@@ -1,1 +1,1 @@
-"""Workloads made of made-up tokens by measured statistics: one module each. See docs/reference/workloads.md."""
+"""Workloads of made-up tokens with measured statistics. See docs/reference/workloads.md."""

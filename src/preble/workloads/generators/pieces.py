@@ -1,4 +1,4 @@
-"""What the generators share: made-up segments, and how many requests there are to each."""
+"""What the generators share: made-up segments, and how many requests use each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from preble.workloads.trace import made_up_tokens
 
 
 def made_up_segment(name: str, num_tokens: int) -> Segment:
-    """A segment that stands for content of this length; the same name is the same content."""
+    """Return a segment of this length; the same name is the same content."""
     return Segment(name, tokens=made_up_tokens(name, num_tokens))
 
 
 def draw_uses(total: int, uses: Lengths, num_pieces: int | None, rng: random.Random) -> list[int]:
-    """How often each piece is used: `num_pieces` draws, or, for None, draws that add up to `total` (the last is cut).
+    """Return how often each piece is used: `num_pieces` draws, or for None draws that add up to `total`.
 
     Raises: ConfigError: no request or no piece.
 

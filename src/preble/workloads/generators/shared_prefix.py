@@ -1,8 +1,7 @@
-"""Prompts that begin with a piece which many requests share, told by statistics alone.
+"""Prompts that begin with a piece that many requests share, made from statistics alone.
 
-Tool use, programming, questions about videos and about documents are all of this form: a system prompt that every
-request has, then a *shared piece* (the tool's documentation, the problem, the video, the document), then a question
-that only this request has.
+Tool use, programming, and questions about videos or documents all have this form: a system prompt in every request,
+then a *shared piece* (the tool's documentation, the problem, the video, the document), then the request's own question.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from preble.workloads.trace import own_tokens
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """A workload of this form; call it to have it made. All lengths are in tokens.
+    """A workload of this form; call it to make it. All lengths are in tokens.
 
-    `noun`: what the shared piece is. `uses`: how many requests share one piece. `related`: the fraction of pieces that
-    have a sibling, which begins as they do, for `common` of its length.
+    `noun`: what the shared piece is. `uses`: how many requests share one piece. `related`: the fraction of pieces
+    with a sibling that begins the same, for `common` of its length.
     """
 
     name: str
@@ -38,10 +37,10 @@ class SharedPrefix:
     def __call__(
         self, num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
     ) -> Workload:
-        """The workload, without arrival times. The same arguments give the same workload.
+        """Return the workload, without arrival times. The same arguments give the same workload.
 
-        `popularity` of the shared pieces: None for recorded, by `uses`. `num_prefixes`: how many pieces there are; None
-        for as many as keep to `uses`, whatever the number of requests.
+        `popularity` of the shared pieces: None for recorded, by `uses`. `num_prefixes`: the number of pieces; None for
+        the number that `uses` implies.
         """
         rng = random.Random(f"{self.name}/{seed}")
         popularity = popularity or Popularity()
@@ -55,7 +54,7 @@ class SharedPrefix:
         return Workload(self.name, requests, note)
 
     def _pieces(self, count: int, seed: int, rng: random.Random) -> list[tuple[Segment, ...]]:
-        """The beginning of the prompts about each piece: system prompt and the piece itself, in one or two segments."""
+        """Return the beginning of the prompts about each piece: the system prompt, then one or two segments."""
         system = made_up_segment(f"{self.name}:system", self.system_tokens)
         pieces: list[tuple[Segment, ...]] = []
         while len(pieces) < count:
