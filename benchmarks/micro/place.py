@@ -244,10 +244,10 @@ class Run:
         times = np.array([seconds for seconds, _ in placed]) * 1e6
         of = {reason: times[[r == reason for _, r in placed]] for reason in reasons}
         fifth = len(costs) // 5
-        packed = self.scheduler.num_index_tokens * TOKEN_BYTES
+        packed = self.scheduler.snapshot().num_index_tokens * TOKEN_BYTES
         return Result(
             trace=self.trace,
-            replicas=len(self.scheduler.replica_ids()),
+            replicas=len(self.scheduler.snapshot().replicas),
             requests=len(costs),
             evictions=self.evictions,
             rate=len(costs) / self.clock.total,
@@ -259,9 +259,9 @@ class Run:
             hit_rate=hit_rate,
             exploit_us=float(np.median(of["exploit"])) if "exploit" in of else 0.0,
             explore_us=float(np.median(of["explore"])) if "explore" in of else 0.0,
-            index_mib=self.scheduler.num_index_bytes / 2**20,
+            index_mib=self.scheduler.snapshot().num_index_bytes / 2**20,
             index_budget_mib=self.budget_mib,
-            index_bytes_per_packed_byte=self.scheduler.num_index_bytes / packed if packed else 0.0,
+            index_bytes_per_packed_byte=self.scheduler.snapshot().num_index_bytes / packed if packed else 0.0,
             reasons=reasons,
         )
 
@@ -289,11 +289,11 @@ def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
     run.measure()
     run.due.clear()
     del run.prompts
-    core = [tracemalloc.Filter(True, f"*/core/{name}.py") for name in ("radix_tree", "holdings", "prefix_index")]
+    core = [tracemalloc.Filter(True, "*/core/prefixes/*.py")]
     grown = tracemalloc.take_snapshot().filter_traces(core).compare_to(before.filter_traces(core), "filename")
     tracemalloc.stop()
-    packed = run.scheduler.num_index_tokens * TOKEN_BYTES
-    return sum(entry.size_diff for entry in grown) / packed, run.scheduler.num_index_bytes / packed
+    packed = run.scheduler.snapshot().num_index_tokens * TOKEN_BYTES
+    return sum(entry.size_diff for entry in grown) / packed, run.scheduler.snapshot().num_index_bytes / packed
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from preble.core.costs.refit import CostFactors, scaled
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import RequestId
 from preble.decisions.settings import make_scheduler
 from preble.metrics.estimates import Estimate, estimate
@@ -131,7 +131,7 @@ CASES = MappingProxyType({case.name: case for case in _CASES})
 class WrongLengths:
     """A scheduler that is told of every answer that it was `factor` times as long as it was."""
 
-    def __init__(self, scheduler: Scheduler, factor: float) -> None:
+    def __init__(self, scheduler: GlobalScheduler, factor: float) -> None:
         self._scheduler = scheduler
         self._factor = factor
 
@@ -147,9 +147,9 @@ class WrongLengths:
 
 def run(case: Case, policy: str, workload: Workload, seed: int) -> Summary:
     config = case.config(policy, seed)
-    scheduler: Scheduler = make_scheduler(config.scheduler_settings, scaled(config.profile, case.told.times))
+    scheduler: GlobalScheduler = make_scheduler(config.scheduler_settings, scaled(config.profile, case.told.times))
     if case.told.outputs != 1.0:
-        scheduler = cast(Scheduler, WrongLengths(scheduler, case.told.outputs))
+        scheduler = cast(GlobalScheduler, WrongLengths(scheduler, case.told.outputs))
     return Simulation(config, workload, scheduler=scheduler).run().summary
 
 

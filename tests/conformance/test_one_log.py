@@ -33,7 +33,7 @@ from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
-from preble.serving.dispatcher import Call, Dispatcher
+from preble.serving.dispatcher import Attempt, Dispatcher
 from preble.serving.telemetry.metrics import Telemetry
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
@@ -136,7 +136,7 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
 class _Player:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, Attempt] = {}
 
     def play(self, event: Event) -> None:
         match event:

@@ -55,7 +55,7 @@ class Cluster:
     async def idle(self) -> None:
         """Wait until nothing is in flight, and have the scheduler check itself."""
         await eventually(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
-        assert self.scheduler.num_in_flight == 0
+        assert self.scheduler.snapshot().num_in_flight == 0
         self.scheduler.check()
 
 
@@ -91,7 +91,7 @@ async def test_prompts_go_where_their_prefix_is_and_events_agree_with_usage(tmp_
             assert (headers["x-preble-replica"], headers["x-preble-reason"]) == (home, "exploit")
             assert int(headers["x-preble-matched-tokens"]) == 20 * BLOCK
         await running.idle()
-        drifts = [running.scheduler.replica_state(ReplicaId(url)).drift for url in running.fleet.urls]
+        drifts = [running.scheduler.snapshot().replicas[ReplicaId(url)].drift for url in running.fleet.urls]
         assert sum(drift.num_requests for drift in drifts) == 8
         assert sum(drift.predicted_tokens for drift in drifts) == sum(drift.reported_tokens for drift in drifts)
 
@@ -156,8 +156,8 @@ async def test_a_replica_killed_under_load_loses_only_streams_that_had_begun_the
         clients = [asyncio.create_task(asks_until(killed, running, i)) for i in range(60)]
         victim = running.fleet.replicas[1]
         url = victim.url
-        in_flight = running.scheduler.replica_state
-        await eventually(lambda: all(in_flight(ReplicaId(u)).num_requests > 2 for u in running.fleet.urls))
+        state = running.scheduler.snapshot
+        await eventually(lambda: all(one.num_requests > 2 for one in state().replicas.values()))
         await victim.kill()
         killed.set()
         ended = [end for ends in await asyncio.gather(*clients) for end in ends]

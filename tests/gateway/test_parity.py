@@ -145,9 +145,9 @@ async def test_its_cost_is_one_prompt_of_64_tokens_twice_and_counts_as_no_reques
         await checked(gateway)
         assert [len(body["prompt"]) for body in one.requests] == [64, 64]
         assert {body["max_tokens"] for body in one.requests} == {1}
-        state = gateway.scheduler.replica_state(ReplicaId(one.url))
+        state = gateway.scheduler.snapshot().replicas[ReplicaId(one.url)]
         assert (state.load_s, state.cached_tokens, state.drift.num_requests) == (0.0, 0, 0)
-        assert gateway.scheduler.num_index_tokens == 0
+        assert gateway.scheduler.snapshot().num_index_tokens == 0
         metrics = await gateway.metrics()
         assert "preble_placements_total{" not in metrics and "preble_cached_tokens_total{" not in metrics
 

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -223,8 +222,8 @@ async def test_a_killed_replica_loses_no_other_request(vllm_pair: VllmPair) -> N
     async with before(vllm_pair) as gateway, aiohttp.ClientSession(gateway.url) as http:
         try:
             answers = [asyncio.create_task(long_answer(http, unique_prompt(100 + i, 64))) for i in range(12)]
-            on_victim = partial(gateway.dispatcher.scheduler.replica_state, ReplicaId(victim))
-            await eventually(lambda: on_victim().num_requests > 0)
+            replicas = gateway.dispatcher.scheduler.snapshot
+            await eventually(lambda: replicas().replicas[ReplicaId(victim)].num_requests > 0)
             await vllm_pair.kill(1)
             assert {await answer for answer in answers} == {survivor}
             assert await moved_away_from(http, victim) > 0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import policy_names, reads_token_ids
 from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.decisions.lines import Event, Header, PlaceLine
@@ -70,14 +70,9 @@ class RecordedMachine(SchedulerMachine):
                 outcome = what_if(path, policy)
                 assert (outcome.placements, outcome.failed) == (logged.placements, logged.failed)
 
-    def state(self, scheduler: Scheduler, shift_s: float) -> tuple[object, ...]:
+    def state(self, scheduler: GlobalScheduler, shift_s: float) -> tuple[object, ...]:
         timer = scheduler.next_timer()
-        return (
-            [(r, scheduler.replica_state(r)) for r in scheduler.replica_ids()],
-            (scheduler.num_in_flight, scheduler.num_unindexed, scheduler.num_replicated_prefixes),
-            (scheduler.num_index_tokens, scheduler.num_index_bytes),
-            None if timer is None else timer - shift_s,
-        )
+        return scheduler.snapshot(), None if timer is None else timer - shift_s
 
 
 def count_placements(path: Path) -> int:

@@ -90,11 +90,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def trust(self, data: st.DataObject, trusted: bool) -> None:
         """Changes nothing of what is believed, only whether it counts."""
         replica_id = data.draw(st.sampled_from(sorted(self.replicas)))
-        believed = self.scheduler.num_index_tokens, self.scheduler.replica_state(replica_id).cached_tokens
+        believed = (
+            self.scheduler.snapshot().num_index_tokens,
+            self.scheduler.snapshot().replicas[replica_id].cached_tokens,
+        )
         self.scheduler.set_trust(replica_id, trusted, self.now)
         (self.untrusted.discard if trusted else self.untrusted.add)(replica_id)
-        state = self.scheduler.replica_state(replica_id)
-        assert (self.scheduler.num_index_tokens, state.cached_tokens) == believed
+        state = self.scheduler.snapshot().replicas[replica_id]
+        assert (self.scheduler.snapshot().num_index_tokens, state.cached_tokens) == believed
         assert state.trusted == trusted
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 15.0, 40.0]))
@@ -214,8 +217,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def everything_holds(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check()
-            assert self.scheduler.num_in_flight == len(self.live)
-            assert self.budget is None or self.scheduler.num_index_bytes <= self.budget
+            assert self.scheduler.snapshot().num_in_flight == len(self.live)
+            assert self.budget is None or self.scheduler.snapshot().num_index_bytes <= self.budget
 
     def teardown(self) -> None:
         """Once everything has ended and time has passed, nothing of it is left."""
@@ -227,7 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.on_evicted(CacheCleared(replica_id), self.now)
         self.scheduler.on_timer(self.now + 100.0)
         self.scheduler.check()
-        assert self.scheduler.num_index_tokens == 0
+        assert self.scheduler.snapshot().num_index_tokens == 0
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

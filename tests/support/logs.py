@@ -12,7 +12,7 @@ from preble.core.costs.model import CostProfile
 from preble.decisions.lines import Event, Header, header_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
-from preble.decisions.recorder import RecordingScheduler
+from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.decisions.writer import LogWriter
 
@@ -45,7 +45,8 @@ class Recording:
         self.sink = MemorySink()
         names = names or LogNames()
         self.log = LogWriter(self.sink, header_line(names, 0.0, 0.0, settings, profile), names)
-        self.scheduler = RecordingScheduler(make_scheduler(settings, profile), self.log)
+        self.scheduler = make_scheduler(settings, profile)
+        self.scheduler.listen(DecisionRecorder(self.log))
 
     def written_to(self, path: Path) -> Path:
         """End the log and write it to a file."""

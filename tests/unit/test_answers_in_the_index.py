@@ -82,4 +82,4 @@ def test_the_prompt_of_a_request_in_flight_does_not_grow() -> None:
     report(made, A, [*QUESTION, *ANSWER])
     made.on_evicted(BlocksEvicted(A, tuple(range(21, 1, -1))), 0.0)
     made.check()
-    assert made.num_index_tokens == len(QUESTION)
+    assert made.snapshot().num_index_tokens == len(QUESTION)

@@ -207,8 +207,8 @@ def test_a_scheduler_with_half_the_true_costs_learns_them() -> None:
     cluster = Cluster(2.0)
     for _ in range(120):
         cluster.serve()
-    assert cluster.scheduler.cost_factors.prefill == pytest.approx(2.0, rel=0.05)
-    assert cluster.scheduler.cost_factors.decode == pytest.approx(2.0, rel=0.05)
+    assert cluster.scheduler.snapshot().cost_factors.prefill == pytest.approx(2.0, rel=0.05)
+    assert cluster.scheduler.snapshot().cost_factors.decode == pytest.approx(2.0, rel=0.05)
     cluster.place()
     [seen] = {candidate.prefill_s for candidate in cluster.placement.candidates}
     assert seen == pytest.approx(cluster.model.prefill_s(2000), rel=0.05)
@@ -218,7 +218,7 @@ def test_a_scheduler_that_is_not_to_learn_does_not() -> None:
     cluster = Cluster(2.0, None)
     for _ in range(60):
         cluster.serve()
-    assert cluster.scheduler.cost_factors == CostFactors()
+    assert cluster.scheduler.snapshot().cost_factors == CostFactors()
 
 
 def test_time_spent_in_a_queue_is_not_taken_for_prefill() -> None:
@@ -233,7 +233,7 @@ def test_time_spent_in_a_queue_is_not_taken_for_prefill() -> None:
         for request in requests:
             cluster.scheduler.on_finish(request.request_id, 1, cluster.now)
         cluster.tick()
-    assert cluster.scheduler.cost_factors == CostFactors()
+    assert cluster.scheduler.snapshot().cost_factors == CostFactors()
 
 
 def test_an_answer_that_is_not_streamed_tells_nothing_of_its_first_token() -> None:
@@ -243,7 +243,7 @@ def test_an_answer_that_is_not_streamed_tells_nothing_of_its_first_token() -> No
         cluster.now += 30.0
         cluster.scheduler.on_finish(request.request_id, 100, cluster.now)
         cluster.tick()
-    assert cluster.scheduler.cost_factors == CostFactors()
+    assert cluster.scheduler.snapshot().cost_factors == CostFactors()
 
 
 def test_what_the_replica_reports_as_cached_is_not_counted_as_computed() -> None:
@@ -255,16 +255,16 @@ def test_what_the_replica_reports_as_cached_is_not_counted_as_computed() -> None
         cluster.scheduler.on_first_token(request.request_id, cluster.now)
         cluster.scheduler.on_finish(request.request_id, 1, cluster.now, cached_tokens=1984)
         cluster.tick()
-    assert cluster.scheduler.cost_factors == CostFactors()
+    assert cluster.scheduler.snapshot().cost_factors == CostFactors()
 
 
 def test_the_load_in_the_window_follows_the_new_model_for_decoding_and_keeps_old_prefills() -> None:
     cluster = Cluster(2.0)
-    while cluster.scheduler.cost_factors == CostFactors():
-        before = [cluster.scheduler.replica_state(ReplicaId(name)).load_s for name in ("a", "b")]
+    while cluster.scheduler.snapshot().cost_factors == CostFactors():
+        before = [cluster.scheduler.snapshot().replicas[ReplicaId(name)].load_s for name in ("a", "b")]
         cluster.serve()
     cluster.scheduler.check()
-    after = [cluster.scheduler.replica_state(ReplicaId(name)).load_s for name in ("a", "b")]
+    after = [cluster.scheduler.snapshot().replicas[ReplicaId(name)].load_s for name in ("a", "b")]
     assert sum(after) > sum(before)
 
 
@@ -276,4 +276,4 @@ def test_a_replica_that_left_leaves_no_trace_in_the_next_one_of_its_slot() -> No
     cluster.scheduler.add_replica(ReplicaSpec(ReplicaId("c")), cluster.now)
     for _ in range(120):
         cluster.serve()
-    assert cluster.scheduler.cost_factors.prefill == pytest.approx(2.0, rel=0.05)
+    assert cluster.scheduler.snapshot().cost_factors.prefill == pytest.approx(2.0, rel=0.05)

@@ -122,7 +122,7 @@ def test_the_end_of_a_prefix_that_nobody_holds_or_uses_is_dropped() -> None:
     place(made, "next", run_of(2, 400), now=20.0)
     made.on_finish(RequestId("next"), 1, 20.0)
     made.on_timer(40.0)
-    assert made.num_index_tokens == 1000
+    assert made.snapshot().num_index_tokens == 1000
     made.check()
 
 
@@ -226,8 +226,8 @@ def test_a_failed_request_leaves_no_load_behind() -> None:
     made = scheduler(A, B)
     place(made, "q", run_of(1, 100))
     made.on_finish(RequestId("q"), 0, 0.0)
-    assert made.num_in_flight == 0
-    assert all(made.replica_state(replica).load_s == 0.0 for replica in (A, B))
+    assert made.snapshot().num_in_flight == 0
+    assert all(made.snapshot().replicas[replica].load_s == 0.0 for replica in (A, B))
     made.check()
 
 
@@ -240,7 +240,7 @@ def test_a_replica_that_lost_a_prefix_is_believed_to_have_lost_what_is_older() -
     made.on_finish(RequestId("again"), 1, 5.0, cached_tokens=0)
     matched = [made.matched_tokens(A, Request.of("probe", [*run_of(i, 100), 1])) for i in range(3)]
     assert matched == [0, 100, 100]
-    assert made.replica_state(A).drift.predicted_tokens == 99
+    assert made.snapshot().replicas[A].drift.predicted_tokens == 99
 
 
 def test_holdings_without_reports_expire() -> None:
@@ -249,10 +249,10 @@ def test_holdings_without_reports_expire() -> None:
     place(made, "q", run_of(1, 100))
     finish(made, "q")
     made.on_timer(59.0)
-    assert made.replica_state(A).cached_tokens == 100
+    assert made.snapshot().replicas[A].cached_tokens == 100
     made.on_timer(64.0)
-    assert made.replica_state(A).cached_tokens == 0
-    assert made.num_index_tokens == 0
+    assert made.snapshot().replicas[A].cached_tokens == 0
+    assert made.snapshot().num_index_tokens == 0
 
 
 def test_a_removed_replica_returns_its_requests_and_leaves_nothing() -> None:
@@ -265,7 +265,7 @@ def test_a_removed_replica_returns_its_requests_and_leaves_nothing() -> None:
     for request_id in placed:
         finish(made, request_id, now=2.0)
     made.remove_replica(B, 2.0)
-    assert (made.num_in_flight, made.num_index_tokens) == (0, 0)
+    assert (made.snapshot().num_in_flight, made.snapshot().num_index_tokens) == (0, 0)
     made.check()
 
 

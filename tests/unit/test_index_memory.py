@@ -29,7 +29,7 @@ def test_of_an_aborted_prompt_only_what_was_stored_stays() -> None:
     store_first_block(made, A, prompt)
     made.on_finish(RequestId("aborted"), 0, 0.1)
     made.check()
-    assert made.num_index_tokens == BLOCK
+    assert made.snapshot().num_index_tokens == BLOCK
 
 
 def test_where_a_request_was_moved_from_only_what_was_stored_stays() -> None:
@@ -39,7 +39,7 @@ def test_where_a_request_was_moved_from_only_what_was_stored_stays() -> None:
     made.move(RequestId("moved"), B, 0.1)
     made.on_finish(RequestId("moved"), 0, 0.2)
     made.check()
-    assert made.num_index_tokens == BLOCK
+    assert made.snapshot().num_index_tokens == BLOCK
 
 
 def test_a_namespace_is_gone_with_its_last_prompt() -> None:
@@ -63,7 +63,7 @@ def test_requests_that_each_have_a_salt_of_their_own_leave_nothing_behind() -> N
         made.on_finish(request.request_id, 1, 0.0)
     made.on_timer(1e6)
     made.check()
-    assert made.num_index_bytes == 0
+    assert made.snapshot().num_index_bytes == 0
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 1_000_000])

@@ -94,7 +94,7 @@ def test_d5_one_off_requests_leave_nothing_behind() -> None:
     made.add_replica(ReplicaSpec(ReplicaId("r0"), kv_capacity_tokens=1000, block_size=1), 0.0)
     for i in range(300):
         serve(made, f"q{i}", tokens(i, 100), now=60.0 * i)
-    assert made.num_index_tokens <= 1000
+    assert made.snapshot().num_index_tokens <= 1000
 
 
 def test_d6_a_request_that_outlives_the_window_ends_like_any_other() -> None:
@@ -104,7 +104,7 @@ def test_d6_a_request_that_outlives_the_window_ends_like_any_other() -> None:
     made.on_timer(50.0)
     made.on_finish(RequestId("slow"), 5, 60.0)
     made.on_timer(100.0)
-    assert (made.num_in_flight, made.num_index_tokens) == (0, 0)
+    assert (made.snapshot().num_in_flight, made.snapshot().num_index_tokens) == (0, 0)
     made.check()
 
 
@@ -157,15 +157,15 @@ def test_c4_memory_stays_within_its_budget() -> None:
     made = scheduler(4, index_budget_bytes=budget)
     for i in range(500):
         serve(made, f"q{i}", tokens(i, 500), now=i / 100)
-        assert made.num_index_bytes <= budget
-    assert made.num_unindexed == 0
+        assert made.snapshot().num_index_bytes <= budget
+    assert made.snapshot().num_unindexed == 0
 
 
 def test_c4_at_the_budget_requests_are_still_placed() -> None:
     made = scheduler(4, index_budget_bytes=20_000)
     placed = Counter(made.place(Request.of(f"q{i}", tokens(i, 1000)), 0.0).replica_id for i in range(40))
-    assert made.num_index_bytes <= 20_000
-    assert made.num_unindexed > 0
+    assert made.snapshot().num_index_bytes <= 20_000
+    assert made.snapshot().num_unindexed > 0
     assert len(placed) == 4 and max(placed.values()) <= 11
 
 

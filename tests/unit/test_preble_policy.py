@@ -26,7 +26,7 @@ def tokens(first: int, count: int) -> list[int]:
 def ask(
     made: GlobalScheduler, name: str, prompt: list[int], now: float = 0.0, only: ReplicaId | None = None
 ) -> Placement:
-    avoid = frozenset(r for r in made.replica_ids() if only is not None and r != only)
+    avoid = frozenset(r for r in made.snapshot().replicas if only is not None and r != only)
     request = Request.of(name, prompt)
     return made.place(Request(request.request_id, request.prompt, avoid=avoid), now)
 
@@ -97,9 +97,10 @@ def test_a_hot_prefix_is_on_every_replica_before_its_holder_is_saturated() -> No
         ask(made, f"q{i}", [*tokens(1, 1000), *tokens(2 + i, 10)], now=now)
         made.on_first_token(RequestId(f"q{i}"), now + 0.04)
     assert (
-        len({r for r in made.replica_ids() if made.matched_tokens(r, Request.of("probe", tokens(1, 1000))) > 900}) == 3
+        len({r for r in made.snapshot().replicas if made.matched_tokens(r, Request.of("probe", tokens(1, 1000))) > 900})
+        == 3
     )
-    counts = [made.replica_state(r).num_requests for r in made.replica_ids()]
+    counts = [made.snapshot().replicas[r].num_requests for r in made.snapshot().replicas]
     assert max(counts) <= 1.2 * min(counts)
 
 
@@ -107,7 +108,7 @@ def test_without_sharing_a_burst_spreads_evenly() -> None:
     made = cluster(A, B, C)
     for i in range(60):
         ask(made, f"q{i}", tokens(i, 100))
-    assert {made.replica_state(r).num_requests for r in made.replica_ids()} == {20}
+    assert {made.snapshot().replicas[r].num_requests for r in made.snapshot().replicas} == {20}
 
 
 def test_equal_replicas_are_taken_at_random() -> None:

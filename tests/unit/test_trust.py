@@ -36,7 +36,7 @@ def done(made: GlobalScheduler, request_id: str, avoid: frozenset[ReplicaId] = f
 
 
 def test_a_replica_that_joins_is_trusted() -> None:
-    assert scheduler(A).replica_state(A).trusted
+    assert scheduler(A).snapshot().replicas[A].trusted
 
 
 def test_matches_on_an_untrusted_replica_count_as_none_and_come_back_with_trust() -> None:
@@ -46,7 +46,9 @@ def test_matches_on_an_untrusted_replica_count_as_none_and_come_back_with_trust(
     without = made.place(Request.of("without", DOCUMENT), 0.0)
     assert (without.reason, without.untrusted) == (Reason.EXPLORE, (home,))
     assert {candidate.matched_tokens for candidate in without.candidates} == {0}
-    assert made.replica_state(home).cached_tokens == made.matched_tokens(home, Request.of("", [*DOCUMENT, 1])) == 100
+    assert (
+        made.snapshot().replicas[home].cached_tokens == made.matched_tokens(home, Request.of("", [*DOCUMENT, 1])) == 100
+    )
     made.set_trust(home, True, 0.0)
     again = made.place(Request.of("again", [*DOCUMENT, 1]), 0.0)
     assert (again.reason, again.untrusted) == (Reason.EXPLOIT, ())
@@ -68,9 +70,9 @@ def test_the_work_of_a_request_that_lands_there_is_all_of_its_prompt() -> None:
     done(made, "first")
     made.set_trust(A, False, 0.0)
     made.place(Request.of("second", DOCUMENT), 0.0)
-    assert made.replica_state(A).waiting_prefill_tokens == 100
+    assert made.snapshot().replicas[A].waiting_prefill_tokens == 100
     made.move(RequestId("second"), A, 0.0)
-    assert made.replica_state(A).waiting_prefill_tokens == 100
+    assert made.snapshot().replicas[A].waiting_prefill_tokens == 100
 
 
 def test_the_belief_goes_on_being_held_against_what_the_replica_reports() -> None:
@@ -81,7 +83,7 @@ def test_the_belief_goes_on_being_held_against_what_the_replica_reports() -> Non
     made.set_trust(A, False, 0.0)
     made.place(Request.of("second", [*DOCUMENT, 1]), 1.0)
     made.on_finish(RequestId("second"), 1, 1.0, cached_tokens=0)
-    drift = made.replica_state(A).drift
+    drift = made.snapshot().replicas[A].drift
     assert (drift.predicted_tokens, drift.reported_tokens) == (100, 0)
     assert made.matched_tokens(A, Request.of("", OLDER)) == 0, "LRU: with the newer one it has lost the older one too"
 

@@ -184,23 +184,6 @@ class CacheDrift:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """One replica as the scheduler sees it.
-
-    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
-    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens held or about to be held.
-    `trusted`: whether matches there count.
-    """
-
-    num_requests: int
-    waiting_prefill_tokens: int
-    load_s: float
-    cached_tokens: int
-    drift: CacheDrift
-    trusted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class BlocksStored:
     """A replica has cached blocks that follow one another.
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from preble.config import GatewayConfig, ReplicaConfig
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine
 from preble.engines.detect import connect
@@ -100,7 +100,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(
-    config: GatewayConfig, scheduler: Scheduler | None = None, *, log_losses: LogLosses | None = None
+    config: GatewayConfig, scheduler: GlobalScheduler | None = None, *, log_losses: LogLosses | None = None
 ) -> AsyncIterator[Gateway]:
     """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksStored,
     KvEvent,
@@ -75,7 +75,7 @@ class Attempt:
 class Dispatcher:
     """Owns the scheduler and the table of live replicas. Use within one running event loop."""
 
-    def __init__(self, scheduler: Scheduler, telemetry: Telemetry, recent: RecentDecisions) -> None:
+    def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry, recent: RecentDecisions) -> None:
         self._scheduler = scheduler
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class Dispatcher:
         self._timer_at = 0.0
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> GlobalScheduler:
         """To be read only."""
         return self._scheduler
 

@@ -13,12 +13,11 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.core.cluster.rebalance import RebalanceSettings
-from preble.core.placing.door import Scheduler
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.decisions.lines import header_line
 from preble.decisions.names import KEY_BYTES, LogNames
 from preble.decisions.recent import RecentDecisions
-from preble.decisions.recorder import RecordingScheduler
+from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.decisions.writer import LogFile, LogWriter, MiB
 from preble.profiles import load_profile
@@ -30,7 +29,7 @@ DEFAULT_PROFILE = "a100-mistral-7b"
 class Scheduling:
     """Who decides, and where decisions are kept. `log`: None where none is written."""
 
-    scheduler: Scheduler
+    scheduler: GlobalScheduler
     recent: RecentDecisions
     log: LogWriter | None
 
@@ -40,7 +39,7 @@ class Scheduling:
             await asyncio.to_thread(self.log.close)
 
 
-def start_scheduling(config: GatewayConfig, scheduler: Scheduler | None = None) -> Scheduling:
+def start_scheduling(config: GatewayConfig, scheduler: GlobalScheduler | None = None) -> Scheduling:
     """Within a running event loop, whose clock is the scheduler's.
 
     `scheduler`: made as configured unless given; one that is given is not logged.
@@ -51,7 +50,7 @@ def start_scheduling(config: GatewayConfig, scheduler: Scheduler | None = None) 
         scheduler = build_scheduler(config)
         log = _open_log(config)
         if log is not None:
-            scheduler = RecordingScheduler(scheduler, log)
+            scheduler.listen(DecisionRecorder(log))
     unix_offset_s = time.time() - asyncio.get_running_loop().time()
     recent = RecentDecisions(scheduler.policy.name, config.decisions.remembered, unix_offset_s=unix_offset_s)
     return Scheduling(scheduler, recent, log)

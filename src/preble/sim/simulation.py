@@ -13,11 +13,11 @@ from functools import partial
 from math import inf
 
 from preble.core.costs.model import CostModel
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
 from preble.core.replica.sequence import Finished
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
-from preble.decisions.recorder import RecordingScheduler
+from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import make_scheduler
 from preble.decisions.writer import LogWriter
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
@@ -68,7 +68,7 @@ class Simulation:
         config: SimConfig,
         workload: Workload,
         *,
-        scheduler: Scheduler | None = None,
+        scheduler: GlobalScheduler | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
     ) -> None:
@@ -121,11 +121,11 @@ class Simulation:
         for replica in self._live.values():
             replica.check()
         if len(self._records) == len(self._workload.requests):
-            assert not self._calls and not self._scheduler.num_in_flight
+            assert not self._calls and not self._scheduler.snapshot().num_in_flight
             assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
 
     @property
-    def _door(self) -> Scheduler:
+    def _door(self) -> GlobalScheduler:
         """The scheduler, to be told something: when its timer is due has to be asked anew then."""
         self._timer_s = -inf
         return self._scheduler
@@ -320,8 +320,9 @@ class Simulation:
         return self._timer_s
 
     def _sample(self, now: float) -> None:
+        state = self._scheduler.snapshot()
         for replica in self._live.values():
-            self._timeline.sample(replica, self._scheduler, now)
+            self._timeline.sample(replica, state.replicas[replica.replica_id].load_s, now)
         assert self._config.sample_s is not None
         if len(self._agenda):
             self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
@@ -343,7 +344,7 @@ def simulate(
     """
     if policy is None and config.policy == PREFIX_ORACLE:
         policy = PrefixOracle(workload, config)
-    scheduler: Scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
+    scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
     if log is not None:
-        scheduler = RecordingScheduler(scheduler, log)
+        scheduler.listen(DecisionRecorder(log))
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record).run()

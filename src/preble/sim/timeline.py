@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.placing.door import Scheduler
 from preble.sim.replica import SimReplica
 
 
@@ -32,14 +31,14 @@ class Timeline:
     def __init__(self) -> None:
         self.series: dict[str, ReplicaSeries] = {}
 
-    def sample(self, replica: SimReplica, scheduler: Scheduler, now: float) -> None:
-        """Add the replica's state of now."""
+    def sample(self, replica: SimReplica, load_s: float, now: float) -> None:
+        """Add the replica's state of now. `load_s`: L, as the global scheduler sees it."""
         series = self.series.setdefault(replica.replica_id, ReplicaSeries())
         series.time_s.append(now)
         series.waiting.append(replica.num_waiting)
         series.running.append(replica.num_running)
         series.kv_used_tokens.append(replica.kv_used_tokens)
-        series.load_s.append(scheduler.replica_state(replica.replica_id).load_s)
+        series.load_s.append(load_s)
         series.busy_s.append(replica.busy_s)
         series.prefill_tokens.append(replica.prefill_tokens)
         series.hit_tokens.append(replica.stats.prefix_hits)

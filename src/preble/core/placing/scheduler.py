@@ -5,6 +5,7 @@ Source: Preble, "E2 Global Scheduler". Rebalancing and prefix replication come i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -15,6 +16,8 @@ from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
+from preble.core.placing.listener import SchedulerListener
+from preble.core.placing.snapshot import ReplicaState, SchedulerState
 from preble.core.placing.timing_samples import LiveTimes
 from preble.core.policies.policy import ClusterView, Policy
 from preble.core.prefixes.eviction_cost import EvictionCost
@@ -29,7 +32,6 @@ from preble.core.types import (
     PrefixHomeChange,
     ReplicaId,
     ReplicaSpec,
-    ReplicaState,
     Request,
     RequestId,
 )
@@ -62,6 +64,7 @@ class GlobalScheduler:
         refit: RefitSettings | None = None,
     ) -> None:
         self.policy = policy
+        self._listeners: list[SchedulerListener] = []
         self._cost_model = cost_model
         self._rng = Random(seed)
         self._fleet = ReplicaTable()
@@ -83,6 +86,10 @@ class GlobalScheduler:
             self._fleet, self._index, self._window, self._belief, self._rebalancer, live_times
         )
 
+    def listen(self, listener: SchedulerListener) -> None:
+        """Report each later call that changes the scheduler to `listener`."""
+        self._listeners.append(listener)
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def place(self, request: Request, now: float) -> Placement:
@@ -94,6 +101,17 @@ class GlobalScheduler:
         """
         if request.request_id in self._flights:
             raise UnknownRequest(f"request {request.request_id!r} is in flight already")
+        try:
+            placement = self._place(request, now)
+        except (NoReplicaError, PromptTooLong) as error:
+            for listener in self._listeners:
+                listener.not_placed(request, error, now)
+            raise
+        for listener in self._listeners:
+            listener.placed(request, placement, now)
+        return placement
+
+    def _place(self, request: Request, now: float) -> Placement:
         self._expire(now)
         eligible = self._eligible(request)
         match = self._index.match(request.prompt, request.namespace)
@@ -138,6 +156,8 @@ class GlobalScheduler:
         matched = self._belief.usable_tokens(replica, request, match) if self._fleet.trusts(replica) else 0
         prefill_s = self._cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
         self._flights.start(request, replica, matched, prefill_s, match, None, now)
+        for listener in self._listeners:
+            listener.moved(request_id, to, now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token arrived: the prompt is computed. Further calls change nothing.
@@ -145,6 +165,8 @@ class GlobalScheduler:
         Raises: UnknownRequest: the request is not in flight.
         """
         self._flights.first_token(self._flights.get(request_id), now)
+        for listener in self._listeners:
+            listener.first_token(request_id, now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
@@ -156,6 +178,8 @@ class GlobalScheduler:
         Raises: UnknownRequest: it is not in flight.
         """
         self._flights.finish(self._flights.get(request_id), output_tokens, cached_tokens, now)
+        for listener in self._listeners:
+            listener.finished(request_id, output_tokens, cached_tokens, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -164,19 +188,23 @@ class GlobalScheduler:
 
         Events of a replica that is not in the fleet are ignored.
         """
-        if event.replica_id not in self._fleet or not event.block_hashes:
-            return True
-        return self._belief.stored(self._fleet.replica(event.replica_id), event, now)
+        located = True
+        if event.replica_id in self._fleet and event.block_hashes:
+            located = self._belief.stored(self._fleet.replica(event.replica_id), event, now)
+        for listener in self._listeners:
+            listener.stored(event, located, now)
+        return located
 
     def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None:
         """A replica no longer caches these blocks, or anything."""
-        if event.replica_id not in self._fleet:
-            return
-        replica = self._fleet.replica(event.replica_id)
-        if isinstance(event, CacheCleared):
-            self._belief.cleared(replica, now, is_past=event.is_past)
-        else:
-            self._belief.evicted(replica, event, now)
+        if event.replica_id in self._fleet:
+            replica = self._fleet.replica(event.replica_id)
+            if isinstance(event, CacheCleared):
+                self._belief.cleared(replica, now, is_past=event.is_past)
+            else:
+                self._belief.evicted(replica, event, now)
+        for listener in self._listeners:
+            listener.evicted(event, now)
 
     # -- the fleet ----------------------------------------------------------------------------------------------------
 
@@ -188,13 +216,14 @@ class GlobalScheduler:
         self._belief.add_replica(replica, now)
         self._window.add_replica(replica)
         self._eviction_costs[replica] = EvictionCost(self._index.holdings[replica], self._cost_model)
+        for listener in self._listeners:
+            listener.replica_added(spec, now)
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
         """A replica left or died. Returns its requests, which are in flight no longer and may be placed again.
 
         Nothing of it is kept. Raises: NoReplicaError: there is no replica of that name.
         """
-        del now
         if replica_id not in self._fleet:
             raise NoReplicaError(f"there is no replica {replica_id!r} to remove")
         replica = self._fleet.replica(replica_id)
@@ -204,6 +233,8 @@ class GlobalScheduler:
         self._belief.remove_replica(replica)
         self._fleet.remove(replica_id)
         del self._eviction_costs[replica]
+        for listener in self._listeners:
+            listener.replica_removed(replica_id, now)
         return orphans
 
     def set_trust(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
@@ -213,13 +244,11 @@ class GlobalScheduler:
         is believed of it goes on being kept and held against its reports, so that trust can come back at any time.
         Raises: NoReplicaError: there is no replica of that name.
         """
-        del now
         if replica_id not in self._fleet:
             raise NoReplicaError(f"there is no replica {replica_id!r} to trust or not")
         self._fleet.set_trust(self._fleet.replica(replica_id), trusted)
-
-    def replica_ids(self) -> list[ReplicaId]:
-        return [self._fleet.replica_id(replica) for replica in replicas_in(self._fleet.live)]
+        for listener in self._listeners:
+            listener.trust_changed(replica_id, trusted, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -244,6 +273,8 @@ class GlobalScheduler:
         corrected = self._refit.refit(now) if self._refit is not None else None
         if corrected is not None:
             self._use(corrected)
+        for listener in self._listeners:
+            listener.timer_ran(now)
         return changes
 
     def _use(self, cost_model: CostModel) -> None:
@@ -265,25 +296,16 @@ class GlobalScheduler:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    @property
-    def cost_factors(self) -> CostFactors:
-        """What live requests have corrected the cost profile by; ones where it is not corrected."""
-        return self._refit.factors if self._refit is not None else CostFactors()
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._flights)
-
-    def replica_state(self, replica_id: ReplicaId) -> ReplicaState:
-        """What the scheduler believes of one replica, for metrics. Raises: KeyError: there is none of that name."""
-        replica = self._fleet.replica(replica_id)
-        return ReplicaState(
-            num_requests=self._fleet.num_requests[replica],
-            waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[replica],
-            load_s=self._window.load_s[replica],
-            cached_tokens=self._index.holdings[replica].used_tokens,
-            drift=self._belief.drift(replica),
-            trusted=self._fleet.trusts(replica),
+    def snapshot(self) -> SchedulerState:
+        """The scheduler's state now, as one value. O(replicas)."""
+        return SchedulerState(
+            num_in_flight=len(self._flights),
+            num_index_tokens=self._index.tree.num_tokens,
+            num_index_bytes=self._index.num_bytes,
+            num_unindexed=self._belief.num_unindexed,
+            num_replicated_prefixes=self._rebalancer.num_replicated,
+            cost_factors=self._refit.factors if self._refit is not None else CostFactors(),
+            replicas={self._fleet.replica_id(replica): self._replica(replica) for replica in self._fleet.live_replicas},
         )
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
@@ -294,26 +316,6 @@ class GlobalScheduler:
         match = self._index.match(request.prompt, request.namespace)
         return self._belief.usable_tokens(self._fleet.replica(replica_id), request, match)
 
-    @property
-    def num_index_tokens(self) -> int:
-        """Tokens in the prefix trees."""
-        return self._index.tree.num_tokens
-
-    @property
-    def num_index_bytes(self) -> int:
-        """Memory of the prefix index, in bytes, by count of what is in it."""
-        return self._index.num_bytes
-
-    @property
-    def num_replicated_prefixes(self) -> int:
-        """Prefixes that rebalancing serves from homes of their own now."""
-        return self._rebalancer.num_replicated
-
-    @property
-    def num_unindexed(self) -> int:
-        """Prompts and reports that the index's budget left no room for."""
-        return self._belief.num_unindexed
-
     def check(self) -> None:
         """Every invariant. O(everything); for tests."""
         self._index.check()
@@ -321,6 +323,16 @@ class GlobalScheduler:
         self._flights.check()
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _replica(self, replica: int) -> ReplicaState:
+        return ReplicaState(
+            num_requests=self._fleet.num_requests[replica],
+            waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[replica],
+            load_s=self._window.load_s[replica],
+            cached_tokens=self._index.holdings[replica].used_tokens,
+            drift=replace(self._belief.drift(replica)),
+            trusted=self._fleet.trusts(replica),
+        )
 
     def _eligible(self, request: Request) -> int:
         if not self._fleet.live:

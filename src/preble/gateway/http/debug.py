@@ -6,6 +6,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from preble.core.placing.snapshot import ReplicaState
 from preble.decisions.recent import Decision, RecentDecisions
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
@@ -120,37 +121,40 @@ class DebugPages:
 
     def _replicas(self) -> ReplicasPage:
         scheduler = self._dispatcher.scheduler
+        state = scheduler.snapshot()
         return ReplicasPage(
             policy=scheduler.policy.name,
-            in_flight=scheduler.num_in_flight,
-            index_bytes=scheduler.num_index_bytes,
-            index_tokens=scheduler.num_index_tokens,
-            unindexed=scheduler.num_unindexed,
-            replicated_prefixes=scheduler.num_replicated_prefixes,
-            replicas=[self._replica(replica) for replica in self._dispatcher.live.values()],
+            in_flight=state.num_in_flight,
+            index_bytes=state.num_index_bytes,
+            index_tokens=state.num_index_tokens,
+            unindexed=state.num_unindexed,
+            replicated_prefixes=state.num_replicated_prefixes,
+            replicas=[
+                _replica(one, state.replicas[one.info.spec.replica_id]) for one in self._dispatcher.live.values()
+            ],
         )
 
-    def _replica(self, replica: LiveReplica) -> ReplicaPage:
-        info, spec = replica.info, replica.info.spec
-        state = self._dispatcher.scheduler.replica_state(spec.replica_id)
-        return ReplicaPage(
-            replica=spec.replica_id,
-            engine=info.engine,
-            version=info.version,
-            models=info.models,
-            reports_events=spec.reports_events,
-            in_flight=state.num_requests,
-            engine_load=replica.engine_load,
-            load_s=state.load_s,
-            waiting_prefill_tokens=state.waiting_prefill_tokens,
-            cached_tokens=state.cached_tokens,
-            kv_capacity_tokens=spec.kv_capacity_tokens,
-            drift_requests=state.drift.num_requests,
-            drift_predicted_tokens=state.drift.predicted_tokens,
-            drift_reported_tokens=state.drift.reported_tokens,
-            trusted=state.trusted,
-            parity=replica.parity.outcome if replica.parity is not None else None,
-        )
+
+def _replica(replica: LiveReplica, state: ReplicaState) -> ReplicaPage:
+    info, spec = replica.info, replica.info.spec
+    return ReplicaPage(
+        replica=spec.replica_id,
+        engine=info.engine,
+        version=info.version,
+        models=info.models,
+        reports_events=spec.reports_events,
+        in_flight=state.num_requests,
+        engine_load=replica.engine_load,
+        load_s=state.load_s,
+        waiting_prefill_tokens=state.waiting_prefill_tokens,
+        cached_tokens=state.cached_tokens,
+        kv_capacity_tokens=spec.kv_capacity_tokens,
+        drift_requests=state.drift.num_requests,
+        drift_predicted_tokens=state.drift.predicted_tokens,
+        drift_reported_tokens=state.drift.reported_tokens,
+        trusted=state.trusted,
+        parity=replica.parity.outcome if replica.parity is not None else None,
+    )
 
 
 def _limit(query: bytes, most: int) -> int:

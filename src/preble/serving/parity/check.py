@@ -122,7 +122,7 @@ class ParityCheck:
 
     async def run(self) -> list[Finding]:
         """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
-        num_unindexed = self.dispatcher.scheduler.num_unindexed
+        num_unindexed = self.dispatcher.scheduler.snapshot().num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         sent: list[PackedTokens] = []
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
@@ -240,7 +240,7 @@ class ParityCheck:
                     await asyncio.sleep(POLL_S)
         if believed >= self._predicted:
             return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
-        if self.dispatcher.scheduler.num_unindexed > num_unindexed:
+        if self.dispatcher.scheduler.snapshot().num_unindexed > num_unindexed:
             return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
         return _mismatch(
             Check.EVENTS,

@@ -8,7 +8,8 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from preble.core.placing.door import Scheduler
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.placing.snapshot import SchedulerState
 
 _LABELS = ("replica",)
 
@@ -26,7 +27,7 @@ class LogCounts(Protocol):
 class SchedulerCollector(Collector):
     """What one scheduler believes. `log`: the decision log, None where none is kept."""
 
-    def __init__(self, scheduler: Scheduler, log: LogCounts | None = None) -> None:
+    def __init__(self, scheduler: GlobalScheduler, log: LogCounts | None = None) -> None:
         self._scheduler = scheduler
         self._log = log
 
@@ -35,61 +36,63 @@ class SchedulerCollector(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._of_index()
-        yield self._of_costs()
-        yield from self._of_replicas()
+        state = self._scheduler.snapshot()
+        yield from _of_index(state)
+        yield _of_costs(state)
+        yield from _of_replicas(state)
         if self._log is not None:
             yield _counter("decision_log_lines", "Lines in the decision log.", self._log.num_written)
             yield _counter("decision_log_dropped", "Lines missing from the decision log.", self._log.num_dropped)
 
-    def _of_index(self) -> Iterator[Metric]:
-        scheduler = self._scheduler
-        yield _gauge("index_bytes", "Memory of the prefix index.", scheduler.num_index_bytes)
-        yield _gauge("index_tokens", "Tokens in the prefix index.", scheduler.num_index_tokens)
-        yield _counter("unindexed", "Prompts and blocks that found no room in the index.", scheduler.num_unindexed)
-        yield _gauge(
-            "replicated_prefixes",
-            "Prefixes that rebalancing serves from homes of their own.",
-            scheduler.num_replicated_prefixes,
-        )
 
-    def _of_costs(self) -> Metric:
-        factors = self._scheduler.cost_factors
-        family = GaugeMetricFamily(
-            "preble_cost_factor", "What live requests have corrected the cost profile's times by.", labels=("work",)
-        )
-        family.add_metric(["prefill"], factors.prefill)
-        family.add_metric(["decode"], factors.decode)
-        return family
+def _of_index(state: SchedulerState) -> Iterator[Metric]:
+    yield _gauge("index_bytes", "Memory of the prefix index.", state.num_index_bytes)
+    yield _gauge("index_tokens", "Tokens in the prefix index.", state.num_index_tokens)
+    yield _counter("unindexed", "Prompts and blocks that found no room in the index.", state.num_unindexed)
+    yield _gauge(
+        "replicated_prefixes",
+        "Prefixes that rebalancing serves from homes of their own.",
+        state.num_replicated_prefixes,
+    )
 
-    def _of_replicas(self) -> Iterator[Metric]:
-        load = GaugeMetricFamily(
-            "preble_load_seconds", "L: seconds of work placed on a replica in the window.", labels=_LABELS
-        )
-        waiting = GaugeMetricFamily(
-            "preble_waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", labels=_LABELS
-        )
-        held = GaugeMetricFamily("preble_believed_cached_tokens", "KV tokens believed to be held.", labels=_LABELS)
-        predicted = CounterMetricFamily(
-            "preble_drift_predicted_tokens",
-            "Prompt tokens believed cached, where it reported.",
-            labels=_LABELS,
-        )
-        reported = CounterMetricFamily(
-            "preble_drift_reported_tokens", "Prompt tokens that it then reported as cached.", labels=_LABELS
-        )
-        trusted = GaugeMetricFamily(
-            "preble_replica_trusted", "1 while what a replica is believed to hold counts.", labels=_LABELS
-        )
-        for replica_id in self._scheduler.replica_ids():
-            state = self._scheduler.replica_state(replica_id)
-            load.add_metric([replica_id], state.load_s)
-            waiting.add_metric([replica_id], state.waiting_prefill_tokens)
-            held.add_metric([replica_id], state.cached_tokens)
-            predicted.add_metric([replica_id], state.drift.predicted_tokens)
-            reported.add_metric([replica_id], state.drift.reported_tokens)
-            trusted.add_metric([replica_id], state.trusted)
-        yield from (load, waiting, held, predicted, reported, trusted)
+
+def _of_costs(state: SchedulerState) -> Metric:
+    factors = state.cost_factors
+    family = GaugeMetricFamily(
+        "preble_cost_factor", "What live requests have corrected the cost profile's times by.", labels=("work",)
+    )
+    family.add_metric(["prefill"], factors.prefill)
+    family.add_metric(["decode"], factors.decode)
+    return family
+
+
+def _of_replicas(state: SchedulerState) -> Iterator[Metric]:
+    load = GaugeMetricFamily(
+        "preble_load_seconds", "L: seconds of work placed on a replica in the window.", labels=_LABELS
+    )
+    waiting = GaugeMetricFamily(
+        "preble_waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", labels=_LABELS
+    )
+    held = GaugeMetricFamily("preble_believed_cached_tokens", "KV tokens believed to be held.", labels=_LABELS)
+    predicted = CounterMetricFamily(
+        "preble_drift_predicted_tokens",
+        "Prompt tokens believed cached, where it reported.",
+        labels=_LABELS,
+    )
+    reported = CounterMetricFamily(
+        "preble_drift_reported_tokens", "Prompt tokens that it then reported as cached.", labels=_LABELS
+    )
+    trusted = GaugeMetricFamily(
+        "preble_replica_trusted", "1 while what a replica is believed to hold counts.", labels=_LABELS
+    )
+    for replica_id, replica in state.replicas.items():
+        load.add_metric([replica_id], replica.load_s)
+        waiting.add_metric([replica_id], replica.waiting_prefill_tokens)
+        held.add_metric([replica_id], replica.cached_tokens)
+        predicted.add_metric([replica_id], replica.drift.predicted_tokens)
+        reported.add_metric([replica_id], replica.drift.reported_tokens)
+        trusted.add_metric([replica_id], replica.trusted)
+    yield from (load, waiting, held, predicted, reported, trusted)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

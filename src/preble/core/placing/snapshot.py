@@ -1,0 +1,46 @@
+"""A scheduler's state as one value: for metrics, pages, logs and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from preble.core.costs.refit import CostFactors
+from preble.core.types import CacheDrift, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica as the scheduler sees it.
+
+    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
+    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens cached or about to be cached.
+    `trusted`: whether matches there count.
+    """
+
+    num_requests: int
+    waiting_prefill_tokens: int
+    load_s: float
+    cached_tokens: int
+    drift: CacheDrift
+    trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """A scheduler at one moment. It does not change afterwards.
+
+    `num_index_tokens`, `num_index_bytes`: tokens in the prefix trees, and the memory of the whole index, by count.
+    `num_unindexed`: prompts and reports so far that the index's memory budget had no room for.
+    `num_replicated_prefixes`: prefixes that rebalancing serves from replicas of its choice. `cost_factors`: by what
+    live requests have corrected the cost profile; ones where it is not corrected. `replicas`: in the order of their
+    indexes.
+    """
+
+    num_in_flight: int
+    num_index_tokens: int
+    num_index_bytes: int
+    num_unindexed: int
+    num_replicated_prefixes: int
+    cost_factors: CostFactors
+    replicas: Mapping[ReplicaId, ReplicaState]
