@@ -194,14 +194,14 @@ class Cluster:
 
     def _snapshot_node(self, node: Node, match: Match) -> TreeNode:
         index = self.scheduler._index
-        holdings = {r: index.holdings[slot] for slot, r in enumerate(REPLICAS)}
-        records = {r: record for r, of_replica in holdings.items() if (record := of_replica.get(node)) is not None}
+        caches = {r: index.caches[i] for i, r in enumerate(REPLICAS)}
+        entries = {r: entry for r, cache in caches.items() if (entry := cache.get(node)) is not None}
         return TreeNode(
             node.start,
             _parts_of(node),
             min(node.end, match.num_tokens) - node.start if node in match.path else 0,
-            {r: record.tokens_in(node) for r, record in records.items() if record.tokens_in(node)},
-            {r: record.shares for r, record in records.items() if record.shares},
+            {r: entry.tokens_in(node) for r, entry in entries.items() if entry.tokens_in(node)},
+            {r: entry.recent_uses for r, entry in entries.items() if entry.recent_uses},
             self._snapshot(node, match),
         )
 

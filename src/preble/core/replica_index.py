@@ -1,4 +1,4 @@
-"""Sets of replica slots as bit masks: bit i stands for slot i."""
+"""Sets of replicas as bit masks: bit i stands for the replica of index i."""
 
 from __future__ import annotations
 

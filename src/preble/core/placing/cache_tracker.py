@@ -1,8 +1,22 @@
-"""What the replicas are believed to hold, kept in step with what they do and say.
+"""What each replica is taken to cache: the prefix index, kept in step with what replicas do and report.
 
-`PrefixIndex` is the structure; this is its keeper. It decides when a prompt in flight counts as held, when a promise
-ends, when a belief that nothing confirms is too old, and what there is no room for in the memory budget.
-Source: Preble, "Global scheduler data structures"; promises, age and budget: docs/decisions/0001.
+Theory of operation
+-------------------
+`PrefixIndex` is the structure; the `CacheTracker` decides what goes in and out of it. There are two kinds of replicas.
+
+*With KV events*, a stored or evicted block changes the index at once. Reports come late, so a request keeps its prompt
+in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `PendingReport`).
+
+*Without KV events*, the index is an estimate. The first output token shows that the prompt has been computed: its whole
+blocks count as cached. They count until the replica's capacity is exceeded (least recently used first), until nothing
+has used them for `belief_ttl_s`, or until the replica reports fewer `cached_tokens` than expected: what it has lost,
+and what it had used no later, is forgotten.
+
+The index has a memory budget. When it is reached, the least recently used prefixes that no request of the window uses
+are forgotten; then the oldest requests of the window stop counting for their prefixes, so that theirs can be forgotten;
+and if even that is not enough, a prompt or a report is not taken in, which `num_unindexed` counts.
+
+Source: Preble, "Global scheduler data structures"; reports, age and budget: docs/decisions/0001.
 """
 
 from __future__ import annotations
@@ -13,22 +27,22 @@ from math import inf
 
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.replicas import InFlightRequest, ReplicaTable
-from preble.core.placing.index_budget import IndexBudget, growth_of_known, growth_of_prompt, growth_of_stored
 from preble.core.prefixes.index import PrefixIndex
 from preble.core.prefixes.matching import matched_on, usable_tokens
-from preble.core.prefixes.radix_tree import Match, Node
-from preble.core.types import BlocksEvicted, BlocksStored, CacheDrift, Request
+from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
+from preble.core.prefixes.replica_cache import BLOCK_BYTES, ENTRY_BYTES
+from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheDrift, PackedTokens, Request
 
 _AGE_CHECK = 1 / 16
-"""How often beliefs are checked for age, as a part of the age at which they end."""
+"""How often the age of estimates is checked, as a part of the age at which they end."""
 
 _AGE_BATCH = 32
-"""Records of one replica that are forgotten at a time for their age, so that no request has to wait long for it."""
+"""Cache entries of one replica that are forgotten at a time for their age, so that no request waits long for it."""
 
 
 @dataclass(slots=True)
 class PendingReport:
-    """A finished request whose prompt stays pinned until the replica's reports must have arrived."""
+    """A finished request whose prompt stays in use until the replica's reports must have arrived."""
 
     until: float
     replica: int
@@ -36,9 +50,9 @@ class PendingReport:
 
 
 class CacheTracker:
-    """Who holds what, by slot. The settings are those of `GlobalScheduler`; its `check` covers this too.
+    """What each replica caches, by replica index. The settings are those of `GlobalScheduler`.
 
-    `num_unindexed`: prompts and reports that the budget left no room for.
+    `num_unindexed`: prompts and reports for which the budget had no room.
     """
 
     def __init__(
@@ -54,22 +68,23 @@ class CacheTracker:
         self.num_unindexed = 0
         self._index = index
         self._fleet = fleet
+        self._window = window
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
-        self._budget = IndexBudget(index, window, index_budget_bytes)
-        self._graces: deque[PendingReport] = deque()
+        self._budget_bytes = inf if index_budget_bytes is None else index_budget_bytes
+        self._pending_reports: deque[PendingReport] = deque()
         self._drift: dict[int, CacheDrift] = {}
         self._check_age_at: float | None = None
 
     def add_replica(self, replica: int, now: float) -> None:
         self._index.add_replica(replica)
         self._drift[replica] = CacheDrift()
-        if self._is_unreported(replica) and self._check_age_at is None:
+        if self._is_estimated(replica) and self._check_age_at is None:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def remove_replica(self, replica: int) -> None:
-        """Nothing in flight or in the window may refer to the replica any more."""
-        self._graces = deque(grace for grace in self._graces if grace.replica != replica)
+        """Forget the replica. Nothing in flight or in the window may refer to it any more."""
+        self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._index.remove_replica(replica)
         del self._drift[replica]
 
@@ -79,108 +94,148 @@ class CacheTracker:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def place(self, replica: int, request: Request, match: Match, now: float) -> Node:
-        """The prompt is held by the replica from now on, or about to be; returns the node at which it ends.
+        """The replica's request uses its prompt from now on; returns the node at which the prompt ends.
 
-        Where the budget has no room for it, only what is known of it already counts.
+        `match`: of the prompt with the trees as they are now. Where the budget has no room for the rest of the prompt,
+        only the part that is known already counts.
         """
         index, prompt, namespace = self._index, request.prompt, request.namespace
-        if self._budget.has_room(growth_of_prompt(match, prompt)):
+        if self._has_room(_growth_of_prompt(match, prompt)):
             return index.place(replica, match, prompt, namespace, now)
-        made_room = self._budget.make_room(lambda: growth_of_prompt(index.match(prompt, namespace), prompt), now)
-        match = index.match(prompt, namespace)
-        if made_room:
-            return index.place(replica, match, prompt, namespace, now)
+        while self._make_room(now):
+            match = index.match(prompt, namespace)
+            if self._has_room(_growth_of_prompt(match, prompt)):
+                return index.place(replica, match, prompt, namespace, now)
         self.num_unindexed += 1
-        known = match.whole if self._budget.has_room(growth_of_known(match)) else []
-        return index.place_on(replica, known, namespace, now)
+        known = index.match(prompt, namespace).whole
+        return index.place_on(replica, known if self._has_room(len(known) * ENTRY_BYTES) else [], namespace, now)
 
     def usable_tokens(self, replica: int, request: Request, match: Match) -> int:
-        """Leading prompt tokens that the replica, trusted or not, is believed to serve from its cache. O(depth)."""
-        held = matched_on(match, self._index.holdings[replica])
+        """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
+        held = matched_on(match, self._index.caches[replica])
         return usable_tokens(held, request.num_prompt_tokens, self._fleet.block_size[replica])
 
     def computed(self, flight: InFlightRequest, now: float) -> None:
-        """The prompt has been computed: a replica that reports nothing is believed to hold its whole blocks."""
+        """The prompt has been computed, so a replica without KV events is expected to cache its whole blocks."""
         replica = flight.replica
-        if self._is_unreported(replica):
-            self._index.believe_held(replica, flight.leaf, self._fleet.block_size[replica], now)
+        if self._is_estimated(replica):
+            self._index.set_computed(replica, flight.leaf, self._fleet.block_size[replica], now)
             self._evict_over_capacity(replica, now)
 
     def end(self, flight: InFlightRequest, now: float, *, work_done: bool) -> None:
-        """The request is over. If its work was done, its promise outlives it until the reports must have come."""
-        if work_done and not self._is_unreported(flight.replica):
-            self._graces.append(PendingReport(now + self._report_grace_s, flight.replica, flight.leaf))
+        """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
+        if work_done and not self._is_estimated(flight.replica):
+            self._pending_reports.append(PendingReport(now + self._report_grace_s, flight.replica, flight.leaf))
         else:
-            self._index.unpin(flight.replica, flight.leaf)
+            self._index.release(flight.replica, flight.leaf)
             self._evict_over_capacity(flight.replica, now)
 
-    # -- what replicas say --------------------------------------------------------------------------------------------
+    # -- what replicas report -----------------------------------------------------------------------------------------
 
     def stored(self, replica: int, event: BlocksStored, now: float) -> bool:
-        """False if what is before the blocks is unknown, so that they cannot be located."""
-        if not self._budget.make_room(lambda: growth_of_stored(self._index, replica, event), now):
-            self.num_unindexed += 1
-            return True
-        return self._index.stored(replica, event, now)
+        """The replica stored blocks. False if their parent is unknown, so that nobody knows where they belong."""
+        match = self._index.locate(replica, event)
+        while match is not None and not self._has_room(_growth_of_stored(match, event)):
+            if not self._make_room(now):
+                self.num_unindexed += 1
+                return True
+            match = self._index.locate(replica, event)
+        if match is not None:
+            self._index.stored(replica, match, event, now)
+        return match is not None
 
     def evicted(self, replica: int, event: BlocksEvicted, now: float) -> None:
+        """The replica evicted blocks."""
         self._index.evicted(replica, event, self._fleet.block_size[replica], now)
 
     def cleared(self, replica: int, now: float, *, is_past: bool) -> None:
-        """The whole cache is gone. Unless `is_past`, nothing that ended there will be reported as stored any more."""
+        """The whole cache is gone. Unless `is_past`, requests that ended there will not be reported as stored."""
         if not is_past:
-            for grace in self._graces:
-                if grace.replica == replica:
-                    self._index.unpin(replica, grace.leaf)
-            self._graces = deque(grace for grace in self._graces if grace.replica != replica)
+            for report in self._pending_reports:
+                if report.replica == replica:
+                    self._index.release(replica, report.leaf)
+            self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._index.clear(replica, now)
 
     def compare(self, flight: InFlightRequest, cached_tokens: int, now: float) -> None:
-        """Hold the belief against what the replica says that it had cached.
+        """Compare what was expected to be cached with what the replica says was cached.
 
-        A replica that has lost a prefix has also lost whatever it had used no later than that (LRU).
+        A replica that has lost a prefix has also lost whatever it had used no later (LRU).
         """
         drift = self._drift[flight.replica]
         drift.num_requests += 1
         drift.predicted_tokens += flight.confirmed_tokens
         drift.reported_tokens += cached_tokens
-        if self._is_unreported(flight.replica) and cached_tokens < flight.confirmed_tokens:
+        if self._is_estimated(flight.replica) and cached_tokens < flight.confirmed_tokens:
             self._index.forget_unused_since(flight.replica, flight.confirmed_used_s, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float:
-        """When a promise ends, or beliefs are to be checked for age; infinity if never."""
-        grace_s = self._graces[0].until if self._graces else inf
-        return grace_s if self._check_age_at is None else min(grace_s, self._check_age_at)
+        """When a pending report is overdue, or the age of estimates is to be checked; infinity if never."""
+        overdue_s = self._pending_reports[0].until if self._pending_reports else inf
+        return overdue_s if self._check_age_at is None else min(overdue_s, self._check_age_at)
 
-    def expire_promises(self, now: float) -> None:
-        """Amortised O(1)."""
-        while self._graces and self._graces[0].until <= now:
-            grace = self._graces.popleft()
-            self._index.unpin(grace.replica, grace.leaf)
+    def expire_pending_reports(self, now: float) -> None:
+        """Stop waiting for reports that must have come. Amortised O(1)."""
+        while self._pending_reports and self._pending_reports[0].until <= now:
+            report = self._pending_reports.popleft()
+            self._index.release(report.replica, report.leaf)
 
     def expire_old(self, now: float) -> None:
-        """Forget what nothing has confirmed for too long, if it is time to look. A part at a time: O(1)."""
+        """Forget estimates that nothing has used for too long, if it is time to look. A part at a time: O(1)."""
         if self._check_age_at is None or self._check_age_at > now:
             return
-        unreported = [replica for replica in self._fleet.specs if self._is_unreported(replica)]
+        estimated = [replica for replica in self._fleet.specs if self._is_estimated(replica)]
         limit_s = now - self._belief_ttl_s
-        done = all(self._index.forget_unused_since(replica, limit_s, now, _AGE_BATCH) for replica in unreported)
+        done = all(self._index.forget_unused_since(replica, limit_s, now, _AGE_BATCH) for replica in estimated)
         next_s = now + self._belief_ttl_s * _AGE_CHECK if done else now
-        self._check_age_at = next_s if unreported else None
+        self._check_age_at = next_s if estimated else None
 
-    def promises(self) -> list[tuple[int, Node]]:
-        """(slot, leaf) of each promise that has outlived its request; for tests."""
-        return [(grace.replica, grace.leaf) for grace in self._graces]
+    def pending_reports(self) -> list[tuple[int, Node]]:
+        """(replica index, leaf) of each request that is over and whose reports are still awaited; for tests."""
+        return [(report.replica, report.leaf) for report in self._pending_reports]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _is_unreported(self, replica: int) -> bool:
-        """True if no event of this replica corrects what is believed of it."""
+    def _is_estimated(self, replica: int) -> bool:
+        """True if the replica has no KV events, so that the index is an estimate of its cache."""
         return not self._fleet.specs[replica].reports_events
 
     def _evict_over_capacity(self, replica: int, now: float) -> None:
         capacity = self._fleet.specs[replica].kv_capacity_tokens
-        if capacity is not None and self._is_unreported(replica):
+        if capacity is not None and self._is_estimated(replica):
             self._index.evict_down_to(replica, capacity, now)
+
+    def _has_room(self, growth_bytes: int) -> bool:
+        return self._index.num_bytes + growth_bytes <= self._budget_bytes
+
+    def _make_room(self, now: float) -> bool:
+        """Forget what was used least recently; False if there is nothing left to forget.
+
+        That may change what a match said, so match again afterwards.
+        """
+        oldest_use_s = self._window.oldest_share_s
+        if self._index.drop_oldest(now, oldest_use_s):
+            return True
+        if oldest_use_s == inf:
+            return False
+        self._index.forget_use(*self._window.drop_oldest_share())
+        return True
+
+
+def _growth_of_prompt(match: Match, prompt: PackedTokens) -> int:
+    """Bytes by which the index grows at most if the prompt is placed."""
+    return _growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
+
+
+def _growth_of_stored(match: Match, event: BlocksStored) -> int:
+    """Bytes by which the index grows at most if the event is taken in."""
+    new_bytes = len(event.tokens) - (match.num_tokens - match.base_tokens) * TOKEN_BYTES
+    return _growth(match, new_bytes) + len(event.block_hashes) * BLOCK_BYTES
+
+
+def _growth(match: Match, new_bytes: int) -> int:
+    """Two nodes (a leaf, and a split or a root), an entry for each node of the path and for each that is split."""
+    entries = len(match.path) + 2 + match.last.holders.bit_count()
+    return new_bytes + 2 * NODE_BYTES + entries * ENTRY_BYTES

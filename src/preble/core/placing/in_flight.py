@@ -67,7 +67,7 @@ class InFlightTable:
         `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens
-        confirmed, confirmed_used_s = confirmed_on(match, self._index.holdings[replica])
+        confirmed, confirmed_used_s = confirmed_on(match, self._index.caches[replica])
         # What is held against the replica's own report is the belief, whether or not it counts.
         believed = matched if self._fleet.trusts(replica) else self._belief.usable_tokens(replica, request, match)
         leaf = self._belief.place(replica, request, match, now)
@@ -127,15 +127,15 @@ class InFlightTable:
         flights = list(self._flights.values())
         self._fleet.check(flights)
         pins = [(flight.replica, flight.leaf) for flight in flights]
-        pins += self._belief.promises()
+        pins += self._belief.pending_reports()
         shares = [(entry.replica, entry.leaf) for entry in self._window.entries() if entry.shares]
         for replica in self._fleet.specs:
             users = [node for where, leaf in pins if where == replica for node in leaf.ancestors()]
             sharers = [node for where, leaf in shares if where == replica for node in leaf.ancestors()]
-            for record in self._index.holdings[replica].records():
-                assert record.node is not None
-                assert record.pins == users.count(record.node)
-                assert record.shares == sharers.count(record.node)
+            for entry in self._index.caches[replica].entries():
+                assert entry.node is not None
+                assert entry.ref_count == users.count(entry.node)
+                assert entry.recent_uses == sharers.count(entry.node)
 
     def _end(self, flight: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release everything the request holds; what it did stays in the window if it was done."""
@@ -144,4 +144,4 @@ class InFlightTable:
         self._belief.end(flight, now, work_done=work_done)
         # Last, when its prompt is in use no more: then what was never stored of it can go.
         if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
-            self._index.unshare(flight.replica, flight.leaf)
+            self._index.forget_use(flight.replica, flight.leaf)

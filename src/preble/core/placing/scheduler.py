@@ -215,7 +215,7 @@ class GlobalScheduler:
         replica = self._fleet.add(spec)
         self._belief.add_replica(replica, now)
         self._window.add_replica(replica)
-        self._eviction_costs[replica] = EvictionCost(self._index.holdings[replica], self._cost_model)
+        self._eviction_costs[replica] = EvictionCost(self._index.caches[replica], self._cost_model)
         for listener in self._listeners:
             listener.replica_added(spec, now)
 
@@ -282,7 +282,7 @@ class GlobalScheduler:
         self._cost_model = cost_model
         self._window.use(cost_model)
         for replica in self._fleet.specs:
-            self._eviction_costs[replica] = EvictionCost(self._index.holdings[replica], cost_model)
+            self._eviction_costs[replica] = EvictionCost(self._index.caches[replica], cost_model)
 
     def _rebalance(self, now: float) -> list[PrefixHomeChange]:
         search_at = self._rebalancer.next_search()
@@ -329,7 +329,7 @@ class GlobalScheduler:
             num_requests=self._fleet.num_requests[replica],
             waiting_prefill_tokens=self._fleet.waiting_prefill_tokens[replica],
             load_s=self._window.load_s[replica],
-            cached_tokens=self._index.holdings[replica].used_tokens,
+            cached_tokens=self._index.caches[replica].used_tokens,
             drift=replace(self._belief.drift(replica)),
             trusted=self._fleet.trusts(replica),
         )
@@ -350,8 +350,8 @@ class GlobalScheduler:
 
     def _expire(self, now: float) -> None:
         for replica, leaf in self._window.expire(now):
-            self._index.unshare(replica, leaf)
-        self._belief.expire_promises(now)
+            self._index.forget_use(replica, leaf)
+        self._belief.expire_pending_reports(now)
 
 
 class _ClusterForRebalancing:
@@ -374,5 +374,4 @@ class _ClusterForRebalancing:
         return replicas_in(node.full_holders & self._trusted)
 
     def window_requests(self, node: Node) -> int:
-        records = (self._index.holdings[replica].get(node) for replica in replicas_in(node.holders))
-        return sum(record.shares for record in records if record is not None)
+        return node.recent_uses

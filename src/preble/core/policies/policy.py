@@ -18,7 +18,7 @@ from preble.core.cluster.replicas import ReplicaTable
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
-from preble.core.prefixes.matching import PrefixMatch, coverage, matched_on, matched_tokens, pinned_on, usable_tokens
+from preble.core.prefixes.matching import PrefixMatch, coverage, in_use_on, matched_on, matched_tokens, usable_tokens
 from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.replica_index import replicas_in
 from preble.core.types import Candidate, Reason, ReplicaId, Request
@@ -158,7 +158,7 @@ class ClusterView:
     def known_prefix(self) -> Sequence[Node]:
         """The nodes that the prompt begins with, from the top; of the last one perhaps only the first tokens.
 
-        Of each one `num_shares` says how many requests of the window use it, and `full_holders` who has all of it.
+        Of each one `recent_uses` says how many requests of the window use it, and `full_holders` who has all of it.
         """
         return self._match.path
 
@@ -166,7 +166,7 @@ class ClusterView:
     def coverage(self) -> PrefixMatch:
         """What the replicas hold of the prompt, as far as they are trusted. O(depth) when first asked."""
         if self._coverage is None:
-            self._coverage = coverage(self._match, self._index.holdings, self._trusted)
+            self._coverage = coverage(self._match, self._index.caches, self._trusted)
         return self._coverage
 
     @property
@@ -190,7 +190,7 @@ class ClusterView:
 
     def held_tokens(self, replica: int) -> int:
         """KV tokens that the replica holds or is about to hold."""
-        return self._index.holdings[replica].used_tokens
+        return self._index.caches[replica].used_tokens
 
     def active_tokens(self, replica: int) -> int:
         """KV tokens of prompts in flight there if the request joins them; what several share counts once. O(depth).
@@ -198,12 +198,12 @@ class ClusterView:
         The output counts not, nobody tells how much there is. For `report_grace_s` after its end a prompt still counts
         on a replica that reports KV events.
         """
-        holdings = self._index.holdings[replica]
-        return holdings.pinned_tokens + self._num_tokens - pinned_on(self._match, holdings)
+        cache = self._index.caches[replica]
+        return cache.in_use_tokens + self._num_tokens - in_use_on(self._match, cache)
 
     def kv_usage(self, replica: int) -> float:
         """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
-        return min(self._index.holdings[replica].pinned_tokens / self._fleet.capacity[replica], 1.0)
+        return min(self._index.caches[replica].in_use_tokens / self._fleet.capacity[replica], 1.0)
 
     def lightest_load_s(self) -> float:
         """The lowest L of any replica that may get the request. O(replicas)."""
@@ -226,7 +226,7 @@ class ClusterView:
         """
         matched = self._matched.get(replica)
         if matched is None:
-            held = matched_on(self._match, self._index.holdings[replica]) if self._trusted >> replica & 1 else 0
+            held = matched_on(self._match, self._index.caches[replica]) if self._trusted >> replica & 1 else 0
             matched = self._matched[replica] = usable_tokens(held, self._num_tokens, self._fleet.block_size[replica])
         return matched
 
@@ -244,7 +244,7 @@ class ClusterView:
             return [self.matched_on(replica) for replica in replicas]
         sizes = self._fleet.block_size
         held = [0] * len(sizes)
-        for mask, tokens in matched_tokens(self._match, self._index.holdings, self._trusted):
+        for mask, tokens in matched_tokens(self._match, self._index.caches, self._trusted):
             size, usable = 0, 0
             for replica in self._fleet.live_replicas if mask == self._fleet.live else replicas_in(mask):
                 if sizes[replica] != size:  # most replicas have blocks of one size
@@ -282,10 +282,10 @@ class ClusterView:
     def _eviction_s(self, replicas: list[int], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
         num_tokens, outputs, capacity = self._num_tokens, self._window.expected_output_tokens, self._fleet.capacity
-        holdings = self._index.holdings
+        caches = self._index.caches
         costs_s = [0.0] * len(replicas)
         for i, replica in enumerate(replicas):
-            excess = holdings[replica].used_tokens + num_tokens - matched[i] + outputs[replica] - capacity[replica]
+            excess = caches[replica].used_tokens + num_tokens - matched[i] + outputs[replica] - capacity[replica]
             if excess > 0:
                 evictions = self._eviction_costs[replica]
                 costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self._match.path)

@@ -95,7 +95,7 @@ class Preble:
                 break
             tokens = min(node.end, best) - max(node.start, matched)
             if tokens > 0:
-                uses = node.num_shares / ((node.full_holders.bit_count() + 1) * self._copy_after)
+                uses = node.recent_uses / ((node.full_holders.bit_count() + 1) * self._copy_after)
                 paid_by_others += tokens * uses * uses / (1.0 + uses * uses)
         return whole_s * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
 

@@ -18,15 +18,15 @@ from preble.core.prefixes.replica_cache import CacheEntry, ReplicaCache
 class EvictionCost:
     """M of one replica, as a function of the tokens to be freed.
 
-    Remembers the victims met so far until the replica's holdings change, so that asking again is O(log victims).
+    Remembers the victims met so far until the replica's cache changes, so that asking again is O(log victims).
     """
 
-    def __init__(self, holdings: ReplicaCache, cost_model: CostModel) -> None:
-        self._holdings = holdings
+    def __init__(self, cache: ReplicaCache, cost_model: CostModel) -> None:
+        self._cache = cache
         self._cost_model = cost_model
         self._version = -1
         self._num_requests = 0
-        self._records: Iterator[CacheEntry] = iter(())
+        self._entries: Iterator[CacheEntry] = iter(())
         self._victims: list[CacheEntry] = []
         self._freed: list[int] = [0]
         self._cost_s: list[float] = [0.0]
@@ -39,8 +39,8 @@ class EvictionCost:
         """
         if tokens <= 0:
             return 0.0
-        kept = [record for node in in_use if (record := self._holdings.get(node)) and record.held and not record.pins]
-        if self._version != self._holdings.version or self._num_requests != num_requests:
+        kept = [entry for node in in_use if (entry := self._cache.get(node)) and entry.held and not entry.ref_count]
+        if self._version != self._cache.version or self._num_requests != num_requests:
             self._start_over(num_requests)
         if kept:
             return self._cost_keeping_s(tokens, kept)
@@ -62,21 +62,21 @@ class EvictionCost:
         return cost_s
 
     def _start_over(self, num_requests: int) -> None:
-        self._version = self._holdings.version
+        self._version = self._cache.version
         self._num_requests = num_requests
-        self._records = self._holdings.oldest_first()
+        self._entries = self._cache.oldest_first()
         self._victims.clear()
         del self._freed[1:], self._cost_s[1:]
 
     def _find_next_victim(self) -> bool:
-        for record in self._records:
-            if record.held and not record.pins:
-                self._victims.append(record)
-                self._freed.append(self._freed[-1] + record.held)
-                self._cost_s.append(self._cost_s[-1] + self._victim_s(record, record.held))
+        for entry in self._entries:
+            if entry.held and not entry.ref_count:
+                self._victims.append(entry)
+                self._freed.append(self._freed[-1] + entry.held)
+                self._cost_s.append(self._cost_s[-1] + self._victim_s(entry, entry.held))
                 return True
         return False
 
     def _victim_s(self, victim: CacheEntry, tokens: int) -> float:
-        share = victim.shares / self._num_requests if self._num_requests else 0.0
+        share = victim.recent_uses / self._num_requests if self._num_requests else 0.0
         return self._cost_model.prefill_s(tokens) * share if share else 0.0

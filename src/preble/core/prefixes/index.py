@@ -1,10 +1,25 @@
-"""The global prefix trees: who is believed to hold what, who asks for it, and what would be evicted.
+"""The prefix index: which prompts begin alike, what each replica caches of them, and what it would evict next.
 
-The belief has two sources. While a request is in flight its replica counts as holding the whole prompt ("pinned": in
-use there, or about to be computed). Afterwards only what the replica reported as stored stays; for one that reports
-nothing, what it must have computed. Evictions, restarts, capacity and time take it away again.
+Theory of operation
+-------------------
+One radix tree holds the tokens; a node is a run of them (`radix_tree`). Each replica has a cache entry for each node of
+which it caches something, or which its requests use (`replica_cache`). An entry says three things:
 
-Source: Preble, "Global scheduler data structures". Nodes nobody holds and nobody in the window uses are removed.
+- `held`: how many leading tokens of the node the replica caches. Stored events raise it, or, for a replica without
+  events, its first output tokens. Evictions, a cleared cache, the capacity, age and low `cached_tokens` lower it.
+- `ref_count`: the replica's requests in flight that use the node. While there are any, the whole node counts as cached:
+  it is in use there, or is about to be computed.
+- `recent_uses`: requests of the load window that use the node. They say what an eviction would cost.
+
+Entries of cached nodes are in the order in which the replica evicts: least recently used first, a node before the
+nodes above it. A node without any entry is removed, and a node whose only child has like entries is joined with it, so
+the tree never holds more than somebody caches or uses.
+
+An event names blocks by hashes. A name stands for a place, "token number `end` of the prompt that passes this node", so
+that it stays right while nodes split and merge (`live_node`). A stored event is matched with the tree once: `locate`
+finds the place below its parent, the caller sees what it would add, and `stored` enters it.
+
+Source: Preble, "Global scheduler data structures".
 """
 
 from __future__ import annotations
@@ -17,110 +32,107 @@ from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
 _DROPPED_AT_ONCE = 16
-"""Records that are forgotten together where memory is short."""
+"""Cache entries that are forgotten together where memory is short."""
 
 
 class PrefixIndex:
-    """Prefix trees with the holdings of every replica. What a prompt finds there: `preble.core.prefixes.matching`.
+    """The trees, and the cache of every replica. What a prompt finds in them: `preble.core.prefixes.matching`.
 
-    `holdings`: by slot, for reading only; of a replica that is gone, empty ones. `trim_tokens`: how many tokens at the
-    end of a leaf may be held by nobody before they are taken off; by default about what a node takes besides its
-    tokens.
+    `caches`: by replica index, for reading only; a replica that is gone has an empty one. `trim_tokens`: how many
+    tokens at the end of a leaf may be cached nowhere before they are cut off; by default about what a node takes
+    besides its tokens.
     """
 
     def __init__(self, trim_tokens: int = NODE_BYTES // TOKEN_BYTES) -> None:
-        self.tree = RadixTree(on_split=self._split_records)
-        self.holdings: list[ReplicaCache] = []
+        self.tree = RadixTree(on_split=self._split_entries)
+        self.caches: list[ReplicaCache] = []
         self._trim_tokens = trim_tokens
         self._size = IndexSize()
 
     def add_replica(self, replica: int) -> None:
-        if replica == len(self.holdings):
-            self.holdings.append(ReplicaCache(replica, self._size))
+        if replica == len(self.caches):
+            self.caches.append(ReplicaCache(replica, self._size))
 
     def remove_replica(self, replica: int) -> None:
-        """Forget the replica. No request in flight or in the window may refer to it any more. O(its records)."""
-        closed, self.holdings[replica] = self.holdings[replica], ReplicaCache(replica, self._size)
+        """Forget the replica. No request in flight or in the window may refer to it any more. O(its cache entries)."""
+        closed, self.caches[replica] = self.caches[replica], ReplicaCache(replica, self._size)
         self._prune_all(closed.close())
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the trees and records, in bytes, by count."""
+        """Memory of the trees and entries, in bytes, by count."""
         return self.tree.num_bytes + self._size.num_bytes
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
-        """How far the prompt agrees with anything known. Whether anybody holds that is another question."""
+        """How far the prompt agrees with any known prefix, whether or not a replica still caches it."""
         return self.tree.match(prompt, namespace)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def place(self, replica: int, match: Match, prompt: PackedTokens, namespace: str, now: float) -> Node:
-        """A request is placed: its prompt is pinned on the replica and counted in the window. Returns its last node.
+        """A request is placed: its prompt is in use on the replica and counts in the window. Returns its last node.
 
-        `match`: of the prompt with the trees as they are now. The node stays valid until both `unpin` and `unshare`
-        were called with it. O(tokens + depth).
+        `match`: of the prompt with the trees as they are now. The node stays valid until `release` and `forget_use`
+        have both been called with it. O(tokens + depth).
         """
         return self.place_on(replica, self.tree.extend(match, prompt), namespace, now)
 
     def place_on(self, replica: int, path: list[Node], namespace: str, now: float) -> Node:
         """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
-        self.holdings[replica].pin_and_share(path, now)
+        self.caches[replica].add_use(path, now)
         return path[-1] if path else self.tree.root(namespace)
 
-    def unpin(self, replica: int, leaf: Node) -> None:
-        self._prune_all(self.holdings[replica].unpin(leaf))
+    def release(self, replica: int, leaf: Node) -> None:
+        """A request whose prompt ends in `leaf` no longer uses it on the replica. O(depth)."""
+        self._prune_all(self.caches[replica].release(leaf))
 
-    def unshare(self, replica: int, leaf: Node) -> None:
+    def forget_use(self, replica: int, leaf: Node) -> None:
+        """A request whose prompt ends in `leaf` has left the window. O(depth)."""
         path = list(leaf.ancestors())
-        self._prune_all(self.holdings[replica].unshare(leaf))
+        self._prune_all(self.caches[replica].forget_use(leaf))
         self._trim(leaf)
         for node in path:
             self._merge_only_child(node)
 
-    def believe_held(self, replica: int, leaf: Node, block_size: int, now: float) -> None:
-        """A replica that reports nothing has computed the prompt that ends in `leaf`: it holds its whole blocks."""
-        holdings = self.holdings[replica]
+    def set_computed(self, replica: int, leaf: Node, block_size: int, now: float) -> None:
+        """The replica has computed the prompt that ends in `leaf`, so it caches its whole blocks. O(depth)."""
+        cache = self.caches[replica]
         num_tokens = leaf.end // block_size * block_size
         for node in leaf.ancestors():
             held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
-            if held > holdings.tokens_held(node):
-                holdings.set_held(node, held, now)
+            if held > cache.tokens_held(node):
+                cache.set_held(node, held, now)
 
     # -- reports and forgetting ---------------------------------------------------------------------------------------
 
-    def end_of_parent(self, replica: int, event: BlocksStored) -> tuple[Node, int] | None:
-        """The node in which what is before the blocks ends, and how many tokens that is; None if it is unknown."""
-        if event.parent is None:
-            return self.tree.root(event.namespace), 0
-        return self.holdings[replica].block(event.parent)
+    def locate(self, replica: int, event: BlocksStored) -> Match | None:
+        """The match of the event's tokens with the tree below its parent; None if the replica has no such parent."""
+        found = (
+            (self.tree.root(event.namespace), 0) if event.parent is None else self.caches[replica].block(event.parent)
+        )
+        return None if found is None else self.tree.match_below(found[0], found[1], event.tokens)
 
-    def stored(self, replica: int, event: BlocksStored, now: float) -> bool:
-        """The replica caches these blocks. False if their parent is unknown, so that they cannot be located."""
-        found = self.end_of_parent(replica, event)
-        if found is None:
-            return False
-        holdings = self.holdings[replica]
-        base, depth = found
+    def stored(self, replica: int, match: Match, event: BlocksStored, now: float) -> None:
+        """The replica caches the event's blocks. `match`: what `locate` gives for it now. O(tokens + depth)."""
+        cache, base, depth = self.caches[replica], match.base, match.base_tokens
         end = depth + len(event.tokens) // TOKEN_BYTES
-        if depth == base.end and _is_alone_at_end(holdings, base):
+        if depth == base.end and _is_alone_at_end(cache, base):
             self.tree.grow(base, event.tokens)
             path = [base]
         else:
-            match = self.tree.match_below(base, depth, event.tokens)
             path = list(match.path) if match.num_tokens == end else self.tree.extend(match, event.tokens)
-        _name_blocks(holdings, path, depth, event)
+        _name_blocks(cache, path, depth, event)
         for node in path:
-            held = holdings.tokens_held(node)
+            held = cache.tokens_held(node)
             if max(depth - node.start, 0) <= held:
-                holdings.set_held(node, max(held, min(node.end, end) - node.start), now)
+                cache.set_held(node, max(held, min(node.end, end) - node.start), now)
         self._prune(path[-1])
-        return True
 
     def evicted(self, replica: int, event: BlocksEvicted, block_size: int, now: float) -> None:
-        """The replica caches these blocks no longer; those that are unknown are passed over."""
-        holdings = self.holdings[replica]
+        """The replica no longer caches these blocks. Unknown ones are ignored."""
+        cache = self.caches[replica]
         left: dict[Node, int] = {}
-        for node, end in holdings.forget_names(event.block_hashes):
+        for node, end in cache.forget_names(event.block_hashes):
             if not node.tokens or end <= node.end - node.num_tokens:
                 node = live_node(node, end)
                 if not node.start < end <= node.end:
@@ -128,103 +140,102 @@ class PrefixIndex:
             left[node] = min(end - block_size, left.get(node, end))
         for node, num_tokens in left.items():
             if node.tokens:
-                self._prune_all(self._evict_from(holdings, node, num_tokens, block_size, now))
+                self._prune_all(self._evict_from(cache, node, num_tokens, block_size, now))
                 self._trim(node)
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
-        """Forget the least recently used tokens that a replica holds idle, to save memory; False if there are none.
+        """Forget the least recently used entries of idle prefixes, to save memory; False if there are none.
 
-        Takes the replica whose oldest tokens are the oldest, and some of its records, so that the search for it is
-        shared by several. Only what was last used before `used_before_s`: then no request of the window uses it, and
-        its nodes go.
+        Forgets several entries of the replica that has the oldest one, so that one search serves several. Takes only
+        what was last used before `used_before_s`: no request of the window uses it, so its nodes go as well.
         """
-        idle = ((record, replica) for replica, of_one in enumerate(self.holdings) if (record := of_one.oldest_idle()))
-        record, replica = min(idle, key=lambda item: item[0].last_used_s, default=(None, -1))
-        if record is None:
+        idle = ((entry, replica) for replica, of_one in enumerate(self.caches) if (entry := of_one.oldest_idle()))
+        entry, replica = min(idle, key=lambda item: item[0].last_used_s, default=(None, -1))
+        if entry is None:
             return False
-        old = _used_until(self.holdings[replica], nextafter(used_before_s, -inf), _DROPPED_AT_ONCE)
+        old = _used_until(self.caches[replica], nextafter(used_before_s, -inf), _DROPPED_AT_ONCE)
         self._forget(replica, old, now)
         return bool(old)
 
     def clear(self, replica: int, now: float) -> None:
-        """The replica's whole cache is gone; what is in flight there will be computed again."""
-        self.holdings[replica].forget_blocks()
-        self._forget(replica, [record.node for record in self.holdings[replica].oldest_first() if record.node], now)
+        """The replica's whole cache is gone. Prompts in flight there still count: they are computed again."""
+        self.caches[replica].forget_blocks()
+        self._forget(replica, [entry.node for entry in self.caches[replica].oldest_first() if entry.node], now)
 
     def forget_unused_since(self, replica: int, limit_s: float, now: float, at_most: int | None = None) -> bool:
-        """Drop what was last used at or before `limit_s` and is not in use; False if `at_most` records left some.
+        """Forget idle entries that were last used at or before `limit_s`; False if there are more than `at_most`.
 
-        O(records dropped).
+        O(entries forgotten).
         """
-        old = _used_until(self.holdings[replica], limit_s, at_most)
+        old = _used_until(self.caches[replica], limit_s, at_most)
         self._forget(replica, old, now)
         return at_most is None or len(old) < at_most
 
     def evict_down_to(self, replica: int, capacity_tokens: int, now: float) -> None:
-        """Drop least recently used tokens, parts of nodes too, until no more than the capacity is used."""
-        holdings = self.holdings[replica]
-        if holdings.used_tokens <= capacity_tokens:
+        """Forget the least recently used idle tokens, parts of nodes too, until no more than the capacity is used."""
+        cache = self.caches[replica]
+        if cache.used_tokens <= capacity_tokens:
             return
         dropped = []
         lowered: Node | None = None
-        for record in holdings.oldest_first():
-            excess = holdings.used_tokens - capacity_tokens
+        for entry in cache.oldest_first():
+            excess = cache.used_tokens - capacity_tokens
             if excess <= 0:
                 break
-            if record.held and not record.pins and record.node is not None:
-                lowered = record.node
-                dropped += _lower_held(holdings, lowered, max(0, record.held - excess), now)
+            if entry.held and not entry.ref_count and entry.node is not None:
+                lowered = entry.node
+                dropped += _lower_held(cache, lowered, max(0, entry.held - excess), now)
         self._prune_all(dropped)
         if lowered is not None:
             self._trim(lowered)
 
     def check(self) -> None:
-        """Every invariant of trees and records. O(everything); for tests."""
+        """Assert every invariant of trees and entries. O(everything); for tests."""
         self.tree.check()
-        for holdings in self.holdings:
-            holdings.check()
-        known = (1 << len(self.holdings)) - 1
+        for cache in self.caches:
+            cache.check()
+        known = (1 << len(self.caches)) - 1
         for node in self.tree.nodes():
             assert not node.holders & ~known and not node.full_holders & ~node.holders
-            assert node.holders or node.children, "a node that nobody holds or uses is removed"
-            records = [self.holdings[replica].get(node) for replica in replicas_in(node.holders)]
-            assert node.num_shares == sum(record.shares for record in records if record is not None)
-            assert None not in records
+            assert node.holders or node.children, "a node that nobody caches or uses is removed"
+            entries = [self.caches[replica].get(node) for replica in replicas_in(node.holders)]
+            assert node.recent_uses == sum(entry.recent_uses for entry in entries if entry is not None)
+            assert None not in entries
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _split_records(self, upper: Node, lower: Node) -> None:
+    def _split_entries(self, upper: Node, lower: Node) -> None:
         for replica in replicas_in(lower.holders):
-            self.holdings[replica].split(upper, lower)
+            self.caches[replica].split(upper, lower)
         if not lower.holders and not lower.children:
             self.tree.remove(lower)
 
-    def _evict_from(self, holdings: ReplicaCache, node: Node, start: int, block_size: int, now: float) -> list[Node]:
-        """A block that ends in `node` and begins `start` tokens from the prompt's start is gone, and what is behind it.
+    def _evict_from(self, cache: ReplicaCache, node: Node, start: int, block_size: int, now: float) -> list[Node]:
+        """A block that ends in `node` and begins at token `start` of the prompt is gone, with all that follows it.
 
-        If the block began further up, the tokens there belong to blocks of other branches too. They are kept where the
-        node above has blocks of its own (less than a block is overstated, and matches count whole blocks only), and
-        dropped with the last branch where it has none. Returns the nodes that lost their record.
+        If the block begins in a node above, the tokens there belong to blocks of other branches too. They are kept
+        where that node has blocks of its own (this overstates less than a block, and matches count whole blocks only),
+        and dropped with the last branch where it has none. Returns the nodes that lost their entry.
         """
-        dropped = _lower_held(holdings, node, max(0, start - node.start), now)
+        dropped = _lower_held(cache, node, max(0, start - node.start), now)
         above = node.parent
         while above is not None and above.parent is not None and above.end > start:
-            if above.start < above.end // block_size * block_size or _holds_below(holdings, above):
+            if above.start < above.end // block_size * block_size or _holds_below(cache, above):
                 break
-            dropped += _lower_held(holdings, above, 0, now)
+            dropped += _lower_held(cache, above, 0, now)
             above = above.parent
         return dropped
 
     def _forget(self, replica: int, nodes: list[Node], now: float) -> None:
-        holdings = self.holdings[replica]
-        self._prune_all([gone for node in nodes for gone in _lower_held(holdings, node, 0, now)])
+        cache = self.caches[replica]
+        self._prune_all([gone for node in nodes for gone in _lower_held(cache, node, 0, now)])
 
     def _prune_all(self, nodes: list[Node]) -> None:
         for node in nodes:
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        """Remove the node, and what is above, as far as nobody holds or uses it; join the rest with an only child."""
+        """Remove the node and those above it that nobody caches or uses; join the first that stays with its child."""
         while node.tokens and not node.holders and not node.children and node.parent is not None:
             parent = node.parent
             self.tree.remove(node)
@@ -232,13 +243,13 @@ class PrefixIndex:
         self._merge_only_child(node)
 
     def _trim(self, node: Node) -> None:
-        """Take the end off a leaf that nobody holds that far and no request uses, if it is worth the work."""
+        """Cut off the end of a leaf that no replica caches and no request uses, if it is long enough."""
         if not node.tokens or node.children or not node.holders:
             return
-        records = [self.holdings[replica].get(node) for replica in replicas_in(node.holders)]
-        if any(record is not None and (record.pins or record.shares) for record in records):
+        entries = [self.caches[replica].get(node) for replica in replicas_in(node.holders)]
+        if any(entry is not None and (entry.ref_count or entry.recent_uses) for entry in entries):
             return
-        held = max(record.held for record in records if record is not None)
+        held = max(entry.held for entry in entries if entry is not None)
         if node.num_tokens - held > self._trim_tokens:
             self.tree.split(node, held)
 
@@ -248,54 +259,54 @@ class PrefixIndex:
         (child,) = node.children.values()
         replicas = replicas_in(node.holders)
         if node.holders != child.holders or not all(
-            self.holdings[replica].can_merge(node, child) for replica in replicas
+            self.caches[replica].can_merge(node, child) for replica in replicas
         ):
             return
         self.tree.merge(node)
         for replica in replicas:
-            self.holdings[replica].merge(node, child)
+            self.caches[replica].merge(node, child)
 
 
-def _used_until(holdings: ReplicaCache, limit_s: float, at_most: int | None) -> list[Node]:
-    """The nodes that were last used at `limit_s` or before and are not in use, the oldest first, up to so many."""
+def _used_until(cache: ReplicaCache, limit_s: float, at_most: int | None) -> list[Node]:
+    """The idle nodes that were last used at `limit_s` or before, the oldest first, `at_most` of them."""
     old: list[Node] = []
-    for record in holdings.oldest_first():
-        if record.last_used_s > limit_s or len(old) == at_most:
+    for entry in cache.oldest_first():
+        if entry.last_used_s > limit_s or len(old) == at_most:
             break
-        if not record.pins and record.node is not None:
-            old.append(record.node)
+        if not entry.ref_count and entry.node is not None:
+            old.append(entry.node)
     return old
 
 
-def _lower_held(holdings: ReplicaCache, node: Node, limit: int, now: float) -> list[Node]:
-    """Let no more than `limit` tokens of the node be held; returns the node if its record is gone by that, else []."""
-    lower = holdings.tokens_held(node) > limit
-    return [node] if lower and holdings.set_held(node, limit, now) else []
+def _lower_held(cache: ReplicaCache, node: Node, limit: int, now: float) -> list[Node]:
+    """Let no more than `limit` tokens of the node be held; returns [node] if that removed its entry, else []."""
+    lower = cache.tokens_held(node) > limit
+    return [node] if lower and cache.set_held(node, limit, now) else []
 
 
-def _is_alone_at_end(holdings: ReplicaCache, node: Node) -> bool:
-    """Whether the node is a leaf that this replica alone has a record of, holds whole, and no request uses.
+def _is_alone_at_end(cache: ReplicaCache, node: Node) -> bool:
+    """Whether the node is a leaf of which this replica alone has an entry, caches all, and no request uses it.
 
-    Then what follows belongs to the same node: a leaf of its own would be merged with it
-    (`ReplicaCache.can_merge`). So an answer, which is reported block by block, is one node and not one a block.
+    Then the next tokens belong to the same node: a leaf of their own would be merged with it at once
+    (`ReplicaCache.can_merge`). So an answer that is reported block by block becomes one node.
     """
-    if node.children is not None or node.holders != holdings.bit or node.full_holders != holdings.bit:
+    if node.children is not None or node.holders != cache.bit or node.full_holders != cache.bit:
         return False
-    record = holdings.get(node)
-    return record is not None and not record.pins and not record.shares
+    entry = cache.get(node)
+    return entry is not None and not entry.ref_count and not entry.recent_uses
 
 
-def _holds_below(holdings: ReplicaCache, node: Node) -> bool:
+def _holds_below(cache: ReplicaCache, node: Node) -> bool:
     children = (node.children or {}).values()
-    return any(child.holders & holdings.bit and holdings.tokens_held(child) for child in children)
+    return any(child.holders & cache.bit and cache.tokens_held(child) for child in children)
 
 
-def _name_blocks(holdings: ReplicaCache, path: list[Node], depth: int, event: BlocksStored) -> None:
-    """Remember in which node of `path`, which continues a prefix of `depth` tokens, each block of the event ends."""
+def _name_blocks(cache: ReplicaCache, path: list[Node], depth: int, event: BlocksStored) -> None:
+    """Note in which node of `path`, which continues a prefix of `depth` tokens, each block of the event ends."""
     named, size = 0, event.block_size
     for node in path:
         count = min((node.end - depth) // size, len(event.block_hashes))
         if count > named:
             ends = range(depth + (named + 1) * size, depth + count * size + 1, size)
-            holdings.name_blocks(event.block_hashes[named:count], node, ends)
+            cache.name_blocks(event.block_hashes[named:count], node, ends)
             named = count

@@ -1,7 +1,7 @@
-"""How far the replicas hold a prompt that was matched with the prefix trees. Reading only.
+"""How much of a prompt each replica caches. Reading only.
 
-A match says what is known of a prompt, and records say who has it: what counts is held from the prompt's start without
-a gap. "Held" includes what is about to be, for requests in flight.
+A match says which nodes a prompt begins with, and the replicas' entries say who caches them. Only tokens count that are
+cached from the prompt's start without a gap. What requests in flight are about to compute counts as cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How far some replica of a set holds a prompt, without a gap.
+    """How much of a prompt any replica of a set caches, without a gap.
 
     `cached_tokens`: the longest such prefix of any of them. `key_node`: the key portion, which is the node with the
     most tokens on that prefix. `key_holders`: mask of those that hold most of it.
@@ -31,16 +31,16 @@ class PrefixMatch:
     key_holders: int
 
 
-# -- of several replicas: `holdings` are by slot ----------------------------------------------------------------------
+# -- of several replicas: `caches` are by replica index ---------------------------------------------------------------
 
 
-def coverage(match: Match, holdings: Sequence[ReplicaCache], among: int) -> PrefixMatch:
+def coverage(match: Match, caches: Sequence[ReplicaCache], among: int) -> PrefixMatch:
     """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
     best, key_tokens, key_holders = 0, 1, 0
     key_node: Node | None = None
     alive = among
     for node in match.path:
-        whole, parts = _holders_of(node, match.num_tokens, holdings, alive)
+        whole, parts = _holders_of(node, match.num_tokens, caches, alive)
         longest = _agreeing(node, match.num_tokens) if whole else max(parts.values(), default=0)
         if longest >= key_tokens:
             key_tokens, key_node, key_holders = longest, node, whole
@@ -55,7 +55,7 @@ def coverage(match: Match, holdings: Sequence[ReplicaCache], among: int) -> Pref
     return PrefixMatch(best, key_node, key_holders)
 
 
-def matched_tokens(match: Match, holdings: Sequence[ReplicaCache], among: int) -> Iterator[tuple[int, int]]:
+def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int) -> Iterator[tuple[int, int]]:
     """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
 
     A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node).
@@ -63,7 +63,7 @@ def matched_tokens(match: Match, holdings: Sequence[ReplicaCache], among: int) -
     alive = among
     reached = 0
     for node in match.path:
-        whole, parts = _holders_of(node, match.num_tokens, holdings, alive)
+        whole, parts = _holders_of(node, match.num_tokens, caches, alive)
         if reached and whole != alive:
             yield alive, reached
         for replica, tokens in parts.items():
@@ -79,36 +79,36 @@ def matched_tokens(match: Match, holdings: Sequence[ReplicaCache], among: int) -
 # -- of one replica ---------------------------------------------------------------------------------------------------
 
 
-def matched_on(match: Match, holdings: ReplicaCache) -> int:
+def matched_on(match: Match, cache: ReplicaCache) -> int:
     """Leading tokens that the replica holds, or is about to hold, without a gap. O(depth)."""
     for node in match.path:
-        if not node.full_holders & holdings.bit:
-            return min(node.start + holdings.tokens_held(node), match.num_tokens)
+        if not node.full_holders & cache.bit:
+            return min(node.start + cache.tokens_held(node), match.num_tokens)
     return match.num_tokens
 
 
-def pinned_on(match: Match, holdings: ReplicaCache) -> int:
+def in_use_on(match: Match, cache: ReplicaCache) -> int:
     """Leading tokens that requests in flight on the replica use. O(depth)."""
     for node in match.path:
-        record = holdings.get(node)
-        if record is None or not record.pins:
+        entry = cache.get(node)
+        if entry is None or not entry.ref_count:
             return node.start
     return match.num_tokens
 
 
-def confirmed_on(match: Match, holdings: ReplicaCache) -> tuple[int, float]:
+def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
     """Leading tokens that the replica holds for certain, and when the least recently used of them was last used.
 
     What is only about to be held does not count. The time is infinity if there are none. O(depth).
     """
     used_s = inf
     for node in match.path:
-        record = holdings.get(node)
-        if record is None or not record.held:
+        entry = cache.get(node)
+        if entry is None or not entry.held:
             return node.start, used_s
-        used_s = min(used_s, record.last_used_s)
-        if record.held < node.num_tokens:
-            return min(node.start + record.held, match.num_tokens), used_s
+        used_s = min(used_s, entry.last_used_s)
+        if entry.held < node.num_tokens:
+            return min(node.start + entry.held, match.num_tokens), used_s
     return match.num_tokens, used_s
 
 
@@ -127,7 +127,7 @@ def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> 
 
 
 def _holders_of(
-    node: Node, num_tokens: int, holdings: Sequence[ReplicaCache], among: int
+    node: Node, num_tokens: int, caches: Sequence[ReplicaCache], among: int
 ) -> tuple[int, Mapping[int, int]]:
     """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
     whole = among & node.full_holders
@@ -137,7 +137,7 @@ def _holders_of(
     parts: dict[int, int] = {}
     size = _agreeing(node, num_tokens)
     for replica in replicas_in(partial):
-        tokens = holdings[replica].tokens_held(node)
+        tokens = caches[replica].tokens_held(node)
         if tokens >= size:
             whole |= 1 << replica
         elif tokens:

@@ -22,12 +22,12 @@ class Node:
     """A run of tokens.
 
     `num_tokens`: in this run; 0 once it is out of the tree. `end`: tokens from the start of the prompt to its end.
-    `holders`, `full_holders`: bit i is set if the replica in slot i has a record here, or holds the whole run.
-    `num_shares`: requests of the window that use it, on any replica. All three are kept by `PrefixIndex`, zero for a
+    `holders`, `full_holders`: bit i is set if replica i has an entry here, or caches the whole run.
+    `recent_uses`: requests of the window that use it, on any replica. All three are kept by `PrefixIndex`, zero for a
     new node.
     """
 
-    __slots__ = ("children", "end", "full_holders", "holders", "num_shares", "num_tokens", "parent", "tokens")
+    __slots__ = ("children", "end", "full_holders", "holders", "num_tokens", "parent", "recent_uses", "tokens")
 
     def __init__(self, tokens: bytes, end: int, parent: Node | None) -> None:
         self.tokens = tokens
@@ -37,7 +37,7 @@ class Node:
         self.children: dict[bytes, Node] | None = None
         self.holders = 0
         self.full_holders = 0
-        self.num_shares = 0
+        self.recent_uses = 0
 
     @property
     def start(self) -> int:
@@ -93,7 +93,7 @@ class RadixTree:
     """Prompt prefixes of every namespace. A namespace without prompts takes no memory: clients make them up.
 
     `num_nodes`: the roots of namespaces other than the common one are counted too. `on_split(upper, lower)` is called
-    after each split, so that whoever keeps records of nodes can split them too.
+    after each split, so that whoever keeps entries of nodes can split them too.
 
     >>> from preble.core.types import pack_tokens
     >>> tree = RadixTree()
@@ -186,7 +186,7 @@ class RadixTree:
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` after its first `at` tokens, 0 < at < its tokens; returns the new upper part. O(tokens of node).
 
-        The lower part is `node` itself. The upper part starts with the holders and shares of `node`.
+        The lower part is `node` itself. The upper part starts with the holders and recent_uses of `node`.
         """
         parent = _parent(node)
         upper = Node(node.tokens[: at * TOKEN_BYTES], node.start + at, parent)
@@ -195,7 +195,7 @@ class RadixTree:
         node.num_tokens -= at
         node.parent = upper
         upper.children = {node.tokens[:TOKEN_BYTES]: node}
-        upper.holders, upper.full_holders, upper.num_shares = node.holders, node.full_holders, node.num_shares
+        upper.holders, upper.full_holders, upper.recent_uses = node.holders, node.full_holders, node.recent_uses
         self.num_nodes += 1
         if self._on_split is not None:
             self._on_split(upper, node)
