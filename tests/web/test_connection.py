@@ -331,7 +331,7 @@ WISH = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: 
     ids=["no body", "body", "chunks"],
 )
 @pytest.mark.parametrize("piece_bytes", [1, 1000])
-async def test_a_wish_for_another_protocol_is_passed_over(request_: bytes, answer: bytes, piece_bytes: int) -> None:
+async def test_a_wish_for_another_protocol_is_ignored(request_: bytes, answer: bytes, piece_bytes: int) -> None:
     async with serving(Application()) as port, connected(port) as peer:
         sent = (request_ % WISH) * 2 + HEALTHY
         for start in range(0, len(sent), piece_bytes):
@@ -375,5 +375,41 @@ async def test_what_is_not_http_is_refused_in_openais_form(sent: bytes) -> None:
         await peer.send(sent)
         status, body = await peer.answer()
         assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+        assert await peer.end() == b""
+    assert app.started == 0
+
+
+class Streaming:
+    """Answers in two pieces, of a length that it does not tell."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+
+@pytest.mark.parametrize("app", [Streaming(), Application()], ids=["without length", "with length"])
+async def test_http_1_0_gets_no_chunks(app: Any) -> None:
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"GET / HTTP/1.0\r\n\r\n")
+        head, _, body = (await peer.end()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert body == (b"one two" if isinstance(app, Streaming) else b"0")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"host: x\r\ntransfer-encoding: gzip, chunked\r\n", 501),
+        (b"host: x\r\ntransfer-encoding: chunked, chunked\r\n", 400),
+        (b"host: x\r\nhost: y\r\ntransfer-encoding: chunked\r\n", 400),
+        (b"transfer-encoding: chunked\r\n", 400),
+    ],
+)
+async def test_heads_that_nobody_can_serve_are_refused(headers: bytes, status: int) -> None:
+    app = Application()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"POST / HTTP/1.1\r\n" + headers + b"\r\n3\r\nabc\r\n0\r\n\r\n")
+        assert (await peer.answer())[0] == status
         assert await peer.end() == b""
     assert app.started == 0

@@ -5,13 +5,13 @@ application sees a request, a client could send headers without end, or nothing 
 ever. Here a head has to be small and to come in time. After it, a client could read nothing of its answer, and keep the
 answer in memory for ever. Here it has to go on reading. And there is a number of connections that is not exceeded.
 
-A wish for another protocol, on which uvicorn loses the request's body, is passed over.
+A wish for another protocol, on which uvicorn loses the request's body, is ignored. A client that has sent its request
+and closed its sending half (`nc -N`) still gets its answer, and one that speaks HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from http import HTTPStatus
 from math import inf
 
@@ -19,6 +19,9 @@ import httptools
 import msgspec
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from preble.web.http10 import UntilClose
+from preble.web.tcp import bytes_in_socket, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
 """Largest request line and headers together, give or take one read from the socket: four times what nginx takes."""
@@ -28,6 +31,11 @@ SEND_S = 60.0
 """How long a client may take nothing of what is to be sent to it: what nginx allows. A slow one takes something."""
 TELL_EVERY_S = 60.0
 """Between two log lines that say that connections are refused."""
+FIRST_PROBE_S = 0.02
+LONGEST_PROBE_S = 5.0
+"""Between two looks at whether a client that has stopped sending still listens; doubled each time."""
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients ignore it. The machine of one that has closed answers with a reset."""
 
 
 class ConnectionLimit:
@@ -58,6 +66,9 @@ class BoundedConnection(HttpToolsProtocol):
     _num_heads = 0
     _in_head = False
     _head_bytes = 0
+    _is_refused = False
+    _has_ended = False
+    _probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -71,6 +82,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._end_send_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -100,17 +113,35 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = False
         self._disarm()
         self._wants_upgrade = self.parser.should_upgrade()
-        if not self._wants_upgrade:
-            super().on_headers_complete()
+        if self._wants_upgrade or self._refuse_bad_head():
+            return
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
+
+    def _refuse_bad_head(self) -> bool:
+        """Refuse what the parser lets through and nobody can serve; says whether it did."""
+        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if encodings not in ([], [b"chunked"]):
+            text = "no transfer encoding but `chunked` is understood; send the body as it is"
+            self._refuse(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", text)
+        elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+            self._refuse(HTTPStatus.BAD_REQUEST, "invalid_host", f"a request has one Host header, not {num_hosts}")
+        return self._is_refused
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._wants_upgrade:
+        if not (self._wants_upgrade or self._is_refused):
             super().on_message_complete()
 
     # the parser
 
     def _parse(self, data: bytes) -> None:
-        """Tell the parser, which tells us. A wish for another protocol is passed over, as HTTP allows.
+        """Tell the parser, which tells us. A wish for another protocol is ignored, as HTTP allows.
 
         The parser ends at such a request's head, since what follows might be of the other protocol. So another one is
         given the request without the wish: Java's HttpClient asks for HTTP/2 with a body behind it.
@@ -145,6 +176,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._has_ended and not self._is_answering():
+            self.transport.close()
         self._expect_progress()
 
     def _expect_progress(self) -> None:
@@ -170,7 +203,32 @@ class BoundedConnection(HttpToolsProtocol):
     def _count_untaken(self) -> int:
         """Bytes that have been written and not arrived. The system's count too: it asks for more only once it is rid
         of a third of what it holds, which is megabytes, and takes minutes with a slow client."""
-        return self.transport.get_write_buffer_size() + _bytes_in_socket(self.transport)
+        return self.transport.get_write_buffer_size() + bytes_in_socket(self.transport)
+
+    # the client has ended its half
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: its last request is complete and not answered yet.
+
+        A client that has closed altogether looks the same at first, so it is probed until the answer begins; HTTP/1.0
+        has nothing to probe with.
+        """
+        self._has_ended = True
+        is_owed = self._is_answering() and not self._in_head and not self.cycle.more_body
+        if not is_owed or self.scope["http_version"] == "1.0" or self.transport.is_closing():
+            return False
+        self._probe(FIRST_PROBE_S)
+        return True
+
+    def _probe(self, wait_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        if is_reset(self.transport):
+            self.transport.abort()
+            return
+        if not self.pipeline and not self.cycle.response_started:
+            self.transport.write(_PROBE)
+        self._probe_timer = self.loop.call_later(wait_s, self._probe, min(2 * wait_s, LONGEST_PROBE_S))
 
     # the head
 
@@ -203,6 +261,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, code: str, text: str, *, kind: str = "invalid_request_error") -> None:
         """Close the connection, with an answer in OpenAI's form unless another is on its way."""
+        self._is_refused = True
         if not (self._is_answering() and self.cycle.response_started):
             fields = {"message": text, "type": kind, "param": None, "code": code}
             body = msgspec.json.encode({"error": fields})
@@ -213,17 +272,3 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
         self.transport.close()
         self._expect_progress()
-
-
-def _bytes_in_socket(transport: asyncio.Transport) -> int:
-    """Bytes that the system has taken and the other end has not confirmed; 0 where the system does not say."""
-    if sys.platform == "win32":
-        return 0
-    import fcntl
-    import termios
-
-    try:
-        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError):
-        return 0
-    return int.from_bytes(count, sys.byteorder)
