@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from preble.core.types import CacheCleared, ReplicaId
-from preble.engines import Engine, KvEventEndpoints, connect
+from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect
+from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
 from preble.engines.vllm import VllmEngine, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
@@ -39,8 +40,8 @@ class Answer:
 
 
 @asynccontextmanager
-async def client_of(answers: Mapping[str, Any], engine: Any = "auto", **options: Any) -> AsyncIterator[Engine]:
-    """The client of a server that answers these paths, and 404 for any other."""
+async def url_of(answers: Mapping[str, Any]) -> AsyncIterator[str]:
+    """The URL of a server that answers these paths, and 404 for any other."""
 
     async def respond(request: web.Request) -> web.Response:
         answer = answers.get(request.path, Answer(status=404))
@@ -55,16 +56,37 @@ async def client_of(answers: Mapping[str, Any], engine: Any = "auto", **options:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    client = connect(f"http://127.0.0.1:{runner.addresses[0][1]}", engine, **options)
     try:
-        yield client
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await client.close()
         await runner.cleanup()
 
 
+@asynccontextmanager
+async def client_of(
+    answers: Mapping[str, Any], engine: str, *, replica_id: str = "r", kv_events: KvEventEndpoints | None = None
+) -> AsyncIterator[Engine]:
+    """The client that this adapter is of a server that answers these paths."""
+    async with url_of(answers) as url:
+        client = engine_class(engine)(HttpClient(url, ReplicaId(replica_id)), kv_events)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+async def found_at(answers: Mapping[str, Any], engine: str = "auto") -> Found:
+    """What a probe finds at a server that answers these paths. Its client is closed."""
+    async with url_of(answers) as url:
+        server = connect(url, engine)
+        try:
+            return await server.probe()
+        finally:
+            await server.close()
+
+
 async def test_vllm_configures_itself_from_the_replica() -> None:
-    async with client_of(VLLM, "vllm", replica_id=ReplicaId("r7")) as client:
+    async with client_of(VLLM, "vllm", replica_id="r7") as client:
         info = await client.probe()
         assert isinstance(client, VllmEngine)
         assert client.kv_event_endpoints == KvEventEndpoints("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv")
@@ -82,16 +104,15 @@ async def test_the_emulator_says_that_it_is_one_and_has_no_placeholder_block() -
         "/version": Answer({"version": "1"}, headers=header),
         "/metrics": Answer(METRICS, headers=header),
     }
-    async with client_of(answers) as client:
-        info = await client.probe()
+    info = (await found_at(answers)).info
     assert (info.engine, info.spec.kv_capacity_tokens) == ("emulator", 65 * 32)
 
 
 async def test_an_unknown_server_is_taken_for_a_plain_openai_one() -> None:
-    async with client_of({"/v1/models": MODELS}) as client:
-        info = await client.probe()
-        assert (info.engine, info.models, info.max_model_len) == ("openai", ("base", "sql"), 4096)
-        assert client.kv_events() is None
+    found = await found_at({"/v1/models": MODELS})
+    info = found.info
+    assert (info.engine, info.models, info.max_model_len) == ("openai", ("base", "sql"), 4096)
+    assert found.engine.kv_events() is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +163,7 @@ async def test_a_replica_without_metrics_has_a_cache_of_unknown_size() -> None:
 )
 async def test_an_answer_of_another_shape_breaks_the_protocol(path: str, answer: Any) -> None:
     async with client_of({**VLLM, path: answer}, "vllm") as client:
-        with pytest.raises(EngineProtocolError, match="replica http://127"):
+        with pytest.raises(EngineProtocolError, match="replica r at http://127"):
             await client.probe()
 
 
@@ -156,11 +177,6 @@ async def test_a_replica_whose_engine_is_dead_is_not_ready() -> None:
     async with client_of({"/health": Answer(status=503)}, "vllm") as client:
         with pytest.raises(EngineRefused, match="/health with status 503"):
             await client.check_ready()
-
-
-async def test_readiness_before_any_probe_asks_what_every_server_has() -> None:
-    async with client_of({"/v1/models": MODELS}) as client:
-        await client.check_ready()
 
 
 async def test_token_ids_come_from_the_server() -> None:
@@ -196,9 +212,8 @@ async def test_a_server_that_cannot_tokenize_now_is_not_the_clients_fault(status
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    name: Any = "sglong"
     with pytest.raises(ConfigError, match="unknown engine 'sglong'; known: auto, vllm, sglang, openai"):
-        connect("http://127.0.0.1:1", name)
+        connect("http://127.0.0.1:1", "sglong")
 
 
 SGLANG_SOURCE = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "dp_size": 1}
@@ -239,7 +254,7 @@ async def test_sglang_that_publishes_at_no_address_breaks_the_protocol(source: A
 async def test_sglangs_events_start_over_when_asked_to() -> None:
     async with ScriptedPublisher() as publisher:
         given = publisher.endpoints
-        async with client_of(sglang(), "sglang", kv_events=given, replica_id=ReplicaId("r0")) as client:
+        async with client_of(sglang(), "sglang", kv_events=given, replica_id="r0") as client:
             await client.probe()
             events = client.kv_events()
             assert events is not None

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, pack_tokens
-from preble.engines.detect import connect
+from preble.engines import connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.emulator.events import KvEventPublisher, wire_events
 from preble.errors import ConfigError
@@ -158,10 +158,10 @@ async def test_the_vllm_adapter_sees_the_cache_as_it_is() -> None:
     """Stores, evictions and a reset, before and after it connects."""
     async with emulator() as server:
         await complete(server, 0, 6 * BLOCK)
-        engine = connect(server.url, engine="auto")
+        at = connect(server.url)
         try:
-            info = await engine.probe()
-            stream = engine.kv_events()
+            found = await at.probe()
+            stream = found.engine.kv_events()
             assert stream is not None
             believed: set[Any] = set()
             async with asyncio.timeout(PATIENCE_S):
@@ -171,7 +171,8 @@ async def test_the_vllm_adapter_sees_the_cache_as_it_is() -> None:
                 await ask(server, "POST", "/reset_prefix_cache")
                 await follow(stream, believed, server)
         finally:
-            await engine.close()
+            await at.close()
+    info = found.info
     assert info.engine == "emulator"
     assert info.models == ("tiny-cpu",)
     assert (info.spec.kv_capacity_tokens, info.spec.block_size, info.spec.reports_events) == (160, BLOCK, True)

@@ -270,7 +270,7 @@ async def test_emulated_replicas_are_found_ready_with_their_events(tmp_path: Pat
     async with Fleet(options) as fleet:
         for url in fleet.urls:
             client = connect(url)
-            info = await client.probe()
+            info = (await client.probe()).info
             await client.close()
             assert (info.engine, info.spec.kv_capacity_tokens) == ("emulator", 4096)
             assert info.spec.reports_events

@@ -28,7 +28,7 @@ VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.23"}
 
 async def test_the_engine_is_recognised_and_tells_its_configuration(replica: Replica) -> None:
     client = connect(replica.url)
-    info = await client.probe()
+    info = (await client.probe()).info
     await client.close()
     assert (info.engine, info.models, info.adapters) == (replica.engine, (MODEL_NAME,), ())
     assert (info.max_model_len, info.spec.max_prompt_tokens) == (MAX_MODEL_LEN, MAX_MODEL_LEN)

@@ -35,13 +35,14 @@ def chat_with_tools(**fields: Any) -> bytes:
 
 
 async def test_it_serves_as_a_plain_openai_server_too(vllm_pair: VllmPair) -> None:
-    client = connect(vllm_pair.urls[1], "openai")
-    info = await client.probe()
+    server = connect(vllm_pair.urls[1], "openai")
+    found = await server.probe()
+    client, info = found.engine, found.info
     await client.check_ready()
     assert (info.engine, info.models, info.max_model_len) == ("openai", (MODEL_NAME,), MAX_MODEL_LEN)
     assert not info.spec.reports_events
     assert client.kv_events() is None
-    await client.close()
+    await server.close()
 
 
 async def test_a_chat_with_tools_is_answered(engine: Engine) -> None:

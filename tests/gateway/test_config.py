@@ -72,7 +72,6 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ("port = 'x'", "port = 'x': Expected `int`"),
         ("port = 70000", "port = 70000: Expected `int` <= 65535"),
         ("[timeouts]\nidle_s = 0", "timeouts.idle_s = 0: Expected `float` > 0"),
-        ('engine = "tgi"', "engine = 'tgi'"),
         ('replicas = "http://a:1"', "give a list"),
         ('replicas = ["localhost:8000"]', "replicas: 'localhost:8000' is not a URL"),
         ('replicas = ["http://a:port"]', "replicas: 'http://a:port' is not a URL"),

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from preble.cli import cli
 from preble.core.types import ReplicaId
-from preble.engines import connect
+from preble.engines import EngineServer, connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.http import Exchange, HttpClient
 from preble.engines.vllm import VllmEngine
@@ -171,7 +171,7 @@ class Silent(HttpClient):
 async def test_without_reported_cached_tokens_attention_is_left_out_and_told_of() -> None:
     config = EmulatorConfig(profile="tiny-cpu", speed=2.0, kv_tokens=4096, max_model_len=500)
     async with EmulatorServer(config) as emulated:
-        engine = VllmEngine(Silent(emulated.url, ReplicaId("silent")))
+        engine = EngineServer(lambda: Silent(emulated.url, ReplicaId("silent")), VllmEngine, None)
         measuring = Measuring(engine, machine="a test", seed=7, quick=True)
         await measuring.prepare()
         measurements = await measuring.run()

@@ -186,12 +186,11 @@ async def asked(kind: type[Kind], url: str) -> AsyncIterator[Kind]:
 @asynccontextmanager
 async def client_of(replica: Replica) -> AsyncIterator[Engine]:
     """Our client of it, which has asked it what it is."""
-    engine = connect(replica.url, replica.engine)
+    server = connect(replica.url, replica.engine)
     try:
-        await engine.probe()
-        yield engine
+        yield (await server.probe()).engine
     finally:
-        await engine.close()
+        await server.close()
 
 
 def completion(**fields: Any) -> bytes:

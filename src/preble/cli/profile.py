@@ -76,10 +76,10 @@ async def _measured(
     from preble.engines import connect
     from preble.profiling.measure import Measuring
 
-    engine = connect(url, api_key=api_key)
+    server = connect(url, api_key=api_key)
     try:
         seed = SystemRandom().randrange(2**32) if seed is None else seed
-        measuring = Measuring(engine, machine=machine or _machine_at(url), seed=seed, **options)
+        measuring = Measuring(server, machine=machine or _machine_at(url), seed=seed, **options)
         try:
             plan = await measuring.prepare()
         except EngineRefused as error:
@@ -87,7 +87,7 @@ async def _measured(
         with click.progressbar(length=plan.num_steps, label=f"measuring {url}", file=sys.stderr) as bar:
             return await measuring.run(lambda: bar.update(1))
     finally:
-        await engine.close()
+        await server.close()
 
 
 def _machine_at(url: str) -> str:

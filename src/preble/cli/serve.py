@@ -16,8 +16,8 @@ from preble.logs import configure_logging
 @click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica; once for each.")
 @click.option(
     "--engine",
-    type=click.Choice(("auto", "vllm", "sglang", "openai")),
-    help="What the replicas run; auto asks each of them.  [default: auto]",
+    metavar="NAME|MODULE:CLASS",
+    help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each of them.  [default: auto]",
 )
 @policy_option(default=None)
 @click.option(

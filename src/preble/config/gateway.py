@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Struct
 
@@ -21,8 +21,11 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about("The replicas: URLs, or tables with the keys below.", why="there is no sensible default"),
     ] = ()
     engine: Annotated[
-        Literal["auto", "vllm", "sglang", "openai"],
-        about("The replicas' program; `auto` asks each.", why="asking is cheap and right"),
+        str,
+        about(
+            "The replicas' program: `vllm`, `sglang`, `openai`, or your own adapter; `auto` asks each.",
+            why="asking is cheap and right",
+        ),
     ] = "auto"
     policy: Annotated[
         str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Struct
 
@@ -14,7 +14,7 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     url: Annotated[str, about("Base URL, without `/v1`.", why="there is no sensible default")]
     engine: Annotated[
-        Literal["auto", "vllm", "sglang", "openai"] | None,
+        str | None,
         about("Its program, where it differs from the common `engine`.", why="most fleets are of one kind"),
     ] = None
     kv_events: Annotated[

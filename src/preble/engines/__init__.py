@@ -1,13 +1,25 @@
 """Adapters for the programs that Preble calls (vLLM, SGLang, any OpenAI-compatible server), and the emulator.
 
-`connect(url)` gives the client of a replica; `adapter.Engine` is what every client can do.
+`connect(url)` gives a server, whose `probe` gives the client of the replica there. `Engine` is what every client can
+do, and the base class of your own adapter (docs/howto/own-engine.md).
 """
 
 from __future__ import annotations
 
-from preble.engines.adapter import Engine, EngineInfo, EngineResponse
-from preble.engines.detect import EngineKind, connect
-from preble.engines.http import HttpTimeouts
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse
+from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.server import EngineServer, Found, connect
 
-__all__ = ["Engine", "EngineInfo", "EngineKind", "EngineResponse", "HttpTimeouts", "KvEventEndpoints", "connect"]
+__all__ = [
+    "Engine",
+    "EngineInfo",
+    "EngineLoad",
+    "EngineResponse",
+    "EngineServer",
+    "Found",
+    "HttpClient",
+    "HttpTimeouts",
+    "KvEventEndpoints",
+    "connect",
+]

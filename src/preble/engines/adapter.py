@@ -1,26 +1,31 @@
-"""What the gateway needs from a replica, whatever program it runs.
+"""What the gateway needs from a replica, whatever program it runs: the base class of every adapter.
 
 One `Engine` is the client of one replica. It knows the program's dialect (how to ask for its configuration, its token
-ids, its KV events); it does not know any other replica, the scheduler or the client's connection.
+ids, its KV events). It knows no other replica, no scheduler and no client of the gateway. How to write one:
+docs/howto/own-engine.md.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
+from preble.engines.http import HttpClient
+from preble.engines.kv_sockets import KvEventEndpoints
+from preble.errors import EngineRefused
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a replica says of itself.
 
-    `engine`: "vllm", "sglang", "emulator" or "openai". `models`: the names it serves, the first is the base model;
-    `adapters`: those among them that are adapters (LoRA) on the base model, whose prompts share no KV with it.
-    `spec`: as the scheduler takes it.
+    `engine`: the program's name, such as "vllm". `models`: the names it serves, the base model first. `adapters`: those
+    of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `spec`: what the scheduler
+    has to know.
     """
 
     engine: str
@@ -33,8 +38,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What a replica says of its own load, whoever caused it: requests that run and that wait there, and the tokens of
-    KV cache that are in use (not those that are merely cached)."""
+    """A replica's load by its own account, other clients' requests included.
+
+    `running`, `waiting`: requests. `kv_tokens`: tokens of KV cache in use, without those that are only cached.
+    """
 
     running: int
     waiting: int
@@ -63,56 +70,79 @@ class EngineResponse(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """The client of one replica."""
+class Engine(ABC):
+    """The client of one replica. An adapter must define `probe` and `check_ready`.
+
+    It may replace `send` and `close`, which speak HTTP. The other methods are capabilities; by default a replica has
+    none of them, and the gateway does without.
+    """
+
+    def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
+        """`http`: opens no connection until it is used. `kv_events`: where the operator says that KV events are."""
+        self.http = http
+        self.given_kv_events = kv_events
+
+    @classmethod
+    async def recognizes(cls, http: HttpClient) -> bool:
+        """Return whether this adapter's program runs at `http`. `engine = "auto"` asks each adapter.
+
+        Raises: EngineError: the replica does not answer at all.
+        """
+        return False
 
     @property
-    def replica_id(self) -> ReplicaId: ...
+    def replica_id(self) -> ReplicaId:
+        return self.http.replica_id
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        return self.http.url
 
+    # essentials
+
+    @abstractmethod
     async def probe(self) -> EngineInfo:
         """Ask the replica what it is and serves. Raises: EngineError."""
-        ...
 
+    @abstractmethod
     async def check_ready(self) -> None:
-        """Return if the replica can take requests now, cheaply. Raises: EngineError."""
-        ...
+        """Return if the replica can take requests now. Must be cheap. Raises: EngineError."""
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
         """POST a JSON body. Leaving the context before the body's end aborts the work in the engine.
 
         Raises, on entering: EngineRefused, EngineGone, EngineTimeout.
         """
-        ...
+        return self.http.send(path, body, headers)
+
+    async def close(self) -> None:
+        """Close every connection. May be called twice."""
+        await self.http.close()
+
+    # capabilities
 
     async def tokenize(self, body: bytes) -> list[int]:
-        """Token ids of a completion or chat body, as the engine itself would make them.
+        """Return the token ids of a completion or chat body, as the engine itself would make them.
 
-        Raises: EngineError. RequestError: the engine says that the body is wrong.
+        Raises: EngineRefused: it cannot. EngineError. RequestError: the engine says that the body is wrong.
         """
-        ...
+        raise self.http.error(EngineRefused, "has no /tokenize; give the gateway a tokenizer (--tokenizer)")
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        """Changes of the replica's prefix cache, from the beginning, for ever; None where it reports none.
+        """Yield changes of the replica's prefix cache, from the beginning, for ever. None where it reports none.
 
         Starts with `CacheCleared`, then everything that is cached now, then every change. After a gap that cannot be
         replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; ends when closed.
         """
-        ...
+        return None
 
     def resync_kv_events(self) -> None:
-        """Have the KV events start over soon, since they do not add up. Changes nothing where there are none."""
-        ...
+        """Make the KV events start over soon, because they do not add up. Does nothing where there are none."""
+        return
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
-        """The replica's load by its own account, each time it tells, for ever; None where it does not tell.
+        """Yield the replica's load by its own account, for ever. None where it does not report any.
 
-        Yields None when it has fallen silent: then its load is unknown. Reconnects by itself; ends when closed.
+        Yields None when the reports stop: then its load is unknown. Reconnects by itself; ends when closed.
         """
-        ...
-
-    async def close(self) -> None:
-        """Close every connection. May be called twice."""
-        ...
+        return None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
 import msgspec
 
-from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
+from preble.core.types import ReplicaSpec
+from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.http import HttpClient
-from preble.errors import EngineProtocolError, EngineRefused, RequestError
+from preble.errors import EngineProtocolError, RequestError
 
 
 class ModelCard(msgspec.Struct):
@@ -43,23 +41,12 @@ class ErrorBody(msgspec.Struct):
     message: str | None = None
 
 
-class OpenAIEngine:
+class OpenAIEngine(Engine):
     """The client of one replica that is known by OpenAI's API alone."""
-
-    def __init__(self, http: HttpClient) -> None:
-        self._http = http
-
-    @property
-    def replica_id(self) -> ReplicaId:
-        return self._http.replica_id
-
-    @property
-    def url(self) -> str:
-        return self._http.url
 
     async def probe(self) -> EngineInfo:
         """Ask for the models. Raises: EngineError."""
-        models = await self._models()
+        models = await served_models(self.http)
         max_model_len = models[0].max_model_len
         return EngineInfo(
             engine="openai",
@@ -69,48 +56,29 @@ class OpenAIEngine:
             adapters=adapters_among(models),
         )
 
-    async def owner(self) -> str | None:
-        """Whom its first model is owned by: most programs give their own name. Raises: EngineError."""
-        return (await self._models())[0].owned_by
-
-    async def _models(self) -> list[ModelCard]:
-        """The models served, base models first. Never empty. Raises: EngineError."""
-        answer = await self._http.ask("/v1/models")
-        models: list[ModelCard] = answer.decode(ModelList).data
-        if not models:
-            raise self._http.error(EngineProtocolError, "serves no model: its /v1/models is empty")
-        return sorted(models, key=lambda model: model.parent is not None)
-
     async def check_ready(self) -> None:
         """Return if the replica answers now. Raises: EngineError."""
-        (await self._http.ask("/v1/models")).require_ok()
-
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
-        return self._http.send(path, body, headers)
+        (await self.http.ask("/v1/models")).require_ok()
 
     async def tokenize(self, body: bytes) -> list[int]:
         """Token ids by the server's `/tokenize`, which vLLM, SGLang and others have though OpenAI has not.
 
         Raises: EngineRefused: it has none. EngineError. RequestError: the engine says that the body is wrong.
         """
-        answer = await self._http.ask("/tokenize", body)
+        answer = await self.http.ask("/tokenize", body)
         if answer.status in (404, 405, 501):
-            raise self._http.error(EngineRefused, "has no /tokenize; give the gateway a tokenizer (--tokenizer)")
+            return await super().tokenize(body)
         if 400 <= answer.status < 500 and answer.status not in (401, 403, 408, 429):
             raise request_error(answer.content)
         return answer.decode(TokenIds).tokens
 
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        return None
 
-    def resync_kv_events(self) -> None:
-        """There are none."""
-
-    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
-        return None
-
-    async def close(self) -> None:
-        await self._http.close()
+async def served_models(http: HttpClient) -> list[ModelCard]:
+    """The models served, base models first. Never empty. Raises: EngineError."""
+    models: list[ModelCard] = (await http.ask("/v1/models")).decode(ModelList).data
+    if not models:
+        raise http.error(EngineProtocolError, "serves no model: its /v1/models is empty")
+    return sorted(models, key=lambda model: model.parent is not None)
 
 
 def adapters_among(models: list[ModelCard]) -> tuple[str, ...]:

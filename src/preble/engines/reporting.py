@@ -15,13 +15,11 @@ from preble.errors import ConfigError, EngineProtocolError
 
 
 class ReportingEngine(OpenAIEngine):
-    """What vLLM and SGLang have in common. A probe sets `_endpoints`: those given, or else those told."""
+    """What vLLM and SGLang have in common. A probe sets `_endpoints`: those given, or else those that it reports."""
 
-    def __init__(self, http: HttpClient, endpoints: KvEventEndpoints | None = None) -> None:
-        """`endpoints`: where its KV events are; None asks the replica (vLLM 0.32 and later, and SGLang, can tell)."""
-        super().__init__(http)
-        self._given_endpoints = endpoints
-        self._endpoints: KvEventEndpoints | None = endpoints
+    def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
+        super().__init__(http, kv_events)
+        self._endpoints: KvEventEndpoints | None = kv_events
         self._streams: list[KvEventStream] = []
         self._log = structlog.get_logger(type(self).__module__).bind(replica=self.replica_id)
 
@@ -49,11 +47,11 @@ class ReportingEngine(OpenAIEngine):
 
     def _endpoints_at(self, endpoint: str, replay: str | None, topic: str) -> KvEventEndpoints:
         """Where to connect to for addresses that the replica tells. Raises: EngineProtocolError: they are none."""
-        host = self._http.host
+        host = self.http.host
         try:
             return KvEventEndpoints(reachable(endpoint, host), replay and reachable(replay, host), topic)
         except ConfigError as error:
-            raise self._http.error(EngineProtocolError, f"tells a wrong address: {error}") from error
+            raise self.http.error(EngineProtocolError, f"tells a wrong address: {error}") from error
 
     def _say_no_events(self, *, several_caches: bool) -> None:
         """`several_caches`: it has data-parallel ranks; else its events are off."""

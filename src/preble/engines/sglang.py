@@ -22,7 +22,7 @@ from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import Exchange, HttpClient, HttpResponse
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
-from preble.engines.openai import adapters_among
+from preble.engines.openai import adapters_among, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.errors import EngineError
 
@@ -63,18 +63,21 @@ class LoadsAnswer(msgspec.Struct):
 class SglangEngine(ReportingEngine):
     """The client of one SGLang replica."""
 
-    def __init__(self, http: HttpClient, endpoints: KvEventEndpoints | None = None) -> None:
-        """`endpoints`: where its KV events are; None asks the replica."""
-        super().__init__(http, endpoints)
+    def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
+        super().__init__(http, kv_events)
         self._load_endpoints: KvEventEndpoints | None = None
         self._load_streams: list[LoadStream] = []
 
+    @classmethod
+    async def recognizes(cls, http: HttpClient) -> bool:
+        return (await served_models(http))[0].owned_by == OWNER
+
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where it publishes. Raises: EngineError."""
-        models = await self._models()
-        info: ServerInfo = (await self._http.ask("/server_info")).decode(ServerInfo)
-        loads = await self._http.ask("/v1/loads")
-        self._endpoints = self._given_endpoints or self._endpoints_of(info.kv_events)
+        models = await served_models(self.http)
+        info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
+        loads = await self.http.ask("/v1/loads")
+        self._endpoints = self.given_kv_events or self._endpoints_of(info.kv_events)
         self._load_endpoints = self._load_endpoints_of(info.kv_events)
         if not info.enable_cache_report:
             self._log.warning("no_cache_report", hint="start SGLang with --enable-cache-report")
@@ -95,7 +98,7 @@ class SglangEngine(ReportingEngine):
 
     async def check_ready(self) -> None:
         """Return if the engine answers. Not by `/health`, which computes a token each time. Raises: EngineError."""
-        (await self._http.ask("/v1/loads")).require_ok()
+        (await self.http.ask("/v1/loads")).require_ok()
 
     def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
         """Raises: EngineProtocolError."""
@@ -122,8 +125,8 @@ class SglangEngine(ReportingEngine):
         request_id = f"preble-{uuid4().hex}"
         named = with_request_id(body, request_id)
         if named is None:
-            return self._http.send(path, body, headers)
-        return AbortableExchange(self._http, self._http.send(path, named, headers), request_id)
+            return self.http.send(path, body, headers)
+        return AbortableExchange(self.http, self.http.send(path, named, headers), request_id)
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
         if self._load_endpoints is None:

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from preble.core.types import ReplicaSpec
 from preble.engines.adapter import EngineInfo
-from preble.engines.http import HttpAnswer
+from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
-from preble.engines.openai import adapters_among
+from preble.engines.openai import adapters_among, served_models
 from preble.engines.reporting import ReportingEngine
 
 EMULATED_HEADER = "X-Preble-Emulated"
@@ -51,13 +51,21 @@ class CacheConfig:
 class VllmEngine(ReportingEngine):
     """The client of one vLLM (or emulated) replica."""
 
+    @classmethod
+    async def recognizes(cls, http: HttpClient) -> bool:
+        """Only vLLM and the emulator have metrics of vLLM's names."""
+        answer = await http.ask("/metrics")
+        return EMULATED_HEADER in answer.headers or (
+            answer.status == 200 and b"vllm:cache_config_info" in answer.content
+        )
+
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
-        models = await self._models()
-        version = await self._http.ask("/version")
+        models = await served_models(self.http)
+        version = await self.http.ask("/version")
         emulated = EMULATED_HEADER in version.headers
         cache = await self._cache_config(emulated)
-        self._endpoints = self._given_endpoints or await self._ask_endpoints()
+        self._endpoints = self.given_kv_events or await self._ask_endpoints()
         max_model_len = models[0].max_model_len
         return EngineInfo(
             engine="emulator" if emulated else "vllm",
@@ -76,17 +84,17 @@ class VllmEngine(ReportingEngine):
 
     async def check_ready(self) -> None:
         """Return if the engine behind the HTTP server lives. Raises: EngineError."""
-        (await self._http.ask("/health")).require_ok()
+        (await self.http.ask("/health")).require_ok()
 
     async def _cache_config(self, emulated: bool) -> CacheConfig:
-        answer = await self._http.ask("/metrics")
+        answer = await self.http.ask("/metrics")
         if answer.status != 200:
             self._log.warning("no_metrics", status=answer.status, consequence="size of the KV cache is unknown")
             return CacheConfig(DEFAULT_BLOCK_SIZE, None)
         return read_cache_config(answer.content.decode(errors="replace"), has_null_block=not emulated)
 
     async def _ask_endpoints(self) -> KvEventEndpoints | None:
-        answer = await self._http.ask("/kv_event_sources")
+        answer = await self.http.ask("/kv_event_sources")
         if answer.status in (404, 405):
             self._log.warning("kv_events_unknown", hint="this vLLM cannot tell; give kv_events for this replica")
             return None

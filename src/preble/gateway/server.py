@@ -15,10 +15,7 @@ import structlog
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import ReplicaId
-from preble.engines.adapter import Engine
-from preble.engines.detect import connect
-from preble.engines.http import HttpTimeouts
-from preble.engines.kv_events import KvEventEndpoints
+from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.gateway.collector import freeze_gc
 from preble.gateway.http.app import App
 from preble.gateway.requests.inference import Inference
@@ -108,10 +105,10 @@ async def serving(
     `scheduler`: made as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting turns out to be unusable, the port among them.
     """
-    engines = [_engine(config, replica) for replica in config.replicas]
+    servers = [_server(config, replica) for replica in config.replicas]
     scheduling = start_scheduling(config, scheduler)
     try:
-        async with _serving(config, scheduling, engines, log_losses) as gateway:
+        async with _serving(config, scheduling, servers, log_losses) as gateway:
             yield gateway
     finally:
         await scheduling.close()
@@ -119,7 +116,7 @@ async def serving(
 
 @asynccontextmanager
 async def _serving(
-    config: GatewayConfig, scheduling: Scheduling, engines: list[Engine], log_losses: LogLosses | None
+    config: GatewayConfig, scheduling: Scheduling, servers: list[EngineServer], log_losses: LogLosses | None
 ) -> AsyncIterator[Gateway]:
     telemetry = Telemetry(log_losses)
     telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
@@ -132,18 +129,18 @@ async def _serving(
         )
         parity = ParityWatch(dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity)
         app = App(config, dispatcher, Inference(intake, total_s=config.timeouts.total_s), telemetry, parity)
-        monitors = [ReplicaMonitor(engine, dispatcher, config.health, parity) for engine in engines]
+        monitors = [ReplicaMonitor(server, dispatcher, config.health, parity) for server in servers]
         with listen(config.host, config.port) as sock:
             async with _running(monitors), _accepting(app, sock, config) as server:
                 gateway = Gateway(url_of(config.host, sock.getsockname()[1]), dispatcher, intake, server)
-                telemetry.log.info("listening", url=gateway.url, policy=config.policy, replicas=len(engines))
+                telemetry.log.info("listening", url=gateway.url, policy=config.policy, replicas=len(servers))
                 yield gateway
     finally:
         tokens.close()
         dispatcher.close()
 
 
-def _engine(config: GatewayConfig, replica: ReplicaConfig) -> Engine:
+def _server(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
     endpoints = None
     if replica.kv_events is not None:
         endpoints = KvEventEndpoints(replica.kv_events, replica.kv_events_replay, replica.kv_events_topic)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
 
-from preble.engines import Engine, EngineInfo
+from preble.engines import EngineInfo, EngineServer
 from preble.errors import ConfigError, EngineProtocolError
 from preble.profiling.admission import Burst, extra_s
 from preble.profiling.measurements import (
@@ -49,7 +49,7 @@ class Measuring:
 
     def __init__(
         self,
-        engine: Engine,
+        server: EngineServer,
         *,
         machine: str,
         seed: int,
@@ -58,7 +58,7 @@ class Measuring:
         max_tokens: int | None = None,
         kv_tokens: int | None = None,
     ) -> None:
-        self._engine = engine
+        self._server = server
         self._machine = machine
         self._seed = seed
         self._quick = quick
@@ -73,7 +73,8 @@ class Measuring:
 
         Raises: EngineError: it does not answer. ConfigError: it serves another model, or does not tell how much fits.
         """
-        self._info = await self._engine.probe()
+        found = await self._server.probe()
+        self._engine, self._info = found.engine, found.info
         model = self._model or self._info.models[0]
         if model not in self._info.models:
             raise ConfigError(f"{self._engine.url} does not serve {model!r}; it serves {', '.join(self._info.models)}")

@@ -9,7 +9,7 @@ from math import inf
 import structlog
 
 from preble.config import HealthConfig
-from preble.engines.adapter import Engine, EngineInfo
+from preble.engines import Engine, EngineServer, Found
 from preble.errors import EngineError, EngineRefused
 from preble.serving.dispatcher import Dispatcher, LiveReplica
 from preble.serving.parity.watch import ParityWatch
@@ -24,14 +24,14 @@ class Down:
 
 
 class ReplicaMonitor:
-    """Keeps the dispatcher's view of one replica true. Owns its engine client."""
+    """Keeps the dispatcher's view of one replica true. Owns the connections to its server."""
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher, health: HealthConfig, parity: ParityWatch) -> None:
-        self._engine = engine
+    def __init__(self, server: EngineServer, dispatcher: Dispatcher, health: HealthConfig, parity: ParityWatch) -> None:
+        self._server = server
         self._dispatcher = dispatcher
         self._health = health
         self._parity = parity
-        self._log = structlog.get_logger().bind(replica=engine.replica_id)
+        self._log = structlog.get_logger().bind(replica=server.replica_id)
 
     async def run(self) -> None:
         """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed."""
@@ -43,12 +43,12 @@ class ReplicaMonitor:
                     self._log.exception("replica_monitor_failed")
                     await asyncio.sleep(self._health.retry_max_s)
         finally:
-            await self._engine.close()
+            await self._server.close()
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
-        info = await self._until_up()
-        replica = self._dispatcher.add_replica(self._engine, info)
+        found = await self._until_up()
+        replica = self._dispatcher.add_replica(found.engine, found.info)
         async with asyncio.TaskGroup() as aside:
             parity = aside.create_task(self._parity.watch(replica))
             try:
@@ -62,21 +62,24 @@ class ReplicaMonitor:
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
-                told = [group.create_task(self._take_in_events()), group.create_task(self._take_in_loads(replica))]
+                told = [
+                    group.create_task(self._take_in_events(replica.engine)),
+                    group.create_task(self._take_in_loads(replica)),
+                ]
                 down = await self._until_down(replica)
                 for task in told:
                     task.cancel()
         finally:
-            self._dispatcher.remove_replica(self._engine.replica_id, down.reason, silent_since=down.silent_since)
+            self._dispatcher.remove_replica(self._server.replica_id, down.reason, silent_since=down.silent_since)
 
-    async def _until_up(self) -> EngineInfo:
+    async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason why it does not is told."""
         wait_s = self._health.retry_min_s
         told: str | None = None
         while True:
             try:
                 async with asyncio.timeout(self._health.check_timeout_s):
-                    return await self._engine.probe()
+                    return await self._server.probe()
             except (EngineError, TimeoutError) as error:
                 if (reason := _reason(error)) != told:
                     self._log.warning("replica_waited_for", error=reason)
@@ -84,14 +87,14 @@ class ReplicaMonitor:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._health.retry_max_s)
 
-    async def _take_in_events(self) -> None:
-        events = self._engine.kv_events()
+    async def _take_in_events(self, engine: Engine) -> None:
+        events = engine.kv_events()
         if events is not None:
             async for event in events:
                 self._dispatcher.apply(event)
 
     async def _take_in_loads(self, replica: LiveReplica) -> None:
-        loads = self._engine.loads()
+        loads = replica.engine.loads()
         if loads is not None:
             async for load in loads:
                 replica.engine_load = load
@@ -103,7 +106,7 @@ class ReplicaMonitor:
         while True:
             suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
             checked_at = asyncio.get_running_loop().time()
-            error = await self._check()
+            error = await self._check(replica.engine)
             in_doubt |= suspected
             if error is None:
                 # Not at each 404: asking takes several requests, and clients may go on asking for what is not there.
@@ -138,14 +141,14 @@ class ReplicaMonitor:
         """Whether it says something else of itself than when it joined: a restart can pass between two checks."""
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
-                return await self._engine.probe() != replica.info
+                return await self._server.probe() != Found(replica.engine, replica.info)
         except (EngineError, TimeoutError):
             return False  # whatever it is, the checks will find it
 
-    async def _check(self) -> EngineError | TimeoutError | None:
+    async def _check(self, engine: Engine) -> EngineError | TimeoutError | None:
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
-                await self._engine.check_ready()
+                await engine.check_ready()
         except (EngineError, TimeoutError) as error:
             return error
         return None

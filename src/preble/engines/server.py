@@ -1,0 +1,92 @@
+"""From a URL to the replicas behind it, through the adapter of the program that runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from preble.core.types import ReplicaId
+from preble.engines.adapter import Engine, EngineInfo
+from preble.engines.http import HttpClient, HttpTimeouts
+from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.openai import OpenAIEngine
+from preble.engines.registry import AUTO, engine_class, engine_classes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One replica that a probe has found: its client, and what it says of itself."""
+
+    engine: Engine
+    info: EngineInfo
+
+
+def connect(
+    url: str,
+    engine: str = AUTO,
+    *,
+    replica_id: ReplicaId | None = None,
+    api_key: str | None = None,
+    timeouts: HttpTimeouts | None = None,
+    kv_events: KvEventEndpoints | None = None,
+) -> EngineServer:
+    """The server at `url`. Opens no connection: it may be down.
+
+    `engine`: an adapter's name (`preble.engines.registry`); "auto" asks the server at each probe. `replica_id`: the URL
+    where not given. `kv_events`: where its KV events are, for a program that cannot say so itself.
+
+    Raises: ConfigError: the URL or the adapter is unusable.
+    """
+
+    def http() -> HttpClient:
+        return HttpClient(url, replica_id or ReplicaId(url), api_key=api_key, timeouts=timeouts)
+
+    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events)
+
+
+class EngineServer:
+    """One server, up or down. Its program may be another one after a restart, unless the adapter is given."""
+
+    def __init__(
+        self, new_http: Callable[[], HttpClient], adapter: type[Engine] | None, kv_events: KvEventEndpoints | None
+    ) -> None:
+        """`adapter`: None finds it out at each probe."""
+        self._new_http = new_http
+        self._adapter = adapter
+        self._kv_events = kv_events
+        self._http = new_http()
+        self._engine: Engine | None = None
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return self._http.replica_id
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    async def probe(self) -> Found:
+        """Ask what runs there. While that is the same program, the client is the same object. Raises: EngineError."""
+        engine = await self._current()
+        return Found(engine, await engine.probe())
+
+    async def _current(self) -> Engine:
+        adapter = self._adapter or await self._find_out()
+        if type(self._engine) is not adapter:
+            if self._engine is not None:
+                await self.close()
+                self._http = self._new_http()
+            self._engine = adapter(self._http, self._kv_events)
+        return self._engine
+
+    async def _find_out(self) -> type[Engine]:
+        for adapter in engine_classes():
+            if await adapter.recognizes(self._http):
+                return adapter
+        return OpenAIEngine
+
+    async def close(self) -> None:
+        """Close every connection and stream. May be called twice."""
+        if self._engine is not None:
+            await self._engine.close()
+        await self._http.close()
