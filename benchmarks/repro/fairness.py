@@ -42,6 +42,7 @@ from fairness_case import (
     warm_up,
     workload,
 )
+from page import filled
 
 from preble.bench.client import BenchClient
 from preble.bench.load import run_load
@@ -56,7 +57,9 @@ from preble.workloads import Workload
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-ENGINES = ("simulator", "emulator", "vllm", "sglang")
+PAGE = ROOT / "docs" / "concepts" / "fairness.md"
+REPLICAS = ("emulator", "vllm", "sglang")
+ENGINES = ("simulator", *REPLICAS)
 PROFILE = "a6000-mistral-7b"
 MODEL = ROOT / ".engines" / "models" / "tiny-llama"
 READY_S, WARM_UP_S = 300.0, 60.0
@@ -246,6 +249,26 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
+def slowdowns() -> list[float]:
+    """The misses' p99 in `lpm` as a multiple of that in `groups`, for each round on replicas."""
+    found = []
+    for engine in REPLICAS:
+        runs = results_of(engine).runs
+        p99_s = {(run.seed, run.order): run.misses.ttft.p99_s for run in runs}
+        found += [p99_s[seed, "lpm"] / p99_s[seed, "groups"] for seed in sorted({run.seed for run in runs})]
+    return found
+
+
+def values() -> dict[str, str]:
+    """What the sentences of the page say, by marker."""
+    found = slowdowns()
+    return {
+        "value:slowdown": f"{min(found):.1f} to {max(found):.0f}",
+        "value:slowdown-median": f"{median(found):.1f}",
+        "value:rounds": str(len(found)),
+    }
+
+
 def results_path(engine: str) -> Path:
     return RESULTS / f"fairness.{engine}.json"
 
@@ -277,6 +300,8 @@ def main() -> None:
 
     for path in draw_all({engine: results_of(engine) for engine in ENGINES if results_path(engine).exists()}):
         print(f"fairness: drawn to {path.relative_to(ROOT)}", file=sys.stderr)
+    if all(results_path(engine).exists() for engine in REPLICAS):
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), values()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -354,6 +355,48 @@ def tables(measurements: Sequence[Results]) -> dict[str, str]:
     return made | {"busy": markdown(busy_table(measurements)), "profile": markdown(profile_table(measurements))}
 
 
+def values(measurements: Sequence[Results]) -> dict[str, str]:
+    """What the sentences of the page say, by marker."""
+    means, singly = off(measurements, "mean"), [one for kept in measurements for one in off([kept], "mean")]
+    pairs = list(zip(cases(measurements, "round_robin"), cases(measurements, "preble"), strict=True))
+    first, second = ([one for policy in POLICIES for one in measured_means([kept], policy)] for kept in measurements)
+    made = {
+        "means-within": f"{math.ceil(100 * max(map(abs, means)))} % of the measured in all {len(means)} cases",
+        "singly-near": f"{sum(abs(one) <= 0.15 for one in singly)} of {len(singly)}",
+        "singly-lowest": percent(-min(singly)),
+        "p99-lowest": percent(-min(off(measurements, "p99"))),
+        "apart": percent(max(max(pair) / min(pair) - 1 for pair in zip(first, second, strict=True))),
+        "gains-measured": listed([a.true_s("E2E", "mean") / b.true_s("E2E", "mean") for a, b in pairs]),
+        "gains-simulated": listed(
+            [a.made_s("cores", "E2E", "mean") / b.made_s("cores", "E2E", "mean") for a, b in pairs]
+        ),
+    }
+    return {f"value:{name}": text for name, text in made.items()}
+
+
+def off(measurements: Sequence[Results], number: str) -> list[float]:
+    """How far the simulated number is from the measured one, for TTFT and E2E in every case."""
+    found = [case for policy in POLICIES for case in cases(measurements, policy)]
+    return [case.off("cores", what, number) for case in found for what in ("TTFT", "E2E")]
+
+
+def measured_means(measurements: Sequence[Results], policy: str) -> list[float]:
+    return [case.true_s(what, "mean") for case in cases(measurements, policy) for what in ("TTFT", "E2E")]
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
+
+
+def listed(numbers: Sequence[float]) -> str:
+    """
+    >>> listed([1.5, 2.25, 3])
+    '1.50, 2.25 and 3.00'
+    """
+    texts = [f"{number:.2f}" for number in numbers]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
 def drawing(measurements: Sequence[Results]) -> Drawing:
     def fill(figure: Figure) -> None:
         for axes, (what, number) in zip(figure.subplots(1, len(NUMBERS)), NUMBERS, strict=True):
@@ -380,7 +423,8 @@ def known_results() -> list[Results]:
 def show(measurements: Sequence[Results]) -> None:
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     FIGURE.write_text(drawing(measurements).standalone(), encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(measurements)), encoding="utf-8")
+    made = tables(measurements) | values(measurements)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 def runs_of(measurements: Sequence[Results]) -> list[Comparison]:

@@ -1,4 +1,8 @@
-"""Pages of the documentation whose tables are filled in from results: each stands between two markers."""
+"""What scripts write into the pages of the documentation: tables and values, each between two markers.
+
+A table stands between `<!-- name -->` on a line of its own and `<!-- end -->`. A value stands inside a sentence:
+`<!-- value:name -->12 %<!-- end -->`. The sentence around it is free: tests compare tables and values only.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,34 @@ from collections.abc import Mapping
 
 from preble.report import Table
 
-MARKERS = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+MARKERS = re.compile(r"(<!-- (?P<name>(?:value:)?[\w.-]+) -->\n?).*?(<!-- end -->)", flags=re.DOTALL)
 NOT_RUN = "*Not run yet.*\n"
-"""In place of a table whose results are not there."""
+"""Stands for a table without results."""
 
 
 def filled(page: str, made: Mapping[str, str]) -> str:
-    """The page with these tables in place of those of their names; what other scripts fill in stays as it is."""
+    """Return the page with these tables and values between their markers. Other markers keep what they have.
+
+    >>> filled("It takes <!-- value:time -->1 s<!-- end -->.", {"value:time": "2 s"})
+    'It takes <!-- value:time -->2 s<!-- end -->.'
+    """
     return MARKERS.sub(
         lambda match: match[1] + made[match["name"]] + match[3] if match["name"] in made else match[0], page
     )
 
 
+def names(page: str) -> list[str]:
+    """Return the names of the page's markers, in order."""
+    return [match["name"] for match in MARKERS.finditer(page)]
+
+
+def fenced(text: str) -> str:
+    """Return the text as a block of code."""
+    return f"```\n{text}\n```\n"
+
+
 def markdown(table: Table) -> str:
-    """A table with its caption below; marked rows are in italics."""
+    """Return a table with its caption below; marked rows are in italics."""
     rows = [
         "| " + " | ".join(f"*{cell}*" if cell and number in table.marked else str(cell) for cell in row) + " |"
         for number, row in enumerate(table.rows)

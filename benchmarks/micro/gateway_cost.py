@@ -9,7 +9,7 @@ requests, and the cheapest round of each counts.
 `--router` measures another router beside it, sglang-router, on the same replicas; install it anywhere:
 
     python -m venv router && router/bin/pip install sglang-router
-    python benchmarks/micro/gateway.py --router router/bin/sglang-router --json result.json
+    python benchmarks/micro/gateway_cost.py --router router/bin/sglang-router --json result.json
 """
 
 from __future__ import annotations
