@@ -6,12 +6,13 @@
 from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
-from preble.config.replicas import HealthConfig, ParityConfig, ReplicaConfig
+from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 
 __all__ = [
     "AuthConfig",
     "DecisionsConfig",
+    "EjectionConfig",
     "GatewayConfig",
     "HealthConfig",
     "Knob",

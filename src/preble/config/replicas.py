@@ -55,6 +55,105 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5.0
 
 
+class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """When a replica that is up but fails requests, answers nothing or is slow gets no more requests for a while.
+
+    A replica is compared with those that serve the same models. After its time it is probed with one request at a time.
+    """
+
+    enabled: Annotated[
+        bool, about("Keep requests away from such replicas.", why="one that fails fast looks idle and attracts traffic")
+    ] = True
+    consecutive_failures: Annotated[
+        int,
+        about(
+            "Failed requests in a row that eject a replica; as many that wait in vain, for a replica that is silent.",
+            unit="requests",
+            why="two may be chance; each costs a client a retry",
+            ge=1,
+        ),
+    ] = 3
+    window_s: Annotated[
+        float, about("The time over which failures and waits are counted.", unit="s", why="recent, and enough", gt=0)
+    ] = 30.0
+    min_requests: Annotated[
+        int,
+        about(
+            "Requests of a replica within the window for a rate or a median to count.",
+            unit="requests",
+            why="those of a few are chance",
+            ge=1,
+        ),
+    ] = 10
+    failure_rate: Annotated[
+        float,
+        about(
+            "Share of failed requests that ejects a replica, if the others' is at most half of it.",
+            why="a retry hides a few failures",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.3
+    stall_s: Annotated[
+        float,
+        about(
+            "Silence of a replica with requests that ejects it and moves them, if others answer; at least four times "
+            "the longest wait at the others.",
+            unit="s",
+            why="longer than nearly every prefill",
+            gt=0,
+        ),
+    ] = 10.0
+    slow_factor: Annotated[
+        float,
+        about(
+            "How many times slower than the others' a replica's first bytes are if it is ejected for that; compared "
+            "by what the cost profile expects.",
+            why="a queue alone makes a factor of a few",
+            gt=1,
+        ),
+    ] = 10.0
+    slow_min_s: Annotated[
+        float, about("No replica whose typical wait is shorter is slow.", unit="s", why="users wait that long", ge=0)
+    ] = 5.0
+    largest_share: Annotated[
+        float,
+        about(
+            "Of the replicas that serve the same models, the part that may be out at once.",
+            why="where most fail, fewer replicas do not help",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.5
+    first_out_s: Annotated[
+        float, about("How long the first ejection lasts; doubled each time.", unit="s", why="a hiccup is over", gt=0)
+    ] = 5.0
+    longest_out_s: Annotated[
+        float,
+        about(
+            "Longest ejection; after as long without one the next is the first again.",
+            unit="s",
+            why="one that was repaired is found within it",
+            gt=0,
+        ),
+    ] = 300.0
+    probes: Annotated[
+        int,
+        about(
+            "Requests that must succeed, one after the other, to bring it back.",
+            unit="requests",
+            why="one may be luck",
+            ge=1,
+        ),
+    ] = 2
+    longest_hold_s: Annotated[
+        float,
+        about(
+            "Longest `Retry-After` of a replica that is honoured.", unit="s", why="a replica gone wild says days", ge=0
+        ),
+    ] = 30.0
+
+
 class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
 

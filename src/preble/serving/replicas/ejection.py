@@ -1,0 +1,312 @@
+"""Which replicas requests keep away from for a while: those that fail, are slow or say "not now" while others do well.
+
+A replica that fails fast looks idle, so that every policy would send it more and more. Pure: time comes in as an
+argument, in seconds and never going back, and changes go out through a callback.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import NamedTuple
+
+from preble.config import EjectionConfig
+from preble.core.types import ReplicaId, RequestId
+
+_MOST_SAMPLES = 64
+"""Of a replica in a window: enough for a rate and a median, however busy it is."""
+_STALL_FACTOR = 4.0
+"""How many times the others' longest wait for a first byte a replica may be silent."""
+_FAILS_MORE = 2.0
+"""How many times the others' failure rate an outlier's is at least."""
+
+
+class Standing(StrEnum):
+    """How a replica stands with the gateway."""
+
+    IN = "in"
+    EJECTED = "ejected"
+    PROBING = "probing"
+
+
+class Reason(StrEnum):
+    """Why a replica was ejected."""
+
+    CONSECUTIVE_FAILURES = "consecutive failures"
+    FAILURE_RATE = "failure rate"
+    STALLED = "no answer begins"
+    SLOW = "slow"
+    PROBE_FAILED = "a probe failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A replica's new standing. `reason` and `back_off_s`: of an ejection."""
+
+    replica_id: ReplicaId
+    standing: Standing
+    reason: Reason | None = None
+    back_off_s: float = 0.0
+
+
+class _Sent(NamedTuple):
+    at: float
+    expected_s: float
+
+
+class _Wait(NamedTuple):
+    heard_at: float
+    wait_s: float
+    slowness: float
+    """How many times as long as expected."""
+
+
+@dataclass(slots=True)
+class _Replica:
+    group: Hashable
+    standing: Standing = Standing.IN
+    num_consecutive: int = 0
+    ends: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
+    """When requests ended, and whether the replica failed them."""
+    waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
+    unheard: dict[RequestId, _Sent] = field(default_factory=dict)
+    """Requests of whose answer nothing has come, the oldest first."""
+    out_until: float = 0.0
+    held_until: float = 0.0
+    returned_at: float = 0.0
+    num_ejections: int = 0
+    probe: RequestId | None = None
+    num_good_probes: int = 0
+
+    def forget_before(self, time: float) -> None:
+        while self.ends and self.ends[0][0] < time:
+            self.ends.popleft()
+        while self.waits and self.waits[0].heard_at < time:
+            self.waits.popleft()
+
+    @property
+    def num_failed(self) -> int:
+        return sum(failed for _, failed in self.ends)
+
+    @property
+    def typical_slowness(self) -> float:
+        return median(wait.slowness for wait in self.waits)
+
+
+class EjectionTable:
+    """The replicas in the rotation, and which of them get no requests now.
+
+    Replicas are compared only within their group, which is whatever the caller gives: those that serve the same models.
+    """
+
+    def __init__(self, config: EjectionConfig, on_change: Callable[[Change], None] = lambda change: None) -> None:
+        self._config = config
+        self._on_change = on_change
+        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._suspended: set[ReplicaId] = set()
+        """A superset of those to keep away from, mostly empty: each placement asks."""
+
+    def add(self, replica_id: ReplicaId, group: Hashable = None) -> None:
+        """A replica has joined, with a clean record."""
+        self._replicas[replica_id] = _Replica(group)
+
+    def set_group(self, replica_id: ReplicaId, group: Hashable) -> None:
+        """A replica has other peers now. Raises: KeyError: it is not in the rotation."""
+        self._replicas[replica_id].group = group
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        """A replica has left. What is still told of its requests is ignored."""
+        self._replicas.pop(replica_id, None)
+        self._suspended.discard(replica_id)
+
+    def standing(self, replica_id: ReplicaId) -> Standing:
+        """Raises: KeyError: it is not in the rotation."""
+        return self._replicas[replica_id].standing
+
+    def avoided(self, now: float) -> frozenset[ReplicaId]:
+        """Replicas that get no request now: ejected, at their one probe, or not to be asked before a time they gave.
+
+        O(of those that are).
+        """
+        if not self._suspended:
+            return frozenset()
+        self._let_probe(now)
+        return frozenset(r for r in self._suspended if self._is_avoided(self._replicas[r], now))
+
+    def retry_after_s(self, candidates: Collection[ReplicaId], now: float) -> float | None:
+        """Seconds until the first of the candidates may be asked again, if all have said "not now"; else None."""
+        waits = [self._replicas[r].held_until - now for r in candidates if r in self._replicas]
+        return min(waits) if waits and min(waits) > 0 else None
+
+    # what happens to requests
+
+    def sent(self, replica_id: ReplicaId, request_id: RequestId, now: float, expected_s: float = 1.0) -> None:
+        """A request goes to the replica. `expected_s`: what its answer's beginning should take, without a queue.
+
+        Every one is ended by `succeeded`, `failed`, `refused` or `dropped`.
+        """
+        if (replica := self._replicas.get(replica_id)) is None:
+            return
+        replica.unheard[request_id] = _Sent(now, expected_s)
+        if replica.standing is Standing.PROBING and replica.probe is None:
+            replica.probe = request_id
+
+    def heard(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
+        """The first byte of a usable answer has come."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None and (sent := replica.unheard.pop(request_id, None)) is not None:
+            wait_s = now - sent.at
+            replica.waits.append(_Wait(now, wait_s, wait_s / max(sent.expected_s, 1e-3)))
+
+    def succeeded(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
+        """The answer is complete and usable."""
+        self.heard(replica_id, request_id, now)
+        if (replica := self._ended(replica_id, request_id, now)) is None:
+            return
+        replica.ends.append((now, False))
+        replica.num_consecutive = 0
+        if replica.probe == request_id:
+            replica.probe = None
+            replica.num_good_probes += 1
+            if replica.num_good_probes >= self._config.probes:
+                self._take_back(replica_id, replica, now)
+
+    def failed(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
+        """The replica failed the request: an error of its own, an unusable answer, a broken connection, a timeout."""
+        if (replica := self._ended(replica_id, request_id, now)) is None:
+            return
+        replica.ends.append((now, True))
+        replica.num_consecutive += 1
+        if replica.probe == request_id:
+            self._eject(replica_id, replica, Reason.PROBE_FAILED, now)
+        elif replica.standing is Standing.IN:
+            if replica.num_consecutive >= self._config.consecutive_failures:
+                self._eject(replica_id, replica, Reason.CONSECUTIVE_FAILURES, now)
+            elif self._fails_more_than_others(replica):
+                self._eject(replica_id, replica, Reason.FAILURE_RATE, now)
+
+    def refused(self, replica_id: ReplicaId, request_id: RequestId, retry_after_s: float, now: float) -> None:
+        """The replica said "not now", which is no failure. `retry_after_s`: 0 where it did not say for how long."""
+        if (replica := self._ended(replica_id, request_id, now)) is None:
+            return
+        replica.held_until = max(replica.held_until, now + min(retry_after_s, self._config.longest_hold_s))
+        if replica.held_until > now:
+            self._suspended.add(replica_id)
+        if replica.probe == request_id:
+            replica.probe = None
+
+    def dropped(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
+        """The request ended for a reason that says nothing of the replica: its client left, or it was a bad request."""
+        replica = self._ended(replica_id, request_id, now)
+        if replica is not None and replica.probe == request_id:
+            replica.probe = None
+
+    # what does not happen to requests
+
+    def check(self, last_heard: Mapping[ReplicaId, float], now: float) -> list[ReplicaId]:
+        """Eject replicas that are slow or begin no answer, while others do well. To be called every second or so.
+
+        `last_heard`: when anything of any answer last came from each replica. Returns the replicas that begin no
+        answer, so that what waits there can be moved.
+        """
+        self._let_probe(now)
+        for replica in self._replicas.values():
+            replica.forget_before(now - self._config.window_s)
+        stalled = []
+        for replica_id, replica in self._replicas.items():
+            if replica.standing is Standing.EJECTED:
+                continue
+            silent_since = max(last_heard.get(replica_id, 0.0), replica.returned_at)
+            if self._is_stalled(replica, silent_since, now):
+                probing = replica.standing is Standing.PROBING
+                if self._eject(replica_id, replica, Reason.PROBE_FAILED if probing else Reason.STALLED, now):
+                    stalled.append(replica_id)
+            elif replica.standing is Standing.IN and self._is_slow(replica):
+                self._eject(replica_id, replica, Reason.SLOW, now)
+        return stalled
+
+    # rules
+
+    def _is_avoided(self, replica: _Replica, now: float) -> bool:
+        return replica.standing is Standing.EJECTED or replica.probe is not None or replica.held_until > now
+
+    def _peers(self, replica: _Replica) -> Iterator[_Replica]:
+        """The others of its group that are in."""
+        for other in self._replicas.values():
+            if other is not replica and other.group == replica.group and other.standing is Standing.IN:
+                yield other
+
+    def _fails_more_than_others(self, replica: _Replica) -> bool:
+        if len(replica.ends) < self._config.min_requests:
+            return False
+        peers = list(self._peers(replica))
+        num_ends = sum(len(other.ends) for other in peers)
+        rate_of_peers = sum(other.num_failed for other in peers) / num_ends if num_ends else 1.0
+        rate = replica.num_failed / len(replica.ends)
+        return rate >= self._config.failure_rate and rate >= _FAILS_MORE * rate_of_peers
+
+    def _is_slow(self, replica: _Replica) -> bool:
+        enough = self._config.min_requests
+        if len(replica.waits) < enough or median(wait.wait_s for wait in replica.waits) < self._config.slow_min_s:
+            return False
+        peers = [other.typical_slowness for other in self._peers(replica) if len(other.waits) >= enough]
+        return bool(peers) and replica.typical_slowness >= self._config.slow_factor * median(peers)
+
+    def _is_stalled(self, replica: _Replica, silent_since: float, now: float) -> bool:
+        least = 1 if replica.standing is Standing.PROBING else self._config.consecutive_failures
+        if len(replica.unheard) < least or next(iter(replica.unheard.values())).at > now - self._config.stall_s:
+            return False
+        waits = [wait for other in self._peers(replica) for wait in other.waits]
+        patience_s = max([self._config.stall_s, *(_STALL_FACTOR * wait.wait_s for wait in waits)])
+        num_late = sum(max(sent.at, silent_since) <= now - patience_s for sent in replica.unheard.values())
+        return num_late >= least and any(wait.heard_at > now - patience_s for wait in waits)
+
+    # changes
+
+    def _ended(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> _Replica | None:
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.unheard.pop(request_id, None)
+            replica.forget_before(now - self._config.window_s)
+        return replica
+
+    def _may_eject(self, replica: _Replica) -> bool:
+        """Whether enough of its group are left. One that is probed counts as out already."""
+        group = [other for other in self._replicas.values() if other.group == replica.group]
+        num_out = sum(other.standing is not Standing.IN for other in group if other is not replica)
+        return self._config.enabled and num_out + 1 <= self._config.largest_share * len(group)
+
+    def _eject(self, replica_id: ReplicaId, replica: _Replica, reason: Reason, now: float) -> bool:
+        """Take it out, if that is allowed; says whether it was."""
+        if not self._may_eject(replica):
+            replica.probe = None
+            return False
+        if replica.standing is Standing.IN and now - replica.returned_at > self._config.longest_out_s:
+            replica.num_ejections = 0
+        back_off_s = min(self._config.first_out_s * 2.0**replica.num_ejections, self._config.longest_out_s)
+        replica.num_ejections += 1
+        replica.standing, replica.out_until = Standing.EJECTED, now + back_off_s
+        replica.probe, replica.num_good_probes = None, 0
+        self._suspended.add(replica_id)
+        self._on_change(Change(replica_id, Standing.EJECTED, reason, back_off_s))
+        return True
+
+    def _let_probe(self, now: float) -> None:
+        """Move on those whose time is over."""
+        for replica_id in list(self._suspended):
+            replica = self._replicas[replica_id]
+            if replica.standing is Standing.EJECTED and now >= replica.out_until:
+                replica.standing, replica.returned_at = Standing.PROBING, now
+                self._on_change(Change(replica_id, Standing.PROBING))
+            elif replica.standing is Standing.IN and now >= replica.held_until:
+                self._suspended.discard(replica_id)
+
+    def _take_back(self, replica_id: ReplicaId, replica: _Replica, now: float) -> None:
+        replica.standing, replica.returned_at = Standing.IN, now
+        replica.num_consecutive = replica.num_good_probes = 0
+        replica.ends.clear()
+        replica.waits.clear()
+        self._on_change(Change(replica_id, Standing.IN))
