@@ -21,10 +21,12 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from preble.core.policies.cost_table import CostTable
 from preble.core.policies.e2 import E2
-from preble.core.policies.policy import ClusterView, CostTable, Policy
+from preble.core.policies.policy import Policy
 from preble.core.policies.preble import Preble
 from preble.core.policies.registry import make_policy
+from preble.core.policies.view import ClusterView
 from preble.profiles import load_profile
 from preble.sim import SimConfig, simulate
 from preble.sim.memory import fewer_collections

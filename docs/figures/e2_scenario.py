@@ -185,7 +185,7 @@ class Cluster:
 
     def tree(self, request: Request) -> tuple[TreeNode, ...]:
         """The prefix tree as the scheduler has it now."""
-        index = self.scheduler._index
+        index = self.scheduler._cluster.index
         return self._snapshot(index.tree.root(), index.match(request.prompt))
 
     def _snapshot(self, above: Node, match: Match) -> tuple[TreeNode, ...]:
@@ -193,7 +193,7 @@ class Cluster:
         return tuple(self._snapshot_node(node, match) for node in nodes)
 
     def _snapshot_node(self, node: Node, match: Match) -> TreeNode:
-        index = self.scheduler._index
+        index = self.scheduler._cluster.index
         caches = {r: index.caches[i] for i, r in enumerate(REPLICAS)}
         entries = {r: entry for r, cache in caches.items() if (entry := cache.get(node)) is not None}
         return TreeNode(
@@ -206,7 +206,7 @@ class Cluster:
         )
 
     def _num_requests(self) -> dict[ReplicaId, int]:
-        window = self.scheduler._window
+        window = self.scheduler._cluster.window
         return {replica_id: window.num_requests[slot] for slot, replica_id in enumerate(REPLICAS)}
 
     def _compute(self, request: Request, replica_id: ReplicaId, now: float) -> None:

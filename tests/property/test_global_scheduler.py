@@ -49,7 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             index_budget_bytes=budget,
             refit=refit,
         )
-        self.scheduler._index._trim_tokens = 2  # prompts here are too short for the default ever to matter
+        self.scheduler._cluster.index._trim_tokens = 2  # prompts here are too short for the default ever to matter
         self.begin(budget)
 
     def begin(self, budget: int | None) -> None:

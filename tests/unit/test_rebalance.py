@@ -30,7 +30,7 @@ class FakeCluster:
     requests: dict[Node, int] = field(default_factory=dict)
 
     @property
-    def live_replicas(self) -> Sequence[int]:
+    def eligible_replicas(self) -> Sequence[int]:
         return range(len(self.load_s))
 
     def recompute_s(self, node: Node) -> float:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preble.core.costs.model import CostProfile
-from preble.core.policies.policy import Choice, ClusterView
+from preble.core.policies.policy import Choice
 from preble.core.policies.registry import policy_names
+from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, pack_tokens
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord

@@ -11,31 +11,34 @@ from collections import deque
 
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.radix_tree import Node
+from preble.core.replica_index import ReplicaIndex
 
 DEFAULT_OUTPUT_TOKENS = 45.0
 """Assumed output length before any request has finished. Source: the published code's default."""
 
 
 class WindowEntry:
-    """One request in the window. `replica`: None once it no longer counts. `shares`: it counts for its prefix, too."""
+    """One request in the window. `replica`: None once it counts no more. `counts_use`: as a use of its prefix, too."""
 
-    __slots__ = ("leaf", "num_prompt_tokens", "placed_at", "prefill_s", "replica", "shares")
+    __slots__ = ("counts_use", "leaf", "num_prompt_tokens", "placed_at", "prefill_s", "replica")
 
-    def __init__(self, replica: int, placed_at: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> None:
-        self.replica: int | None = replica
+    def __init__(
+        self, replica: ReplicaIndex, placed_at: float, prefill_s: float, num_prompt_tokens: int, leaf: Node
+    ) -> None:
+        self.replica: ReplicaIndex | None = replica
         self.placed_at = placed_at
         self.prefill_s = prefill_s
         self.num_prompt_tokens = num_prompt_tokens
         self.leaf = leaf
-        self.shares = True
+        self.counts_use = True
 
 
 class LoadWindow:
-    """Work placed per replica slot within the last `window_s` seconds. Lists are indexed by slot, for reading only.
+    """Work placed on each replica within the last `window_s` seconds. Lists are by replica index, for reading only.
 
     `load_s`: L. `decode_load_s`: its decode part. `num_requests`: requests in the window. `mean_output_tokens`: mean
-    output length seen in the window; where none finished, that of all replicas when the slot last changed, or the
-    default. `expected_output_tokens`: the same as a whole number.
+    output length seen in the window; where no request finished, that of all replicas when the replica's sums last
+    changed, or the default. `expected_output_tokens`: the same as a whole number.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
@@ -53,23 +56,23 @@ class LoadWindow:
         self._num_finished: list[int] = []
         self._output_tokens: list[int] = []
         self._placed: deque[WindowEntry] = deque()
-        self._sharing: deque[WindowEntry] = deque()
-        self._finished: deque[tuple[float, int, int]] = deque()
+        self._uses: deque[WindowEntry] = deque()
+        self._finished: deque[tuple[float, ReplicaIndex, int]] = deque()
         self._all_output_tokens = 0
         self._num_placed = 0
         self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
-        """Reckon with another model from now on. O(replicas).
+        """Compute costs with another model from now on. O(replicas).
 
-        Decoding is reckoned anew for all that is in the window; prefills keep the seconds they were added with.
+        Decode times of the requests in the window change with it; prefills keep the seconds they were added with.
         """
         self._cost_model = cost_model
-        for replica in range(len(self.load_s)):
+        for replica in map(ReplicaIndex, range(len(self.load_s))):
             self._update(replica)
 
-    def add_replica(self, replica: int) -> None:
-        """Make room for a slot; what is counted of an earlier replica there must have been removed."""
+    def add_replica(self, replica: ReplicaIndex) -> None:
+        """Count for a replica from now on. An earlier one of this index must have been removed."""
         if replica == len(self.load_s):
             for sums in (self.load_s, self.decode_load_s, self.mean_output_tokens, self._prefill_s):
                 sums.append(0.0)
@@ -83,7 +86,7 @@ class LoadWindow:
                 counts.append(0)
         self._update(replica)
 
-    def remove_replica(self, replica: int) -> None:
+    def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget everything about the replica. O(requests in the window)."""
         for entry in self._placed:
             if entry.replica == replica:
@@ -96,13 +99,15 @@ class LoadWindow:
         self._prefill_s[replica] = 0.0
         self._update(replica)
 
-    def add(self, replica: int, now: float, prefill_s: float, num_prompt_tokens: int, leaf: Node) -> WindowEntry:
+    def add(
+        self, replica: ReplicaIndex, now: float, prefill_s: float, num_prompt_tokens: int, leaf: Node
+    ) -> WindowEntry:
         """Count a request that is placed now. `prefill_s`: of what it misses. `leaf`: where its prompt ends."""
         if self._began_at is None:
             self._began_at = now
         entry = WindowEntry(replica, now, prefill_s, num_prompt_tokens, leaf)
         self._placed.append(entry)
-        self._sharing.append(entry)
+        self._uses.append(entry)
         self._num_placed += 1
         self.num_requests[replica] += 1
         self._prefill_s[replica] += prefill_s
@@ -111,7 +116,7 @@ class LoadWindow:
         return entry
 
     def cancel(self, entry: WindowEntry) -> bool:
-        """Take back a request whose work was not done; False if it counted no longer."""
+        """Take back a request whose work was not done; False if it no longer counted."""
         replica = entry.replica
         if replica is None:
             return False
@@ -134,42 +139,42 @@ class LoadWindow:
             return 0.0
         return self._num_placed / min(max(now - self._began_at, 1.0), self.window_s)
 
-    def finish(self, replica: int, now: float, output_tokens: int) -> None:
+    def finish(self, replica: ReplicaIndex, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""
         self._finished.append((now, replica, output_tokens))
         self._count_output(replica, 1, output_tokens)
 
-    def expire(self, now: float) -> list[tuple[int, Node]]:
-        """Drop what is older than the window; returns (slot, leaf) of the requests that shared. Amortised O(1)."""
-        dropped: list[tuple[int, Node]] = []
+    def expire(self, now: float) -> list[tuple[ReplicaIndex, Node]]:
+        """Drop what is older than the window; returns (replica, leaf) of each use dropped. Amortised O(1)."""
+        dropped: list[tuple[ReplicaIndex, Node]] = []
         while self._placed and self._placed[0].placed_at + self.window_s <= now:
             entry = self._placed.popleft()
             replica = entry.replica
-            if self.cancel(entry) and replica is not None and entry.shares:
+            if self.cancel(entry) and replica is not None and entry.counts_use:
                 dropped.append((replica, entry.leaf))
-        self._skip_unshared()
+        self._skip_forgotten()
         while self._finished and self._finished[0][0] + self.window_s <= now:
             _, replica, output_tokens = self._finished.popleft()
             self._count_output(replica, -1, -output_tokens)
         return dropped
 
     @property
-    def oldest_share_s(self) -> float:
-        """When the oldest request that counts for its prefix was placed; infinity if there is none."""
-        self._skip_unshared()
-        return self._sharing[0].placed_at if self._sharing else float("inf")
+    def oldest_use_s(self) -> float:
+        """When the oldest request that counts as a use of its prefix was placed; infinity if there is none."""
+        self._skip_forgotten()
+        return self._uses[0].placed_at if self._uses else float("inf")
 
-    def drop_oldest_share(self) -> tuple[int, Node]:
-        """Let the oldest request count for its prefix no longer, only for its replica's load; returns (slot, leaf)."""
-        self._skip_unshared()
-        entry = self._sharing.popleft()
-        entry.shares = False
+    def drop_oldest_use(self) -> tuple[ReplicaIndex, Node]:
+        """Stop counting the oldest request as a use of its prefix, but not as load; returns (replica, leaf)."""
+        self._skip_forgotten()
+        entry = self._uses.popleft()
+        entry.counts_use = False
         assert entry.replica is not None
         return entry.replica, entry.leaf
 
-    def _skip_unshared(self) -> None:
-        while self._sharing and (self._sharing[0].replica is None or not self._sharing[0].shares):
-            self._sharing.popleft()
+    def _skip_forgotten(self) -> None:
+        while self._uses and (self._uses[0].replica is None or not self._uses[0].counts_use):
+            self._uses.popleft()
 
     def next_expiry(self) -> float | None:
         """When the oldest entry leaves the window; None if it is empty."""
@@ -187,7 +192,7 @@ class LoadWindow:
         """The sums agree with the entries. O(n x replicas); for tests."""
         assert self._num_placed == sum(self.num_requests)
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
-        for replica in range(len(self.load_s)):
+        for replica in map(ReplicaIndex, range(len(self.load_s))):
             mine = [entry for entry in self.entries() if entry.replica == replica]
             outputs = [tokens for _, where, tokens in self._finished if where == replica]
             assert self.num_requests[replica] == len(mine)
@@ -198,14 +203,14 @@ class LoadWindow:
             decode_s = len(mine) * self._cost_model.decode_s(self.mean_output_tokens[replica], mean_prompt_tokens)
             assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
 
-    def _count_output(self, replica: int, count: int, output_tokens: int) -> None:
+    def _count_output(self, replica: ReplicaIndex, count: int, output_tokens: int) -> None:
         self._num_finished[replica] += count
         self._output_tokens[replica] += output_tokens
         self._all_output_tokens += output_tokens
         self._update(replica)
 
-    def _update(self, replica: int) -> None:
-        """Bring what is derived from a slot's sums up to date. O(1)."""
+    def _update(self, replica: ReplicaIndex) -> None:
+        """Update what is derived from a replica's sums. O(1)."""
         if self._num_finished[replica]:
             mean = self._output_tokens[replica] / self._num_finished[replica]
         else:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from preble.core.prefixes.radix_tree import Node
+from preble.core.replica_index import ReplicaIndex
 
 _FORGET_PARTS = 8
 """Searches in which every prefix is looked at once, whether anybody still asks for it."""
@@ -72,18 +73,18 @@ class _Prefix:
 
     now: _Half
     before: _Half
-    homes: list[int] = field(default_factory=list)
+    homes: list[ReplicaIndex] = field(default_factory=list)
     rate_per_home: float = 0.0
-    shares: dict[Node, int] = field(default_factory=dict)
+    shares: dict[Node, ReplicaIndex] = field(default_factory=dict)
     changed_at: float = float("-inf")
 
-    def retire(self) -> int:
+    def retire(self) -> ReplicaIndex:
         """Give up the latest home; returns it."""
         replica = self.homes[-1]
         self.leave(replica)
         return replica
 
-    def leave(self, replica: int) -> None:
+    def leave(self, replica: ReplicaIndex) -> None:
         self.homes.remove(replica)
         self.shares = {child: home for child, home in self.shares.items() if home != replica}
 
@@ -93,7 +94,7 @@ class HomeChange:
     """The prefix that ends in `node` got the replica in `replica` as a home, or lost it; it has `num_homes` now."""
 
     node: Node
-    replica: int
+    replica: ReplicaIndex
     added: bool
     num_homes: int
 
@@ -102,7 +103,7 @@ class Cluster(Protocol):
     """What the search may ask. `load_s`: L by slot."""
 
     @property
-    def live_replicas(self) -> Sequence[int]: ...
+    def eligible_replicas(self) -> Sequence[ReplicaIndex]: ...
 
     @property
     def load_s(self) -> Sequence[float]: ...
@@ -111,7 +112,7 @@ class Cluster(Protocol):
         """Seconds to compute the prompt up to the end of `node` from nothing."""
         ...
 
-    def holders(self, node: Node) -> list[int]:
+    def holders(self, node: Node) -> list[ReplicaIndex]:
         """Slots of the replicas that hold all of `node`, ascending."""
         ...
 
@@ -138,7 +139,7 @@ class Rebalancer:
 
     # -- on the request path ------------------------------------------------------------------------------------------
 
-    def sheds(self, replica: int, load_s: float, lightest_s: float) -> bool:
+    def sheds(self, replica: ReplicaIndex, load_s: float, lightest_s: float) -> bool:
         """True if the replica is too loaded, compared with the lightest, to be exploited. O(1); with hysteresis."""
         bit = 1 << replica
         limit = self.settings.calm if self._shedding & bit else self.settings.threshold
@@ -148,7 +149,7 @@ class Rebalancer:
             self._shedding &= ~bit
         return bool(self._shedding & bit)
 
-    def homes(self, path: Sequence[Node]) -> tuple[Node, list[int]] | None:
+    def homes(self, path: Sequence[Node]) -> tuple[Node, list[ReplicaIndex]] | None:
         """The deepest prefix on the path that has homes, with those that may get the request; None if there is none."""
         if not self.num_replicated:
             return None
@@ -193,9 +194,11 @@ class Rebalancer:
         self._forget_unasked(now)
         queued, self._queued = self._queued, {}
         hot = {n: p for n, p in queued.items() if n in self._prefixes and self._queues_too_long(n, p, cluster, now)}
-        by_load = sorted(cluster.live_replicas, key=lambda replica: (cluster.load_s[replica], replica)) if hot else []
+        by_load = (
+            sorted(cluster.eligible_replicas, key=lambda replica: (cluster.load_s[replica], replica)) if hot else []
+        )
         changes: list[HomeChange] = []
-        changed: set[int] = set()
+        changed: set[ReplicaIndex] = set()
         for node, prefix in sorted(hot.items(), key=lambda item: -item[1].now.queueing_s):
             homes = prefix.homes or cluster.holders(node)
             lightest = None if changed.intersection(homes) else _lighter_home(homes, by_load, cluster)
@@ -210,7 +213,7 @@ class Rebalancer:
         self._next_search = now + self.settings.interval_s if self._prefixes else None
         return changes
 
-    def remove_replica(self, replica: int) -> None:
+    def remove_replica(self, replica: ReplicaIndex) -> None:
         """The replica is gone: it sheds nothing and is nobody's home."""
         self._shedding &= ~(1 << replica)
         for prefix in self._prefixes.values():
@@ -238,7 +241,9 @@ class Rebalancer:
         queueing_s = prefix.now.mean_queueing_s
         return queueing_s >= self.settings.queue_growth * before_s and queueing_s > cluster.recompute_s(node)
 
-    def _replicate(self, node: Node, prefix: _Prefix, homes: list[int], cluster: Cluster, now: float) -> HomeChange:
+    def _replicate(
+        self, node: Node, prefix: _Prefix, homes: list[ReplicaIndex], cluster: Cluster, now: float
+    ) -> HomeChange:
         """Let the prefix have these homes, the last of which is new."""
         prefix.rate_per_home = self._rate(prefix, now) / (len(homes) - 1)
         prefix.homes = homes
@@ -257,7 +262,7 @@ class Rebalancer:
             if not node.tokens or not (prefix.now.num_requests or prefix.before.num_requests):
                 del self._prefixes[node]
 
-    def _start_timing_anew(self, replicas: set[int], cluster: Cluster, now: float) -> None:
+    def _start_timing_anew(self, replicas: set[ReplicaIndex], cluster: Cluster, now: float) -> None:
         """Load was moved between these replicas: what has queued there until now says nothing of what will."""
         if not replicas:
             return
@@ -277,7 +282,9 @@ class Rebalancer:
         return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
 
 
-def _lighter_home(homes: Sequence[int], by_load: Sequence[int], cluster: Cluster) -> int | None:
+def _lighter_home(
+    homes: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
+) -> ReplicaIndex | None:
     """The lightest replica that is no home, if it is lighter than every one of the homes. `by_load`: lightest first."""
     lightest = next((replica for replica in by_load if replica not in homes), None)
     if lightest is None or not homes:
@@ -285,14 +292,14 @@ def _lighter_home(homes: Sequence[int], by_load: Sequence[int], cluster: Cluster
     return lightest if cluster.load_s[lightest] < min(cluster.load_s[replica] for replica in homes) else None
 
 
-def _split_by_load(node: Node, homes: list[int], cluster: Cluster) -> dict[Node, int]:
+def _split_by_load(node: Node, homes: list[ReplicaIndex], cluster: Cluster) -> dict[Node, ReplicaIndex]:
     """Give each shared subtree below `node` to one of the homes, the heaviest first to the home with the least so far.
 
     On equal terms a subtree stays with a home that holds it already, and the older one comes first: which tokens it has
     decides nothing, so that logs with renamed tokens replay. Load: requests in the window.
     """
     given = dict.fromkeys(homes, 0)
-    shares: dict[Node, int] = {}
+    shares: dict[Node, ReplicaIndex] = {}
     children = [(cluster.window_requests(child), child) for child in (node.children or {}).values()]
     for requests, child in sorted(children, key=lambda item: -item[0]):
         if requests < 2:

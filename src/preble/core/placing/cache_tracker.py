@@ -25,12 +25,12 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
-from preble.core.cluster.load_window import LoadWindow
-from preble.core.cluster.replicas import InFlightRequest, ReplicaTable
-from preble.core.prefixes.index import PrefixIndex
+from preble.core.cluster.replicas import InFlightRequest
+from preble.core.cluster.state import ClusterState
 from preble.core.prefixes.matching import matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
 from preble.core.prefixes.replica_cache import BLOCK_BYTES, ENTRY_BYTES
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheDrift, PackedTokens, Request
 
 _AGE_CHECK = 1 / 16
@@ -45,7 +45,7 @@ class PendingReport:
     """A finished request whose prompt stays in use until the replica's reports must have arrived."""
 
     until: float
-    replica: int
+    replica: ReplicaIndex
     leaf: Node
 
 
@@ -57,43 +57,39 @@ class CacheTracker:
 
     def __init__(
         self,
-        index: PrefixIndex,
-        fleet: ReplicaTable,
-        window: LoadWindow,
+        cluster: ClusterState,
         *,
         report_grace_s: float,
         belief_ttl_s: float,
         index_budget_bytes: int | None,
     ) -> None:
         self.num_unindexed = 0
-        self._index = index
-        self._fleet = fleet
-        self._window = window
+        self._index = cluster.index
+        self._replicas = cluster.replicas
+        self._window = cluster.window
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
         self._budget_bytes = inf if index_budget_bytes is None else index_budget_bytes
         self._pending_reports: deque[PendingReport] = deque()
-        self._drift: dict[int, CacheDrift] = {}
+        self._drift: dict[ReplicaIndex, CacheDrift] = {}
         self._check_age_at: float | None = None
 
-    def add_replica(self, replica: int, now: float) -> None:
-        self._index.add_replica(replica)
+    def add_replica(self, replica: ReplicaIndex, now: float) -> None:
         self._drift[replica] = CacheDrift()
         if self._is_estimated(replica) and self._check_age_at is None:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
-    def remove_replica(self, replica: int) -> None:
+    def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
         self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
-        self._index.remove_replica(replica)
         del self._drift[replica]
 
-    def drift(self, replica: int) -> CacheDrift:
+    def drift(self, replica: ReplicaIndex) -> CacheDrift:
         return self._drift[replica]
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def place(self, replica: int, request: Request, match: Match, now: float) -> Node:
+    def place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
         """The replica's request uses its prompt from now on; returns the node at which the prompt ends.
 
         `match`: of the prompt with the trees as they are now. Where the budget has no room for the rest of the prompt,
@@ -110,29 +106,29 @@ class CacheTracker:
         known = index.match(prompt, namespace).whole
         return index.place_on(replica, known if self._has_room(len(known) * ENTRY_BYTES) else [], namespace, now)
 
-    def usable_tokens(self, replica: int, request: Request, match: Match) -> int:
+    def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
         held = matched_on(match, self._index.caches[replica])
-        return usable_tokens(held, request.num_prompt_tokens, self._fleet.block_size[replica])
+        return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
-    def computed(self, flight: InFlightRequest, now: float) -> None:
+    def computed(self, entry: InFlightRequest, now: float) -> None:
         """The prompt has been computed, so a replica without KV events is expected to cache its whole blocks."""
-        replica = flight.replica
+        replica = entry.replica
         if self._is_estimated(replica):
-            self._index.set_computed(replica, flight.leaf, self._fleet.block_size[replica], now)
+            self._index.set_computed(replica, entry.leaf, self._replicas.block_size[replica], now)
             self._evict_over_capacity(replica, now)
 
-    def end(self, flight: InFlightRequest, now: float, *, work_done: bool) -> None:
+    def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
-        if work_done and not self._is_estimated(flight.replica):
-            self._pending_reports.append(PendingReport(now + self._report_grace_s, flight.replica, flight.leaf))
+        if work_done and not self._is_estimated(entry.replica):
+            self._pending_reports.append(PendingReport(now + self._report_grace_s, entry.replica, entry.leaf))
         else:
-            self._index.release(flight.replica, flight.leaf)
-            self._evict_over_capacity(flight.replica, now)
+            self._index.release(entry.replica, entry.leaf)
+            self._evict_over_capacity(entry.replica, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
-    def stored(self, replica: int, event: BlocksStored, now: float) -> bool:
+    def stored(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> bool:
         """The replica stored blocks. False if their parent is unknown, so that nobody knows where they belong."""
         match = self._index.locate(replica, event)
         while match is not None and not self._has_room(_growth_of_stored(match, event)):
@@ -144,11 +140,11 @@ class CacheTracker:
             self._index.stored(replica, match, event, now)
         return match is not None
 
-    def evicted(self, replica: int, event: BlocksEvicted, now: float) -> None:
+    def evicted(self, replica: ReplicaIndex, event: BlocksEvicted, now: float) -> None:
         """The replica evicted blocks."""
-        self._index.evicted(replica, event, self._fleet.block_size[replica], now)
+        self._index.evicted(replica, event, self._replicas.block_size[replica], now)
 
-    def cleared(self, replica: int, now: float, *, is_past: bool) -> None:
+    def cleared(self, replica: ReplicaIndex, now: float, *, is_past: bool) -> None:
         """The whole cache is gone. Unless `is_past`, requests that ended there will not be reported as stored."""
         if not is_past:
             for report in self._pending_reports:
@@ -157,17 +153,17 @@ class CacheTracker:
             self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._index.clear(replica, now)
 
-    def compare(self, flight: InFlightRequest, cached_tokens: int, now: float) -> None:
+    def compare(self, entry: InFlightRequest, cached_tokens: int, now: float) -> None:
         """Compare what was expected to be cached with what the replica says was cached.
 
         A replica that has lost a prefix has also lost whatever it had used no later (LRU).
         """
-        drift = self._drift[flight.replica]
+        drift = self._drift[entry.replica]
         drift.num_requests += 1
-        drift.predicted_tokens += flight.confirmed_tokens
+        drift.predicted_tokens += entry.confirmed_tokens
         drift.reported_tokens += cached_tokens
-        if self._is_estimated(flight.replica) and cached_tokens < flight.confirmed_tokens:
-            self._index.forget_unused_since(flight.replica, flight.confirmed_used_s, now)
+        if self._is_estimated(entry.replica) and cached_tokens < entry.confirmed_tokens:
+            self._index.forget_unused_since(entry.replica, entry.confirmed_used_s, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -186,24 +182,24 @@ class CacheTracker:
         """Forget estimates that nothing has used for too long, if it is time to look. A part at a time: O(1)."""
         if self._check_age_at is None or self._check_age_at > now:
             return
-        estimated = [replica for replica in self._fleet.specs if self._is_estimated(replica)]
+        estimated = [replica for replica in self._replicas.specs if self._is_estimated(replica)]
         limit_s = now - self._belief_ttl_s
         done = all(self._index.forget_unused_since(replica, limit_s, now, _AGE_BATCH) for replica in estimated)
         next_s = now + self._belief_ttl_s * _AGE_CHECK if done else now
         self._check_age_at = next_s if estimated else None
 
-    def pending_reports(self) -> list[tuple[int, Node]]:
+    def pending_reports(self) -> list[tuple[ReplicaIndex, Node]]:
         """(replica index, leaf) of each request that is over and whose reports are still awaited; for tests."""
         return [(report.replica, report.leaf) for report in self._pending_reports]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _is_estimated(self, replica: int) -> bool:
+    def _is_estimated(self, replica: ReplicaIndex) -> bool:
         """True if the replica has no KV events, so that the index is an estimate of its cache."""
-        return not self._fleet.specs[replica].reports_events
+        return not self._replicas.specs[replica].reports_events
 
-    def _evict_over_capacity(self, replica: int, now: float) -> None:
-        capacity = self._fleet.specs[replica].kv_capacity_tokens
+    def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
+        capacity = self._replicas.specs[replica].kv_capacity_tokens
         if capacity is not None and self._is_estimated(replica):
             self._index.evict_down_to(replica, capacity, now)
 
@@ -215,12 +211,12 @@ class CacheTracker:
 
         That may change what a match said, so match again afterwards.
         """
-        oldest_use_s = self._window.oldest_share_s
+        oldest_use_s = self._window.oldest_use_s
         if self._index.drop_oldest(now, oldest_use_s):
             return True
         if oldest_use_s == inf:
             return False
-        self._index.forget_use(*self._window.drop_oldest_share())
+        self._index.forget_use(*self._window.drop_oldest_use())
         return True
 
 

@@ -1,147 +1,139 @@
-"""The requests in flight, and what each counts for from its placement to its end, in every book at once.
+"""The requests in flight, and all that each of them counts for from its placement to its end.
 
-On its replica (`ReplicaTable`), in the load of the window (`LoadWindow`), for the prefix that its prompt ends with
-(`PrefixIndex`), in what the replica is believed to hold (`CacheTracker`), for the prefix for whose sake it was placed
-(`Rebalancer`), and as a sample of how long work takes (`LiveTimes`).
+On its replica (`ReplicaTable`), in the load of the window (`LoadWindow`), for its prefix (`PrefixIndex`), in what the
+replica is expected to cache (`CacheTracker`), for the prefix because of which it was placed (`Rebalancer`), and as a
+sample of how long work takes (`TimingSamples`).
 """
 
 from __future__ import annotations
 
-from preble.core.cluster.load_window import LoadWindow
-from preble.core.cluster.rebalance import Rebalancer
-from preble.core.cluster.replicas import InFlightRequest, ReplicaTable
+from preble.core.cluster.replicas import InFlightRequest
+from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
-from preble.core.placing.timing_samples import LiveTimes
-from preble.core.prefixes.index import PrefixIndex
+from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.matching import confirmed_on
 from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Request, RequestId
 from preble.errors import UnknownRequest
 
 
 class InFlightTable:
-    """Requests by id. `live_times`: None where the cost model is not corrected."""
+    """Requests by id. `timing`: None where the cost model is not corrected."""
 
-    def __init__(
-        self,
-        fleet: ReplicaTable,
-        index: PrefixIndex,
-        window: LoadWindow,
-        belief: CacheTracker,
-        rebalancer: Rebalancer,
-        live_times: LiveTimes | None,
-    ) -> None:
-        self._fleet = fleet
-        self._index = index
-        self._window = window
-        self._belief = belief
-        self._rebalancer = rebalancer
-        self._live_times = live_times
-        self._flights: dict[RequestId, InFlightRequest] = {}
+    def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples | None) -> None:
+        self._replicas = cluster.replicas
+        self._index = cluster.index
+        self._window = cluster.window
+        self._rebalancer = cluster.rebalancer
+        self._tracker = tracker
+        self._timing = timing
+        self._entries: dict[RequestId, InFlightRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._entries)
 
     def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._flights
+        return request_id in self._entries
 
     def get(self, request_id: RequestId) -> InFlightRequest:
         """Raises: UnknownRequest: it is not in flight."""
-        flight = self._flights.get(request_id)
-        if flight is None:
+        entry = self._entries.get(request_id)
+        if entry is None:
             raise UnknownRequest(f"request {request_id!r} is not in flight")
-        return flight
+        return entry
 
     def start(
         self,
         request: Request,
-        replica: int,
+        replica: ReplicaIndex,
         matched: int,
         prefill_s: float,
         match: Match,
         prefix: Node | None,
         now: float,
     ) -> None:
-        """A request is placed. `matched`: tokens of its prompt that count as cached; `prefill_s`: to compute the rest.
+        """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
         `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens
         confirmed, confirmed_used_s = confirmed_on(match, self._index.caches[replica])
-        # What is held against the replica's own report is the belief, whether or not it counts.
-        believed = matched if self._fleet.trusts(replica) else self._belief.usable_tokens(replica, request, match)
-        leaf = self._belief.place(replica, request, match, now)
-        entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
-        flight = InFlightRequest(request, replica, now, leaf, entry, num_tokens - matched)
-        flight.confirmed_tokens = min(confirmed, believed)
-        flight.confirmed_used_s = confirmed_used_s
-        flight.prefix = prefix
-        if self._live_times is not None:
-            self._live_times.placed(flight)
-        self._flights[request.request_id] = flight
-        self._fleet.start(flight)
+        # The replica's own report will be compared with what the index expects, whether or not that counts.
+        expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
+        leaf = self._tracker.place(replica, request, match, now)
+        window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
+        entry = InFlightRequest(request, replica, now, leaf, window_entry, num_tokens - matched)
+        entry.confirmed_tokens = min(confirmed, expected)
+        entry.confirmed_used_s = confirmed_used_s
+        entry.prefix = prefix
+        if self._timing is not None:
+            self._timing.placed(entry)
+        self._entries[request.request_id] = entry
+        self._replicas.start(entry)
 
-    def first_token(self, flight: InFlightRequest, now: float, *, seen: bool = True) -> None:
-        """Its prompt is computed; further calls change nothing. `seen`: just now; else concluded from its end."""
-        if flight.first_token_at is not None:
+    def first_token(self, entry: InFlightRequest, now: float, *, seen: bool = True) -> None:
+        """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
+        if entry.first_token_at is not None:
             return
-        self._fleet.first_token(flight)
-        flight.first_token_at = now
-        if self._live_times is not None:
-            self._live_times.first_token(flight, now, seen=seen)
-        if flight.prefix is not None:
-            self._rebalancer.note_first_token(flight.prefix, now - flight.placed_at - flight.entry.prefill_s, now)
-        self._belief.computed(flight, now)
+        self._replicas.first_token(entry)
+        entry.first_token_at = now
+        if self._timing is not None:
+            self._timing.first_token(entry, now, seen=seen)
+        if entry.prefix is not None:
+            queueing_s = now - entry.placed_at - entry.window_entry.prefill_s
+            self._rebalancer.note_first_token(entry.prefix, queueing_s, now)
+        self._tracker.computed(entry, now)
 
-    def finish(self, flight: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
-        """It is over. `cached_tokens`: prompt tokens that the replica says it had cached, None if it does not say."""
+    def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
+        """The request is over. `cached_tokens`: prompt tokens that it reported as cached, None if it did not."""
         if output_tokens > 0:
-            self.first_token(flight, now, seen=False)
-        work_done = flight.first_token_at is not None
-        if work_done and self._live_times is not None:
-            self._live_times.finished(flight, output_tokens, cached_tokens, now)
-        self._end(flight, now, work_done=work_done)
+            self.first_token(entry, now, seen=False)
+        work_done = entry.first_token_at is not None
+        if work_done and self._timing is not None:
+            self._timing.finished(entry, output_tokens, cached_tokens, now)
+        self._end(entry, now, work_done=work_done)
         if work_done:
-            self._window.finish(flight.replica, now, output_tokens)
+            self._window.finish(entry.replica, now, output_tokens)
         if cached_tokens is not None:
-            self._belief.compare(flight, cached_tokens, now)
+            self._tracker.compare(entry, cached_tokens, now)
 
-    def withdraw(self, flight: InFlightRequest, now: float) -> None:
-        """It was not served where it was placed, and counts for nothing there."""
-        self._end(flight, now, work_done=False)
+    def withdraw(self, entry: InFlightRequest, now: float) -> None:
+        """The replica does not serve the request: undo what the request counts for there."""
+        self._end(entry, now, work_done=False)
 
-    def remove_replica(self, replica: int) -> list[Request]:
-        """The replica is gone: forget what was in flight there; returns it. What else it counts for goes with the slot.
+    def remove_replica(self, replica: ReplicaIndex) -> list[Request]:
+        """Forget the requests in flight on a replica that is gone; returns them. O(requests in flight).
 
-        O(requests in flight).
+        The rest that they count for is forgotten with the replica.
         """
-        orphans = [flight.request for flight in self._flights.values() if flight.replica == replica]
+        orphans = [entry.request for entry in self._entries.values() if entry.replica == replica]
         for request in orphans:
-            del self._flights[request.request_id]
-        if self._live_times is not None:
-            self._live_times.remove_replica(replica)
+            del self._entries[request.request_id]
+        if self._timing is not None:
+            self._timing.remove_replica(replica)
         return orphans
 
     def check(self) -> None:
-        """Every request counts just where it should. O(everything); for tests."""
-        flights = list(self._flights.values())
-        self._fleet.check(flights)
-        pins = [(flight.replica, flight.leaf) for flight in flights]
-        pins += self._belief.pending_reports()
-        shares = [(entry.replica, entry.leaf) for entry in self._window.entries() if entry.shares]
-        for replica in self._fleet.specs:
-            users = [node for where, leaf in pins if where == replica for node in leaf.ancestors()]
-            sharers = [node for where, leaf in shares if where == replica for node in leaf.ancestors()]
+        """Assert that every request counts where it should, and nowhere else. O(everything); for tests."""
+        requests = list(self._entries.values())
+        self._replicas.check(requests)
+        in_use = [(request.replica, request.leaf) for request in requests]
+        in_use += self._tracker.pending_reports()
+        uses = [(entry.replica, entry.leaf) for entry in self._window.entries() if entry.counts_use]
+        for replica in self._replicas.specs:
+            holders = [node for where, leaf in in_use if where == replica for node in leaf.ancestors()]
+            users = [node for where, leaf in uses if where == replica for node in leaf.ancestors()]
             for entry in self._index.caches[replica].entries():
                 assert entry.node is not None
-                assert entry.ref_count == users.count(entry.node)
-                assert entry.recent_uses == sharers.count(entry.node)
+                assert entry.ref_count == holders.count(entry.node)
+                assert entry.recent_uses == users.count(entry.node)
 
-    def _end(self, flight: InFlightRequest, now: float, *, work_done: bool) -> None:
-        """Release everything the request holds; what it did stays in the window if it was done."""
-        del self._flights[flight.request.request_id]
-        self._fleet.end(flight)
-        self._belief.end(flight, now, work_done=work_done)
-        # Last, when its prompt is in use no more: then what was never stored of it can go.
-        if not work_done and self._window.cancel(flight.entry) and flight.entry.shares:
-            self._index.forget_use(flight.replica, flight.leaf)
+    def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
+        """Release what the request holds. Its load stays in the window if its work was done."""
+        del self._entries[entry.request.request_id]
+        self._replicas.end(entry)
+        self._tracker.end(entry, now, work_done=work_done)
+        # Last, after the release: then the index can drop what was never stored of the prompt.
+        if not work_done and self._window.cancel(entry.window_entry) and entry.window_entry.counts_use:
+            self._index.forget_use(entry.replica, entry.leaf)

@@ -1,9 +1,9 @@
-"""Which live requests tell how long a prefill or a decode takes, and which were only waiting.
+"""Samples of how long prefills and decodes take, from live requests.
 
-What the scheduler sees of a request is when it was placed, when its first token came and when it ended. In between it
-may have queued, or others' prompts may have been computed. A prefill counts only if no other prompt was waiting on its
-replica at any time until its first token; a decode counts without the prefills that came in between, and only if those
-are the lesser part.
+The scheduler knows when a request was placed, when its first token came and when it ended. In between the request may
+have queued, or the replica may have computed other prompts. So a prefill is a sample only if no other prompt waited on
+its replica from the placement to the first token. A decode is one only if other requests' prefills took at most half of
+its time; their time is subtracted.
 """
 
 from __future__ import annotations
@@ -12,60 +12,61 @@ from dataclasses import dataclass
 
 from preble.core.cluster.replicas import InFlightRequest, ReplicaTable, Watch
 from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
+from preble.core.replica_index import ReplicaIndex
 
 MIN_PREFILL_TOKENS = 256
-"""Shorter prompts tell more of the network and the server than of the GPU."""
+"""For shorter prompts the network and the server take a larger part of the time than the GPU."""
 
 MIN_OUTPUT_TOKENS = 16
 
 
 @dataclass(slots=True)
 class _Replica:
-    """`prefills_s`: seconds that the prefills of all requests with a first token took, as the model says."""
+    """`prefills_s`: seconds that the cost model gives for the prefills of all requests that had a first token."""
 
     num_placed: int = 0
     prefills_s: float = 0.0
 
 
-class LiveTimes:
+class TimingSamples:
     """Turns what happens to requests into samples for a `CostRefit`. O(1) each."""
 
-    def __init__(self, refit: CostRefit, fleet: ReplicaTable) -> None:
+    def __init__(self, refit: CostRefit, table: ReplicaTable) -> None:
         self._refit = refit
-        self._fleet = fleet
-        self._replicas: dict[int, _Replica] = {}
+        self._table = table
+        self._replicas: dict[ReplicaIndex, _Replica] = {}
 
-    def remove_replica(self, replica: int) -> None:
+    def remove_replica(self, replica: ReplicaIndex) -> None:
         self._replicas.pop(replica, None)
 
-    def placed(self, flight: InFlightRequest) -> None:
+    def placed(self, entry: InFlightRequest) -> None:
         """The request is about to be counted on its replica."""
-        replica = self._replicas.setdefault(flight.replica, _Replica())
+        replica = self._replicas.setdefault(entry.replica, _Replica())
         replica.num_placed += 1
-        is_first = not self._fleet.waiting_prefill_tokens[flight.replica]
-        flight.watch = Watch(replica.num_placed, self._fleet.num_decoding[flight.replica], is_first)
+        is_first = not self._table.waiting_prefill_tokens[entry.replica]
+        entry.watch = Watch(replica.num_placed, self._table.num_decoding[entry.replica], is_first)
 
-    def first_token(self, flight: InFlightRequest, now: float, *, seen: bool) -> None:
-        """The replica has computed the prompt. `seen`: just now; else it is concluded from the request's end."""
-        replica = self._replicas[flight.replica]
-        replica.prefills_s += flight.entry.prefill_s
+    def first_token(self, entry: InFlightRequest, now: float, *, seen: bool) -> None:
+        """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
+        replica = self._replicas[entry.replica]
+        replica.prefills_s += entry.window_entry.prefill_s
         if not seen:
             return
-        watch = _watch(flight)
-        watch.batch = self._fleet.num_decoding[flight.replica]
+        watch = _watch(entry)
+        watch.batch = self._table.num_decoding[entry.replica]
         watch.prefills_s = replica.prefills_s
         if watch.undisturbed and replica.num_placed == watch.number:
-            watch.ttft_s = now - flight.placed_at
+            watch.ttft_s = now - entry.placed_at
 
-    def finished(self, flight: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
-        """The request ended well and is still counted on its replica. `cached_tokens`: as reported, None if not."""
-        watch = _watch(flight)
-        self._note_prefill(flight, watch, cached_tokens, now)
-        self._note_decode(flight, watch, output_tokens, now)
+    def finished(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
+        """The request ended well and still counts on its replica. `cached_tokens`: as reported, None if it is not."""
+        watch = _watch(entry)
+        self._note_prefill(entry, watch, cached_tokens, now)
+        self._note_decode(entry, watch, output_tokens, now)
 
-    def _note_prefill(self, flight: InFlightRequest, watch: Watch, cached_tokens: int | None, now: float) -> None:
-        num_tokens = flight.request.num_prompt_tokens
-        missed = flight.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
+    def _note_prefill(self, entry: InFlightRequest, watch: Watch, cached_tokens: int | None, now: float) -> None:
+        num_tokens = entry.request.num_prompt_tokens
+        missed = entry.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
         if watch.ttft_s is None or missed < MIN_PREFILL_TOKENS:
             return
         # The others' contexts are not known here; on average they are like this one.
@@ -73,18 +74,18 @@ class LiveTimes:
         sample = PrefillSample(missed, num_tokens - missed, watch.num_decoding, context_tokens, watch.ttft_s)
         self._refit.note_prefill(sample, now)
 
-    def _note_decode(self, flight: InFlightRequest, watch: Watch, output_tokens: int, now: float) -> None:
-        if watch.batch is None or flight.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
+    def _note_decode(self, entry: InFlightRequest, watch: Watch, output_tokens: int, now: float) -> None:
+        if watch.batch is None or entry.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
             return
-        took_s = now - flight.first_token_at
-        others_s = self._replicas[flight.replica].prefills_s - watch.prefills_s
+        took_s = now - entry.first_token_at
+        others_s = self._replicas[entry.replica].prefills_s - watch.prefills_s
         if others_s > took_s / 2:
             return
-        batch = max(round((watch.batch + self._fleet.num_decoding[flight.replica]) / 2), 1)
-        context_tokens = batch * (flight.request.num_prompt_tokens + output_tokens // 2)
+        batch = max(round((watch.batch + self._table.num_decoding[entry.replica]) / 2), 1)
+        context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
         self._refit.note_decode(DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s), now)
 
 
-def _watch(flight: InFlightRequest) -> Watch:
-    assert flight.watch is not None, "it was placed before its times were taken"
-    return flight.watch
+def _watch(entry: InFlightRequest) -> Watch:
+    assert entry.watch is not None, "it was placed before its times were taken"
+    return entry.watch

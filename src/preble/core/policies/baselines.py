@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.peers.scoring import choose_lowest
-from preble.core.policies.policy import Choice, ClusterView, lowest, unweighed
+from preble.core.policies.cost_table import lowest
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import two_choices, unweighed
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -15,7 +18,7 @@ class RoundRobin:
     name = "round_robin"
 
     def __init__(self) -> None:
-        self._last: int = -1
+        self._last = ReplicaIndex(-1)
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         del rng
@@ -52,9 +55,3 @@ class PowerOfTwo:
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         return two_choices(view, rng, Reason.POLICY)
-
-
-def two_choices(view: ClusterView, rng: Random, reason: Reason) -> Choice:
-    """Of two replicas drawn at random, or of the only one, the one with fewer requests in flight; ties at random."""
-    replicas = rng.sample(view.replicas, min(2, len(view.replicas)))
-    return choose_lowest(view, replicas, [view.num_requests[replica] for replica in replicas], rng, reason)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.policy import Choice, ClusterView
+from preble.core.policies.policy import Choice
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -50,7 +52,7 @@ class E2:
                 return redirected
         return Choice(replica, Reason.EXPLOIT if replica in holders else Reason.REPLICATE, costs, prefix)
 
-    def _redirect(self, view: ClusterView, heavy: int, rng: Random) -> Choice | None:
+    def _redirect(self, view: ClusterView, heavy: ReplicaIndex, rng: Random) -> Choice | None:
         """The lightest replica in place of a heavy one, if that saves more waiting than it costs to compute; else None.
 
         It costs the prefix, which the lightest must compute; it saves the difference of what waits on the two, less
@@ -72,7 +74,7 @@ class E2:
         costs = view.costs(view.replicas)
         return Choice(costs.cheapest(rng), Reason.EXPLORE, costs)
 
-    def _mostly_decoding(self, view: ClusterView) -> int | None:
+    def _mostly_decoding(self, view: ClusterView) -> ReplicaIndex | None:
         """The replica with the highest share of decoding, if that is over ImbalR and the replica sheds no load."""
         replica = max(view.replicas, key=view.decode_ratio)
         return replica if view.decode_ratio(replica) > self._max_decode_ratio and not view.sheds(replica) else None

@@ -28,7 +28,9 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.policy import Choice, ClusterView, CostTable
+from preble.core.policies.cost_table import CostTable
+from preble.core.policies.policy import Choice
+from preble.core.policies.view import ClusterView
 from preble.core.types import Reason
 
 

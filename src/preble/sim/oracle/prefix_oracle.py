@@ -10,7 +10,9 @@ from operator import attrgetter, itemgetter
 from random import Random
 
 from preble.core.costs.model import CostModel
-from preble.core.policies.policy import Choice, ClusterView, unweighed
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import unweighed
+from preble.core.policies.view import ClusterView
 from preble.core.prefixes.radix_tree import Node
 from preble.core.types import ReplicaId
 from preble.sim.config import PREFIX_ORACLE, SimConfig

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from math import exp
 from random import Random
 
-from preble.core.policies.peers.scoring import choose_lowest, scored, uncached_tokens
-from preble.core.policies.policy import Choice, ClusterView
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import choose_lowest, scored, uncached_tokens
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -42,6 +44,6 @@ class DynamoKv:
             return Choice(self._draw(replicas, costs, rng), Reason.POLICY, scored(view, replicas, costs))
         return choose_lowest(view, replicas, costs, rng)
 
-    def _draw(self, replicas: Sequence[int], costs: Sequence[float], rng: Random) -> int:
+    def _draw(self, replicas: Sequence[ReplicaIndex], costs: Sequence[float], rng: Random) -> ReplicaIndex:
         scale = (max(costs) - min(costs)) * self._temperature or 1.0
         return rng.choices(replicas, [exp((min(costs) - cost) / scale) for cost in costs])[0]

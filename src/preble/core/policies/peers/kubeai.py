@@ -9,7 +9,10 @@ from hashlib import blake2b, shake_128
 from itertools import chain
 from random import Random
 
-from preble.core.policies.policy import Choice, ClusterView, unweighed
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import unweighed
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, ReplicaId
 
 _HASH_BYTES = 8
@@ -36,7 +39,7 @@ class Chwbl:
         self._virtual_nodes = virtual_nodes
         self._replica_ids: Sequence[ReplicaId | None] = ()
         self._places: list[int] = []
-        self._slots: list[int] = []
+        self._ring: list[ReplicaIndex] = []
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """O(log places + places passed); O(places) when a replica has joined or left."""
@@ -48,22 +51,22 @@ class Chwbl:
         replica = next(replica for replica in self._clockwise(view) if replica in eligible and load[replica] <= limit)
         return unweighed(view, replica)
 
-    def _clockwise(self, view: ClusterView) -> Iterator[int]:
-        """The slots on the ring, once round from the prompt on. One with the least load is always within the limit."""
+    def _clockwise(self, view: ClusterView) -> Iterator[ReplicaIndex]:
+        """The replicas on the ring, once round from the prompt on. The least loaded one is always within the limit."""
         key = blake2b(view.request.prompt[: self._prefix_bytes], digest_size=_HASH_BYTES).digest()
         start = bisect(self._places, int.from_bytes(key, "little"))
-        return (self._slots[i] for i in chain(range(start, len(self._slots)), range(start)))
+        return (self._ring[i] for i in chain(range(start, len(self._ring)), range(start)))
 
     def _build_ring(self, replica_ids: Sequence[ReplicaId | None]) -> None:
         self._replica_ids = replica_ids
         ring = sorted(
-            (place, replica)
+            (place, ReplicaIndex(replica))
             for replica, replica_id in enumerate(replica_ids)
             if replica_id is not None
             for place in self._places_of(replica_id)
         )
         self._places = [place for place, _ in ring]
-        self._slots = [replica for _, replica in ring]
+        self._ring = [replica for _, replica in ring]
 
     def _places_of(self, replica_id: ReplicaId) -> tuple[int, ...]:
         """By the id alone, so that others keep their places when a replica joins or leaves."""

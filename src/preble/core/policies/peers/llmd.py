@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.peers.scoring import choose_lowest, match_ratio, scored, uncached_tokens
-from preble.core.policies.policy import Choice, ClusterView, lowest
+from preble.core.policies.cost_table import lowest
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import choose_lowest, match_ratio, scored, uncached_tokens
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -42,7 +45,7 @@ class StickyUntilSaturated:
         missed = Reason.REDIRECT if sticky else Reason.EXPLORE
         return Choice(replica, Reason.EXPLOIT if replica in sticky else missed, scored(view, replicas, tokens))
 
-    def _penalty_s(self, view: ClusterView, sticky: list[int]) -> float:
+    def _penalty_s(self, view: ClusterView, sticky: list[ReplicaIndex]) -> float:
         """How much longer the best of the sticky replicas makes the request wait than the best of all."""
         waiting = view.waiting_prefill_tokens
         ahead = min(waiting[replica] for replica in sticky) - min(waiting[replica] for replica in view.replicas)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from preble.core.policies.baselines import two_choices
-from preble.core.policies.peers.scoring import choose_lowest, in_flight, match_ratio
-from preble.core.policies.policy import Choice, ClusterView
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import choose_lowest, in_flight, match_ratio, two_choices
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -41,9 +42,9 @@ class RayPrefix:
             return self._least_busy(view, _where(replicas, held, min(held)), rng, Reason.EXPLORE)
         return self._least_busy(view, _where(replicas, matched, max(matched)), rng, Reason.EXPLOIT)
 
-    def _least_busy(self, view: ClusterView, replicas: list[int], rng: Random, reason: Reason) -> Choice:
+    def _least_busy(self, view: ClusterView, replicas: list[ReplicaIndex], rng: Random, reason: Reason) -> Choice:
         return choose_lowest(view, replicas, in_flight(view, replicas), rng, reason)
 
 
-def _where(replicas: Sequence[int], values: Sequence[int], wanted: int) -> list[int]:
+def _where(replicas: Sequence[ReplicaIndex], values: Sequence[int], wanted: int) -> list[ReplicaIndex]:
     return [replica for replica, value in zip(replicas, values, strict=True) if value == wanted]

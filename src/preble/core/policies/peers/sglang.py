@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.peers.scoring import choose_lowest, in_flight, match_ratio, scored, uncached_tokens
-from preble.core.policies.policy import Choice, ClusterView, lowest
+from preble.core.policies.cost_table import lowest
+from preble.core.policies.policy import Choice
+from preble.core.policies.scoring import choose_lowest, in_flight, match_ratio, scored, uncached_tokens
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
 
@@ -117,7 +120,7 @@ class SlimRouter:
             replica, self._reason(view, fewest, least), scored(view, band, [uncached[replica] for replica in band])
         )
 
-    def _without_vetoed(self, band: list[int], pressure: list[int]) -> list[int]:
+    def _without_vetoed(self, band: list[ReplicaIndex], pressure: list[int]) -> list[ReplicaIndex]:
         """The replica with the least pressure is never vetoed."""
         least = min(pressure[replica] for replica in band)
         limit = max(least + self._pressure_abs, self._pressure_rel * least)

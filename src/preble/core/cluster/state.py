@@ -1,0 +1,73 @@
+"""What the global scheduler knows of the cluster, as one value that its parts share."""
+
+from __future__ import annotations
+
+from preble.core.cluster.load_window import LoadWindow
+from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
+from preble.core.cluster.replicas import ReplicaTable
+from preble.core.costs.model import CostModel
+from preble.core.prefixes.eviction_cost import EvictionCost
+from preble.core.prefixes.index import PrefixIndex
+from preble.core.prefixes.radix_tree import Node
+from preble.core.replica_index import ReplicaIndex, replicas_in
+from preble.core.types import ReplicaSpec
+
+
+class ClusterState:
+    """The replicas, what each caches, the load in the window, and where hot prefixes are served.
+
+    `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
+    `window`: work placed lately. `rebalancer`: replicas that shed load, and replicated prefixes. `eviction_costs`: M of
+    each replica.
+    """
+
+    def __init__(self, cost_model: CostModel, window_s: float, rebalance: RebalanceSettings) -> None:
+        self.cost_model = cost_model
+        self.replicas = ReplicaTable()
+        self.index = PrefixIndex()
+        self.window = LoadWindow(cost_model, window_s)
+        self.rebalancer = Rebalancer(rebalance, window_s)
+        self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
+
+    def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
+        """Add a replica with an empty cache; returns its index."""
+        replica = self.replicas.add(spec)
+        self.index.add_replica(replica)
+        self.window.add_replica(replica)
+        self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
+        return replica
+
+    def remove_replica(self, replica: ReplicaIndex) -> None:
+        """Forget a replica on which nothing is in flight any more. O(its cache entries + requests in the window)."""
+        self.window.remove_replica(replica)
+        self.rebalancer.remove_replica(replica)
+        self.index.remove_replica(replica)
+        self.replicas.remove(self.replicas.replica_id(replica))
+        del self.eviction_costs[replica]
+
+    def use(self, cost_model: CostModel) -> None:
+        """Compute costs with another model from now on; see docs/decisions/0006. O(replicas)."""
+        self.cost_model = cost_model
+        self.window.use(cost_model)
+        for replica in self.replicas.specs:
+            self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], cost_model)
+
+    # -- what `Rebalancer.search` asks: only trusted replicas count, on others no match would ------------------------
+
+    @property
+    def eligible_replicas(self) -> list[ReplicaIndex]:
+        return replicas_in(self.replicas.trusted)
+
+    @property
+    def load_s(self) -> list[float]:
+        return self.window.load_s
+
+    def recompute_s(self, node: Node) -> float:
+        return self.cost_model.prefill_s(node.end)
+
+    def holders(self, node: Node) -> list[ReplicaIndex]:
+        return replicas_in(node.full_holders & self.replicas.trusted)
+
+    def window_requests(self, node: Node) -> int:
+        entries = (self.index.caches[replica].get(node) for replica in replicas_in(node.holders))
+        return sum(entry.recent_uses for entry in entries if entry is not None)

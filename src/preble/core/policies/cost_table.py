@@ -1,0 +1,79 @@
+"""The load cost of several replicas for one request, and the cheapest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+from random import Random
+from typing import overload
+
+from preble.core.replica_index import ReplicaIndex
+from preble.core.types import Candidate, ReplicaId
+
+
+class CostTable(Sequence[Candidate]):
+    """The load cost of several replicas for one request. It reads as candidates, which are made on demand."""
+
+    __slots__ = ("_eviction_s", "_ids", "_load_s", "_matched", "_prefill_s", "_replicas")
+
+    def __init__(
+        self,
+        replicas: list[ReplicaIndex],
+        ids: Sequence[ReplicaId | None],
+        matched: list[int],
+        *,
+        load_s: list[float],
+        eviction_s: list[float],
+        prefill_s: list[float],
+    ) -> None:
+        self._replicas = replicas
+        self._ids = ids
+        self._matched = matched
+        self._load_s = load_s
+        self._eviction_s = eviction_s
+        self._prefill_s = prefill_s
+
+    def cheapest(self, rng: Random) -> ReplicaIndex:
+        """The replica with the lowest cost, ties at random."""
+        load_s, eviction_s, prefill_s = self._load_s, self._eviction_s, self._prefill_s
+        lowest_s = inf
+        best: list[ReplicaIndex] = []
+        for i, replica in enumerate(self._replicas):
+            cost_s = load_s[i] + eviction_s[i] + prefill_s[i]
+            if cost_s < lowest_s:
+                lowest_s, best = cost_s, [replica]
+            elif cost_s == lowest_s:
+                best.append(replica)
+        return _any_of(best, rng)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        replica_id = self._ids[self._replicas[index]]
+        assert replica_id is not None
+        return Candidate(
+            replica_id, self._matched[index], self._load_s[index], self._eviction_s[index], self._prefill_s[index]
+        )
+
+
+def lowest(replicas: Iterable[ReplicaIndex], costs: Iterable[float], rng: Random) -> ReplicaIndex:
+    """The replica with the lowest cost. Ties are broken at random: else the first of equal replicas would get it all.
+
+    >>> lowest([ReplicaIndex(0), ReplicaIndex(3)], [2.0, 1.0], Random(0))
+    3
+    """
+    known = list(costs)
+    lowest_cost = min(known)
+    best = [replica for replica, cost in zip(replicas, known, strict=True) if cost == lowest_cost]
+    return _any_of(best, rng)
+
+
+def _any_of(replicas: list[ReplicaIndex], rng: Random) -> ReplicaIndex:
+    return replicas[0] if len(replicas) == 1 else rng.choice(replicas)

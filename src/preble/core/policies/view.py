@@ -1,0 +1,314 @@
+"""What a placement policy may see: the cluster as one request finds it.
+
+What a view computes, it computes when first asked, once a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from preble.core.cluster.state import ClusterState
+from preble.core.costs.model import CostModel
+from preble.core.policies.cost_table import CostTable
+from preble.core.prefixes.matching import PrefixMatch, coverage, in_use_on, matched_on, matched_tokens, usable_tokens
+from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
+from preble.core.types import ReplicaId, Request
+
+
+class ClusterView:
+    """The cluster as one request finds it, read-only.
+
+    A policy may look at it in two ways. `candidates` yields an object for each replica: easy to write. `replicas` are
+    the same replicas as indexes, ascending, and the lists are by index: fast, for policies that weigh hundreds of
+    replicas. Do not write to the lists; what they hold for other indexes means nothing.
+    """
+
+    __slots__ = (
+        "_cluster",
+        "_coverage",
+        "_match",
+        "_matched",
+        "_now",
+        "_num_tokens",
+        "_prefill_s",
+        "_table",
+        "_trusted",
+        "_window",
+        "replicas",
+        "request",
+    )
+
+    def __init__(self, request: Request, eligible: ReplicaSet, match: Match, cluster: ClusterState, now: float) -> None:
+        table = cluster.replicas
+        self.request = request
+        self.replicas: list[ReplicaIndex] = table.live_replicas if eligible == table.live else replicas_in(eligible)
+        self._trusted = eligible & table.trusted
+        self._match = match
+        self._cluster = cluster
+        self._table = table
+        self._window = cluster.window
+        self._now = now
+        self._num_tokens = request.num_prompt_tokens
+        self._coverage: PrefixMatch | None = None
+        self._matched: dict[ReplicaIndex, int] = {}
+        self._prefill_s: dict[int, float] = {}
+
+    @property
+    def candidates(self) -> Iterator[ReplicaView]:
+        """The replicas that may get the request, as objects, in the order of `replicas`."""
+        return (ReplicaView(self, replica) for replica in self.replicas)
+
+    @property
+    def cost_model(self) -> CostModel:
+        return self._cluster.cost_model
+
+    def replica_id(self, replica: ReplicaIndex) -> ReplicaId:
+        return self._table.replica_id(replica)
+
+    @property
+    def replica_ids(self) -> tuple[ReplicaId | None, ...]:
+        """Every replica's id by index, None at an unused one; a new tuple whenever a replica joins or leaves."""
+        return self._table.ids
+
+    @property
+    def num_requests(self) -> list[int]:
+        """Requests in flight."""
+        return self._table.num_requests
+
+    @property
+    def waiting_prefill_tokens(self) -> list[int]:
+        """Prompt tokens still to be computed, of requests in flight without a first token."""
+        return self._table.waiting_prefill_tokens
+
+    @property
+    def waiting_prefill_s(self) -> list[float]:
+        """Seconds of prefill that these tokens take."""
+        return self._table.waiting_prefill_s
+
+    @property
+    def num_decoding(self) -> list[int]:
+        """Requests in flight with a first token."""
+        return self._table.num_decoding
+
+    @property
+    def load_s(self) -> list[float]:
+        """L: seconds of work placed in the window."""
+        return self._window.load_s
+
+    @property
+    def num_window_requests(self) -> list[int]:
+        """Requests placed in the window, whether or not they have ended."""
+        return self._window.num_requests
+
+    @property
+    def mean_output_tokens(self) -> list[float]:
+        """Mean output length seen in the window."""
+        return self._window.mean_output_tokens
+
+    @property
+    def requests_per_s(self) -> float:
+        """Mean rate of requests to the whole cluster in the window. O(1)."""
+        return self._window.requests_per_s(self._now)
+
+    @property
+    def known_prefix(self) -> Sequence[Node]:
+        """The tree nodes that the prompt begins with, from the top; of the last one perhaps only the first tokens.
+
+        A node's `recent_uses` counts the requests of the window that use it; `full_holders` is the set of replicas that
+        cache all of it.
+        """
+        return self._match.path
+
+    @property
+    def coverage(self) -> PrefixMatch:
+        """The part of the prompt that trusted replicas cache. O(depth) when first asked."""
+        if self._coverage is None:
+            self._coverage = coverage(self._match, self._cluster.index.caches, self._trusted)
+        return self._coverage
+
+    @property
+    def cached_tokens(self) -> int:
+        """The most prompt tokens that any holder of the key portion would serve from its cache: whole blocks."""
+        return max(map(self.matched_on, self.key_holders), default=0)
+
+    @property
+    def key_holders(self) -> list[ReplicaIndex]:
+        """The holders of the key portion: they cache most of the largest node on the cached prefix."""
+        return replicas_in(self.coverage.key_holders)
+
+    def homes(self) -> tuple[Node, list[ReplicaIndex]] | None:
+        """The replicated prefix that the prompt begins with, and the replicas that serve it; None if there is none."""
+        found = self._cluster.rebalancer.homes(self._match.path)
+        if found is None:
+            return None
+        node, replicas = found
+        allowed = [replica for replica in replicas if self._trusted >> replica & 1]
+        return (node, allowed) if allowed else None
+
+    def held_tokens(self, replica: ReplicaIndex) -> int:
+        """KV tokens that the replica caches or is about to cache."""
+        return self._cluster.index.caches[replica].used_tokens
+
+    def active_tokens(self, replica: ReplicaIndex) -> int:
+        """KV tokens of the prompts in flight on the replica and of this one; shared prefixes count once. O(depth).
+
+        Output tokens do not count: their number is unknown. On a replica that reports KV events a finished prompt
+        counts for another `report_grace_s`.
+        """
+        cache = self._cluster.index.caches[replica]
+        return cache.in_use_tokens + self._num_tokens - in_use_on(self._match, cache)
+
+    def kv_usage(self, replica: ReplicaIndex) -> float:
+        """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
+        return min(self._cluster.index.caches[replica].in_use_tokens / self._table.capacity[replica], 1.0)
+
+    def lightest_load_s(self) -> float:
+        """The lowest L of any replica that may get the request. O(replicas)."""
+        load_s = self.load_s
+        return min(load_s) if len(self.replicas) == len(load_s) else min([load_s[replica] for replica in self.replicas])
+
+    def sheds(self, replica: ReplicaIndex) -> bool:
+        """True if the replica is too loaded, compared with the lightest, to be exploited. O(replicas)."""
+        return self._cluster.rebalancer.sheds(replica, self.load_s[replica], self.lightest_load_s())
+
+    def decode_ratio(self, replica: ReplicaIndex) -> float:
+        """Share of decoding in L; 0 where there is no load."""
+        load_s = self.load_s[replica]
+        return self._window.decode_load_s[replica] / load_s if load_s > 0 else 0.0
+
+    def matched_on(self, replica: ReplicaIndex) -> int:
+        """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last token.
+
+        0 on a replica that is not trusted. O(depth).
+        """
+        matched = self._matched.get(replica)
+        if matched is None:
+            held = matched_on(self._match, self._cluster.index.caches[replica]) if self._trusted >> replica & 1 else 0
+            matched = self._matched[replica] = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
+        return matched
+
+    def prefill_s(self, matched_tokens: int) -> float:
+        """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
+        prefill_s = self._prefill_s.get(matched_tokens)
+        if prefill_s is None:
+            missed_tokens = self._num_tokens - matched_tokens
+            prefill_s = self._prefill_s[matched_tokens] = self.cost_model.prefill_s(missed_tokens, matched_tokens)
+        return prefill_s
+
+    def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
+        """As `matched_on`, for each of several replicas. O(replicas + depth)."""
+        if len(replicas) <= 2:
+            return [self.matched_on(replica) for replica in replicas]
+        sizes = self._table.block_size
+        held = [0] * len(sizes)
+        for mask, tokens in matched_tokens(self._match, self._cluster.index.caches, self._trusted):
+            size, usable = 0, 0
+            for replica in self._table.live_replicas if mask == self._table.live else replicas_in(mask):
+                if sizes[replica] != size:  # most replicas have blocks of one size
+                    size = sizes[replica]
+                    usable = usable_tokens(tokens, self._num_tokens, size)
+                held[replica] = usable
+        if replicas is self.replicas and len(replicas) == len(held):
+            return held
+        return [held[replica] for replica in replicas]
+
+    def costs(self, replicas: list[ReplicaIndex]) -> CostTable:
+        """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
+        matched = self.matched_tokens(replicas)
+        load_s = self.load_s
+        return self.table(
+            replicas,
+            matched,
+            load_s=[load_s[replica] for replica in replicas],
+            prefill_s=[self.prefill_s(tokens) for tokens in matched],
+        )
+
+    def table(
+        self, replicas: list[ReplicaIndex], matched: list[int], *, load_s: list[float], prefill_s: list[float]
+    ) -> CostTable:
+        """As `costs`, with the policy's own load and prefill costs. All lists are by position in `replicas`."""
+        return CostTable(
+            replicas,
+            self._table.ids,
+            matched,
+            load_s=load_s,
+            eviction_s=self._eviction_s(replicas, matched),
+            prefill_s=prefill_s,
+        )
+
+    def _eviction_s(self, replicas: list[ReplicaIndex], matched: list[int]) -> list[float]:
+        """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
+        num_tokens, outputs, capacity = self._num_tokens, self._window.expected_output_tokens, self._table.capacity
+        caches = self._cluster.index.caches
+        costs_s = [0.0] * len(replicas)
+        for i, replica in enumerate(replicas):
+            excess = caches[replica].used_tokens + num_tokens - matched[i] + outputs[replica] - capacity[replica]
+            if excess > 0:
+                evictions = self._cluster.eviction_costs[replica]
+                costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self._match.path)
+        return costs_s
+
+
+class ReplicaView:
+    """One replica that may get the request. Everything is computed when asked for."""
+
+    __slots__ = ("_view", "index")
+
+    def __init__(self, view: ClusterView, index: ReplicaIndex) -> None:
+        self._view = view
+        self.index = index
+
+    @property
+    def id(self) -> ReplicaId:
+        return self._view.replica_id(self.index)
+
+    @property
+    def matched_tokens(self) -> int:
+        """Leading prompt tokens that it would serve from its cache. O(depth)."""
+        return self._view.matched_on(self.index)
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that it would have to compute. O(depth)."""
+        return self._view.request.num_prompt_tokens - self.matched_tokens
+
+    @property
+    def prefill_s(self) -> float:
+        """P: seconds to compute them."""
+        return self._view.prefill_s(self.matched_tokens)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return self._view.num_requests[self.index]
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests in flight that have their first token."""
+        return self._view.num_decoding[self.index]
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Prompt tokens still to be computed for requests in flight without a first token."""
+        return self._view.waiting_prefill_tokens[self.index]
+
+    @property
+    def waiting_prefill_s(self) -> float:
+        """Seconds to compute them."""
+        return self._view.waiting_prefill_s[self.index]
+
+    @property
+    def load_s(self) -> float:
+        """L: seconds of work placed here in the window."""
+        return self._view.load_s[self.index]
+
+    @property
+    def held_tokens(self) -> int:
+        """KV tokens that it caches or is about to cache."""
+        return self._view.held_tokens(self.index)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of its KV cache that prompts in flight take; 0 where the size is unknown."""
+        return self._view.kv_usage(self.index)
