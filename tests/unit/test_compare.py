@@ -455,7 +455,7 @@ def test_failures_have_a_column_only_if_there_are_any(result: CompareResult) -> 
     cluster = SimConfig(profile=PROFILE, replicas=2, failures=script)
     failing = compare(small(cluster=cluster, rates=(5.0,)), jobs=1)
     table = rate_table(failing, "tools", 5.0)
-    assert table.columns[-1] == "failed" and float(table.rows[0][-1].split()[0]) > 0
+    assert table.columns[-2:] == ("failed", "settles") and float(table.rows[0][-2].split()[0]) > 0
 
 
 def test_capacities_that_end_where_requests_fail_are_said_to() -> None:
@@ -468,7 +468,7 @@ def test_capacities_that_end_where_requests_fail_are_said_to() -> None:
 
 
 def test_short_runs_are_said_to_be_too_short(result: CompareResult) -> None:
-    assert "Give more requests: 1000 or more" in caution(result, "tools")
+    assert "Give more requests: 9000 or more" in caution(result, "tools")
     patient = msgspec.structs.replace(result, plan=small(slo=CapacitySlo(ttft_p99_s=0.001)))
     assert caution(patient, "tools") == ""
 

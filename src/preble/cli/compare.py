@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from preble.compare import ComparePlan, CompareResult
     from preble.workloads import WorkloadPlan
 
-DEFAULT_REQUESTS = 2000
-"""Of a named workload, which has no end of its own."""
+RECORDED_REQUESTS = 2000
+"""Of a named workload whose arrivals are a recording's."""
+LASTING_WINDOWS = 3
+"""How many of the policy's windows a run lasts: what it forgets after one shows in the second."""
 DEFAULT_TTFT_S = 2.0
 """MLPerf's bound on the p99 of TTFT for Llama 2 70B in its server scenario."""
 PIPED_WIDTH = 120
@@ -111,7 +113,13 @@ def _rate(text: str) -> float | str | None:
     metavar="N,...",
     help="Each is a repetition with other requests and arrivals; intervals come from them.",
 )
-@workload_shape_options(DEFAULT_REQUESTS)
+@workload_shape_options("as many as come in --lasting-s")
+@click.option(
+    "--lasting-s",
+    type=POSITIVE_FLOAT,
+    help="Seconds for which requests arrive at each rate; a run ends earlier once it is clear whether it settles.  "
+    f"[default: {LASTING_WINDOWS} times --window-s, unless --requests is given]",
+)
 @cluster_options
 @click.option(
     "--slo-ttft",
@@ -134,7 +142,7 @@ def _rate(text: str) -> float | str | None:
 @click.option("--html", type=OUTPUT_FILE, help="Write a page with figures (needs the extra `plot`).")
 def command(json_file: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
-    the highest rate at which the SLO is kept.
+    the highest rate at which the SLO is kept for ever, which means that neither queues nor misses grow.
 
     Several seeds say how sure that is. With --json, the same command goes on where it was interrupted, and policies,
     workloads, rates and seeds can be added.
@@ -175,6 +183,7 @@ def _plan(
     seeds: tuple[tuple[int, ...], ...],
     ttft_p99_s: tuple[tuple[str, float], ...],
     e2e_mean_s: tuple[tuple[str, float], ...],
+    lasting_s: float | None,
     **rest: Any,
 ) -> ComparePlan:
     """What is compared, from the values of the options."""
@@ -191,7 +200,9 @@ def _plan(
         ttft[""] = DEFAULT_TTFT_S
     workloads: dict[str, WorkloadPlan] = {}
     for source in dict.fromkeys(sources):
-        workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, DEFAULT_REQUESTS, **rest)
+        workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, RECORDED_REQUESTS, **rest)
+    if lasting_s is None and requests is None:
+        lasting_s = LASTING_WINDOWS * rest["window_s"]
     return ComparePlan(
         workloads=workloads,
         policies=names,
@@ -199,6 +210,7 @@ def _plan(
         seeds=tuple(seed for listed in seeds for seed in listed),
         rates=tuple(rate for rate in asked if not isinstance(rate, str)),
         loads=loads,
+        lasting_s=lasting_s,
         slo=CapacitySlo(ttft.get(""), e2e.get("")),
         slos={
             label: CapacitySlo(ttft.get(label, ttft.get("")), e2e.get(label, e2e.get("")))

@@ -139,7 +139,7 @@ def seeded_workload_options(default_requests: int) -> Callable[[Command], Comman
     )
 
 
-def workload_shape_options(default_requests: int) -> Callable[[Command], Command]:
+def workload_shape_options(default_requests: int | str) -> Callable[[Command], Command]:
     """What is asked, but for the workload itself, its rate and its seed, of which a command may take several."""
     options = (
         click.option(

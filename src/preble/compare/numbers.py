@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from preble.compare.result import CompareResult, Run
+from preble.compare.result import CompareResult, Run, Standing
 from preble.metrics.capacity import Bound, CapacitySlo
 from preble.metrics.estimates import Estimate, estimate
+from preble.metrics.steady import Verdict
 from preble.metrics.summary import Distribution
 
 DEFINITIONS = (
     "TTFT = first token − scheduled; E2E = end − scheduled; hit rate = prompt tokens from a cache / prompt tokens; "
     "imbalance = busy GPU seconds of the busiest replica / of the average one; computed = prompt tokens that replicas "
     "computed, again after a preemption included, a request. Times in seconds. ±: half of the 95 % interval of the "
-    "mean over the seeds (Student's t)."
+    "mean over the seeds (Student's t). Settles: whether queues and hit rate stay as they are after the warm-up, which "
+    "the other numbers leave out; a rate at which they do not is not carried."
 )
 
 
@@ -72,7 +74,7 @@ def short_seconds(value: float) -> str:
 
 def _time(metric: str, statistic: str) -> Callable[[Run], float | None]:
     def of(run: Run) -> float | None:
-        distribution: Distribution | None = getattr(run.summary, metric)
+        distribution: Distribution | None = getattr(run.judged, metric)
         return None if distribution is None else float(getattr(distribution, statistic))
 
     return of
@@ -84,13 +86,20 @@ TTFT_P99 = Number("TTFT p99", SECONDS, _time("ttft", "p99_s"), short_seconds)
 E2E_MEAN = Number("E2E mean", SECONDS, _time("e2e", "mean_s"), short_seconds)
 E2E_P99 = Number("E2E p99", SECONDS, _time("e2e", "p99_s"), short_seconds)
 LATENCIES = (TTFT_MEAN, TTFT_P99, E2E_MEAN, E2E_P99)
-HIT_RATE = Number("hit rate", "share of prompt tokens", lambda run: run.summary.hit_rate, "{:.1%}".format, most=1.0)
+HIT_RATE = Number("hit rate", "share of prompt tokens", lambda run: run.judged.hit_rate, "{:.1%}".format, most=1.0)
 IMBALANCE = Number("imbalance", "busiest / average replica", lambda run: run.load_imbalance, "{:.2f}".format)
 COMPUTED = Number(
     "computed", "tokens a request", lambda run: run.computed_tokens / run.summary.requests, "{:,.0f}".format
 )
 CACHING = (HIT_RATE, IMBALANCE, COMPUTED)
 FAILED = Number("failed", "requests", lambda run: float(run.summary.errors), "{:.3g}".format)
+
+
+def settling(runs: Sequence[Run]) -> str:
+    """What runs of several seeds say of a service that never ends: the worst verdict of them; "" if none has one."""
+    found = [run.steady for run in runs if run.steady is not None]
+    worst = [Verdict.GROWING, Verdict.SHORT, Verdict.WARMING, Verdict.STEADY]
+    return str(min(found, key=lambda one: worst.index(one.verdict))) if found else ""
 
 
 def columns(runs: Iterable[Run]) -> tuple[Number, ...]:
@@ -104,7 +113,7 @@ def headline_rate(result: CompareResult, workload: str) -> float:
     rates = shown_rates(result, workload)
     policies = [result.runs_of(workload, policy) for policy in result.plan.policies]
     slo = result.plan.slo_of(workload)
-    kept = [rps for rps in rates if any(all(slo.is_met_by(run.summary) for run in runs[rps]) for runs in policies)]
+    kept = [rps for rps in rates if any(all(run.is_carried(slo) for run in runs[rps]) for runs in policies)]
     return max(kept, default=min(rates))
 
 
@@ -136,9 +145,11 @@ def caution(result: CompareResult, workload: str) -> str:
             f"{workload}: the SLO is kept up to {best.capacity_rps.mean:.3g} requests/s and further: all requests "
             "together do not fill the replicas, or sessions wait for their own answers. Give more requests."
         )
+    if short := _only_from_cold(runs, best, slo, result.plan.cluster.window_s):
+        return short
     lasting_s = runs[0].summary.requests / best.capacity_rps.mean
     patience_s = slo.ttft_p99_s or slo.e2e_mean_s or 0.0
-    if lasting_s >= _MANY * patience_s:
+    if lasting_s >= _MANY * patience_s or runs[0].steady is not None:
         return ""
     return (
         f"{workload}: at the best capacity all requests arrive within {lasting_s:.1f} s, too short for queues to grow; "
@@ -146,11 +157,25 @@ def caution(result: CompareResult, workload: str) -> str:
     )
 
 
+def _only_from_cold(runs: Sequence[Run], best: Standing, slo: CapacitySlo, window_s: float) -> str:
+    """Where the best policy's capacity rests on runs that are too short."""
+    kept = [run for run in runs if run.policy == best.policy and run.is_carried(slo) and run.steady is not None]
+    highest = max(kept, key=lambda run: run.rps, default=None)
+    if highest is None or highest.steady is None or highest.steady.verdict is not Verdict.SHORT:
+        return ""
+    return (
+        f"{highest.label}: at {highest.rps:.3g} requests/s all requests arrive within {highest.steady.lasted_s:.0f} s, "
+        "less than the policy's window: a burst from cold, whose capacity no service keeps. Give more requests: "
+        f"{math.ceil(window_s * highest.rps)} or more."
+    )
+
+
 def _ended_by_failures(runs: Sequence[Run], slo: CapacitySlo) -> list[Run]:
     """The run that ends the capacity of a policy and seed, of those where it would not if no request had failed."""
-    broken = sorted((run for run in runs if not slo.is_met_by(run.summary)), key=lambda run: -run.rps)
+    broken = sorted((run for run in runs if not run.is_carried(slo)), key=lambda run: -run.rps)
     lowest = {(run.policy, run.seed): run for run in broken}
-    return [run for run in lowest.values() if slo.is_met_by(msgspec.structs.replace(run.summary, errors=0))]
+    failing = [run for run in lowest.values() if run.summary.errors]
+    return [run for run in failing if slo.is_met_by(msgspec.structs.replace(run.summary, errors=0))]
 
 
 _MANY = 20

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from itertools import product
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +18,14 @@ from preble.errors import ConfigError
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import profile_fields
 from preble.sim import SimConfig
-from preble.workloads import WorkloadPlan
+from preble.workloads import WorkloadPlan, is_endless, usual_prefixes
 
 BASELINE = "least_load"
 """The policy that every other one is measured against: it spreads load and knows no cache."""
+
+
+LEAST_REQUESTS = 300
+"""Of a run, however low its rate."""
 
 
 class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +36,9 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
     has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
     policy. `slo`: what capacity means, and `slos`: by label, where it means something else; a long document takes
-    longer than a question, whatever the policy.
+    longer than a question, whatever the policy. `lasting_s`: how long requests arrive at each rate, which is how many
+    there are, of a population of prefixes that does not depend on it; a run ends earlier where more of it would say
+    nothing new. None, and for files: as many as the workloads say, always.
 
     Raises: ConfigError: something is missing, double or cannot be.
     """
@@ -45,6 +51,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[float, ...] = (0.5, 0.8, 0.95)
     slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
     slos: dict[str, CapacitySlo] = {}
+    lasting_s: float | None = None
 
     def __post_init__(self) -> None:
         _check("workload", self.workloads.values())
@@ -54,6 +61,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
         numbers = [*(rate for rate in self.rates if rate is not None), *self.loads]
         if not all(0 < number < inf for number in numbers):
             raise ConfigError(f"compare: rates and loads must be positive numbers, got {self.rates} and {self.loads}")
+        if self.lasting_s is not None and not 0 < self.lasting_s < inf:
+            raise ConfigError(f"compare: a run must last a positive number of seconds, got {self.lasting_s}")
         if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
             raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
         if not self.slos.keys() <= self.workloads.keys():
@@ -84,8 +93,16 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     def cell(self, arm: Arm, rps: float | None) -> Cell:
         """As other processes read it: 30 and 30.0 are one rate, and have one key."""
         workload = msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed)
+        slo = None
+        if self.lasting_s is not None and rps is not None and (workload.streams or is_endless(workload.source)):
+            workload = msgspec.structs.replace(
+                workload,
+                requests=max(LEAST_REQUESTS, ceil(rps * self.lasting_s)),
+                num_prefixes=workload.num_prefixes or usual_prefixes(workload.source),
+            )
+            slo = self.slo_of(arm.workload)
         config = msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed)
-        return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config))
+        return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo)
 
     def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
         """The cells at each workload's rates; those that play the same requests follow each other."""
@@ -104,22 +121,28 @@ class Arm(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """One simulation: the arm's workload with a rate, on a cluster with the arm's policy."""
+    """One simulation: the arm's workload with a rate, on a cluster with the arm's policy.
+
+    `slo`: the run may end as soon as it is clear whether it settles and keeps this; None for a run to the end.
+    """
 
     arm: Arm
     workload: WorkloadPlan
     config: SimConfig
+    slo: CapacitySlo | None = None
 
     @property
     def key(self) -> str:
         """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
         config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
-        parts = (__version__, self.workload, self.file_digests, config)
+        parts: tuple[object, ...] = (__version__, self.workload, self.file_digests, config)
+        if self.slo is not None:
+            parts = (*parts, self.slo)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
     def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
         """To other processes it goes as JSON, as into its key: a compiled core's frozen classes cannot be unpickled."""
-        return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config))
+        return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config), self.slo)
 
     @property
     def file_digests(self) -> tuple[str, ...]:
@@ -127,8 +150,9 @@ class Cell:
         return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in self.workload.files())
 
 
-def _read_cell(arm: Arm, workload: bytes, config: bytes) -> Cell:
-    return Cell(arm, msgspec.json.decode(workload, type=WorkloadPlan), msgspec.json.decode(config, type=SimConfig))
+def _read_cell(arm: Arm, workload: bytes, config: bytes, slo: CapacitySlo | None) -> Cell:
+    decode = msgspec.json.decode
+    return Cell(arm, decode(workload, type=WorkloadPlan), decode(config, type=SimConfig), slo)
 
 
 @lru_cache(maxsize=256)

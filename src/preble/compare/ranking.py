@@ -17,7 +17,8 @@ _ORDER = (Bound.AT_LEAST, Bound.EXACT, Bound.BELOW)
 
 def run_capacity(slo: CapacitySlo, runs: Sequence[Run]) -> Capacity:
     """The capacity that runs of one policy and seed at several rates show."""
-    return capacity([(run.rps, run.summary) for run in runs], slo)
+    refused = {run.rps for run in runs if not run.is_carried(slo)}
+    return capacity([(run.rps, run.judged) for run in runs], slo, refused)
 
 
 def rates_to_compare(plan: ComparePlan, found: Mapping[str, Sequence[Capacity]]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
@@ -13,8 +14,9 @@ from preble.compare.plan import Cell, ComparePlan
 from preble.errors import ConfigError
 from preble.metrics import Summary
 from preble.metrics.balance import load_imbalance
-from preble.metrics.capacity import Bound
+from preble.metrics.capacity import Bound, CapacitySlo
 from preble.metrics.estimates import Estimate
+from preble.metrics.steady import Steadiness, Verdict, steadiness
 from preble.sim import SimResult
 from preble.workloads import Workload, WorkloadPlan
 
@@ -25,7 +27,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `arrivals_per_s`: all requests, those of sessions that waited for others too, over the time in which the others
     arrived, a second at least. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see
     `metrics.balance`. `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`:
-    placements by reason. `num_replicated`: homes that prefixes got.
+    placements by reason. `num_replicated`: homes that prefixes got. `steady`: whether it settled, and its numbers over
+    time; None in results that were kept before there was such a thing.
     """
 
     key: str
@@ -40,6 +43,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     num_replicated: int
     reasons: dict[str, int]
+    steady: Steadiness | None = None
+
+    @property
+    def judged(self) -> Summary:
+        """What counts: of a run that is long enough, what came after its warm-up; else all of it."""
+        return self.summary if self.steady is None else self.steady.summary
+
+    def is_carried(self, slo: CapacitySlo) -> bool:
+        """Whether the SLO is kept, and nothing says that a longer run would not keep it."""
+        settles = self.steady is None or self.steady.is_carried
+        return settles and not self.summary.errors and slo.is_met_by(self.judged)
 
     @property
     def seed(self) -> int:
@@ -53,13 +67,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, cell: Cell, workload: Workload, result: SimResult) -> Run:
         totals = result.replicas.values()
-        last_s = max((request.arrival_s or 0.0 for request in workload.openers), default=0.0)
+        stopped_s = inf if result.stopped_s is None else result.stopped_s
+        times_s = (request.arrival_s or 0.0 for request in workload.openers)
+        last_s = max((time_s for time_s in times_s if time_s <= stopped_s), default=0.0)
         return cls(
             key=cell.key,
             label=cell.arm.workload,
             workload=cell.workload,
             policy=cell.config.policy,
-            arrivals_per_s=len(workload.requests) / max(last_s, 1.0),
+            arrivals_per_s=result.summary.requests / max(last_s, 1.0),
             summary=result.summary,
             gpu_s=result.gpu_s,
             load_imbalance=load_imbalance([replica.gpu_s for replica in totals]),
@@ -67,7 +83,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             preemptions=sum(replica.preemptions for replica in totals),
             num_replicated=sum(home.added for home in result.homes),
             reasons=result.reasons,
+            steady=_steadiness(cell, result, last_s),
         )
+
+
+def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
+    """Of what came after the warm-up that the workload itself has."""
+    warm_s = cell.workload.warm_s
+    records = [record for record in result.records if record.scheduled_s >= warm_s] or result.records
+    found = steadiness(records, until_s=last_s, least_s=cell.config.window_s)
+    if result.stopped_s is not None and found.verdict is Verdict.SHORT:
+        return msgspec.structs.replace(found, verdict=Verdict.GROWING)  # it was stopped because it was overloaded
+    return found
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

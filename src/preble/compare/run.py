@@ -82,7 +82,7 @@ class _Comparison:
 
         def holds_at(rate: float) -> bool | None:
             run = self._find(self._plan.cell(arm, rate))
-            return None if run is None else self._plan.slo_of(arm.workload).is_met_by(run.summary)
+            return None if run is None else run.is_carried(self._plan.slo_of(arm.workload))
 
         return follow(start_step(self._plan.cluster.replicas), holds_at)
 
@@ -149,7 +149,7 @@ class _Comparison:
     def _standings(self, workload: str, rates: Sequence[float | None]) -> list[Standing]:
         at_the_highest: dict[str, list[Summary]] = {}
         for cell in self._plan.cells({workload: rates[-1:]}):
-            at_the_highest.setdefault(cell.arm.policy, []).append(self._runs[cell.key].summary)
+            at_the_highest.setdefault(cell.arm.policy, []).append(self._runs[cell.key].judged)
         return standings(workload, self._capacities(workload), at_the_highest)
 
     def _result(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from preble.compare.numbers import E2E_MEAN, columns, headline_rate, significant
+from preble.compare.numbers import E2E_MEAN, columns, headline_rate, settling, significant
 from preble.compare.plan import BASELINE
 from preble.compare.result import CompareResult, Run, Standing
 from preble.metrics.capacity import Bound, CapacitySlo
@@ -32,10 +32,15 @@ def rate_table(result: CompareResult, workload: str, rps: float, *, with_interva
     runs = {policy: result.runs_of(workload, policy)[rps] for policy in policies}
     slower = _slower_than_baseline(runs)
     shown = columns(run for of_policy in runs.values() for run in of_policy)
+    settles = any(settling(of_policy) for of_policy in runs.values())
     return Table(
-        ("policy", *(number.heading for number in shown)),
+        ("policy", *(number.heading for number in shown), *(["settles"] if settles else [])),
         [
-            (policy, *(number.cell(runs[policy], with_interval=with_intervals) for number in shown))
+            (
+                policy,
+                *(number.cell(runs[policy], with_interval=with_intervals) for number in shown),
+                *([settling(runs[policy])] if settles else []),
+            )
             for policy in policies
         ],
         caption=f"At {rps:.4g} requests/s." + (f" Marked: a longer mean E2E than {BASELINE}." if slower else ""),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
+from preble.compare.early import watch_of
 from preble.compare.plan import Cell
 from preble.compare.result import Run
 from preble.errors import ConfigError, PrebleError
@@ -32,7 +33,7 @@ def run_cell(cell: Cell) -> Run:
     """Make one run. Raises: ConfigError, TraceFormatError: its workload cannot be made."""
     workload = _workload(cell.workload, cell.file_digests)
     with fewer_collections():
-        return Run.of(cell, workload, simulate(cell.config, workload))
+        return Run.of(cell, workload, simulate(cell.config, workload, watch=watch_of(cell)))
 
 
 @lru_cache(maxsize=2)

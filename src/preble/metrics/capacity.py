@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 
 import msgspec
@@ -58,20 +58,21 @@ class Capacity(msgspec.Struct, frozen=True):
         return f"{self.bound}{self.rps:.3g}"
 
 
-def capacity(runs: Iterable[tuple[float, Summary]], slo: CapacitySlo) -> Capacity:
+def capacity(runs: Iterable[tuple[float, Summary]], slo: CapacitySlo, refused: Collection[float] = ()) -> Capacity:
     """The capacity at `slo`, from runs of one policy at several rates (requests a second) in any order.
 
     It lies between the last rate that holds and the first, above it, that does not: there where the straight line
     between what was measured at the two crosses the bound; the earliest crossing if several bounds are broken. Where
     requests fail at the higher rate nothing is interpolated: then it is the last rate that holds. A rate above one that
-    does not hold counts for nothing.
+    does not hold counts for nothing. `refused`: rates that do not hold whatever was measured, such as those at which
+    queues still grew when the run ended; where the SLO is kept there, it is the last rate that holds, too.
 
     Raises: ValueError: no runs.
     """
     held: tuple[float, Summary] | None = None
     rps = 0.0
     for rps, summary in sorted(runs, key=lambda run: run[0]):
-        if not slo.is_met_by(summary):
+        if rps in refused or not slo.is_met_by(summary):
             return Capacity(rps, Bound.BELOW) if held is None else Capacity(_crossing(held, (rps, summary), slo))
         held = rps, summary
     if held is None:

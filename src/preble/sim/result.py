@@ -52,7 +52,8 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     `plan`: how the workload was made, where it was made by a plan. `policy`: name of the one that placed; not always
     the one that `config` names, for `simulate` may be given another. `gpu_s`: seconds of GPU time of all replicas
     together. `reasons`: placements by reason. `homes`: replications and retirements of prefixes, in order. `timeline`:
-    by replica; empty unless asked for. `records`: every request, in the order they ended.
+    by replica; empty unless asked for. `stopped_s`: when a watch had seen enough, so that nothing more began; None for
+    a run to the end. `records`: every request, in the order they ended.
     """
 
     version: str = __version__
@@ -67,6 +68,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     replicas: dict[str, ReplicaTotals]
     homes: list[HomeRecord] = []
     timeline: dict[str, ReplicaSeries] = {}
+    stopped_s: float | None = None
     records: list[RequestRecord] = []
 
 

@@ -29,6 +29,7 @@ from preble.sim.replica import SimReplica
 from preble.sim.result import HomeRecord, SimResult, totals_by_name
 from preble.sim.script import Script
 from preble.sim.timeline import Timeline
+from preble.sim.watch import Glimpse, Watch
 from preble.workloads import Workload, WorkloadRequest
 
 REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED = (
@@ -60,7 +61,7 @@ class Simulation:
 
     `workload`: its openers have arrival times. `scheduler`: without replicas yet; made as configured unless given, as
     one that records or has a policy of its own. `on_record` is given each request's record when it ends. `on_placement`
-    is given each placement and its time.
+    is given each placement and its time. `watch` may end the run early.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Simulation:
         scheduler: GlobalScheduler | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
+        watch: Watch | None = None,
     ) -> None:
         self._config = config
         self._workload = workload
@@ -89,12 +91,15 @@ class Simulation:
         self._reasons: Counter[str] = Counter()
         self._homes: list[HomeRecord] = []
         self._timeline = Timeline()
+        self._watch = watch
+        self._num_expected = len(workload.requests)
+        self._stopped_s: float | None = None
 
     def run(self) -> SimResult:
-        """Play the workload to its end."""
+        """Play the workload to its end, or to the end of what was sent before `watch` had seen enough."""
         self._set_out()
-        now, num_requests = 0.0, len(self._workload.requests)
-        while len(self._records) < num_requests:
+        now = 0.0
+        while len(self._records) < self._num_expected:
             time_s, event = self._agenda.pop()
             if time_s > now:
                 if time_s >= self._timer_s:
@@ -112,6 +117,7 @@ class Simulation:
             replicas=totals_by_name(self._all_replicas),
             homes=self._homes,
             timeline=self._timeline.series,
+            stopped_s=self._stopped_s,
             records=self._records,
         )
 
@@ -139,10 +145,14 @@ class Simulation:
             self._agenda.at(request.arrival_s or 0.0, Priority.ARRIVAL, partial(self._send, request))
         if self._config.sample_s is not None:
             self._agenda.at(0.0, Priority.SAMPLE, self._sample)
+        if self._watch is not None:
+            self._agenda.at(self._watch.every_s, Priority.SAMPLE, self._look)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _send(self, asked: WorkloadRequest, now: float) -> None:
+        if self._stopped_s is not None and asked.parent is None:
+            return
         request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
         answer = self._script.answer(asked, request.prompt)
         call = self._calls[request.request_id] = _Call(asked, request, answer, now)
@@ -327,6 +337,19 @@ class Simulation:
         if len(self._agenda):
             self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
 
+    def _look(self, now: float) -> None:
+        """Ask the watch whether it has seen enough; then nothing more begins, and what has begun ends as usual."""
+        assert self._watch is not None
+        calls = self._calls.values()
+        num_waiting = sum(call.first_token_s is None for call in calls)
+        oldest_s = min((call.scheduled_s for call in calls), default=now)
+        if not self._watch.has_seen_enough(Glimpse(now, self._records, num_waiting, oldest_s)):
+            self._agenda.at(now + self._watch.every_s, Priority.SAMPLE, self._look)
+            return
+        self._stopped_s = now
+        begun = (session for session in self._workload.sessions() if (session[0].arrival_s or 0.0) <= now)
+        self._num_expected = sum(map(len, begun))
+
 
 def simulate(
     config: SimConfig,
@@ -335,16 +358,17 @@ def simulate(
     *,
     policy: Policy | None = None,
     log: LogWriter | None = None,
+    watch: Watch | None = None,
 ) -> SimResult:
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
     of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
-    door is written.
+    door is written. `watch`: may end the run early.
     """
     if policy is None and config.policy == PREFIX_ORACLE:
         policy = PrefixOracle(workload, config)
     scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
     if log is not None:
         scheduler.listen(DecisionRecorder(log))
-    return Simulation(config, workload, scheduler=scheduler, on_record=on_record).run()
+    return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()

@@ -15,6 +15,7 @@ from preble.workloads.model import Workload
 from preble.workloads.popularity import in_proportion
 from preble.workloads.recorded import recording_file
 from preble.workloads.registry import make_workload, workload_names
+from preble.workloads.streams import Stream, stream_workload
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     requests and arrivals of its own if wanted, `toolbench:2+video:1@azure.csv[200:2200]`. `requests`: how many in all;
     None for all of a file. `rps`: requests a second on average, those of sessions that wait for their parents
     included; None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
-    `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`.
+    `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`. `streams`: the workload itself, in place
+    of one that `source` names, for `requests` / `rps` seconds after `warm_s`; see `stream_workload`.
     """
 
     source: str
@@ -36,6 +38,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     popularity: str | None = None
     zipf: float | None = None
     num_prefixes: int | None = None
+    streams: tuple[Stream, ...] = ()
+    warm_s: float = 0.0
 
     def make(self, *, needs_times: bool = True) -> Workload:
         """The workload, its openers with arrival times. The same plan gives the same workload.
@@ -44,6 +48,10 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: ConfigError, TraceFormatError.
         """
+        if self.streams:
+            if self.rps is None or self.requests is None:
+                raise ConfigError(f"{self.source}: streams need a rate (--rps) and a number of requests")
+            return stream_workload(self.streams, self.rps, self.requests / self.rps, self.warm_s, self.seed)
         parts = parts_of(self.source)
         if len(parts) == 1:
             return self._made(parts[0], self.requests, self.rps, self.seed, needs_times=needs_times)
@@ -51,6 +59,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def files(self) -> tuple[Path, ...]:
         """The files that the workload and its arrivals are read from, for whoever keeps results of them."""
+        if self.streams:
+            return ()
         parts = parts_of(self.source)
         named = {part.source: None for part in parts if part.source not in workload_names()}
         named |= {part.arrivals or self.arrivals: None for part in parts}

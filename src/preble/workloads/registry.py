@@ -10,6 +10,7 @@ from typing import Protocol
 from preble.errors import ConfigError
 from preble.workloads.generators.beyond_paper import multiturn, unshared
 from preble.workloads.generators.paper import AGENT, LONGDOC, PROGRAMMING, TOOLBENCH, VIDEO
+from preble.workloads.generators.shared_prefix import SharedPrefix
 from preble.workloads.loaders import load
 from preble.workloads.mix import parts_of
 from preble.workloads.model import Workload
@@ -19,6 +20,8 @@ from preble.workloads.tool_use import tool_use
 
 DEFAULT_TOOLS = 64
 """The number of tools in `tool_use` when none is given."""
+
+USUAL_REQUESTS = 2000
 
 
 class Generator(Protocol):
@@ -68,6 +71,19 @@ def is_endless(source: str) -> bool:
     """
     parts = parts_of(source)
     return len(parts) > 1 or parts[0].source in _GENERATORS
+
+
+def usual_prefixes(source: str) -> int | None:
+    """How many tools, documents or the like a workload of `USUAL_REQUESTS` requests has, where that depends on them.
+
+    A population for runs of any length: with as many as each run's own requests ask for, a longer run would be another
+    workload, of which less fits into the caches. None where it does not depend on them, and for mixes and files.
+
+    >>> usual_prefixes("toolbench"), usual_prefixes("unshared")
+    (48, None)
+    """
+    generator = _GENERATORS.get(source)
+    return round(USUAL_REQUESTS / generator.uses.mean) if isinstance(generator, SharedPrefix) else None
 
 
 def make_workload(
