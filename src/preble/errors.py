@@ -9,8 +9,8 @@ PrebleError
 │   ├── UnknownModel         no replica serves this model                                 404
 │   ├── BodyTooLarge         the body is over the configured limit                        413
 │   └── BodyTooSlow          the body did not arrive in time                              408
-├── NoReplicaError           nobody to serve it now                                       503 + Retry-After
-├── Overloaded               too much is waiting already                                  429 + Retry-After
+├── NoReplicaError           no replica can serve it now                                       503 + Retry-After
+├── Overloaded               too many requests wait                                      429 + Retry-After
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
 └── EngineError              the replica's
     ├── EngineRefused        no connection, or the replica said "not now"                 502, may move
@@ -38,7 +38,7 @@ class TraceFormatError(PrebleError):
 
 
 class RequestError(PrebleError):
-    """The client's request cannot be served as it is.
+    """The client must change its request.
 
     `code` is the short machine-readable word in OpenAI's error object; `param` names the offending field.
     """
@@ -58,7 +58,7 @@ class PromptTooLong(RequestError):
 
 
 class UnknownModel(RequestError):
-    """No replica serves the model that was asked for."""
+    """No replica serves the model that the request names."""
 
     status = 404
     code = "model_not_found"
@@ -79,7 +79,7 @@ class BodyTooSlow(RequestError):
 
 
 class NoReplicaError(PrebleError):
-    """No replica is available for this request now. `retry_after_s` is a hint for the client, in seconds."""
+    """No replica can take this request now. `retry_after_s` is a hint for the client, in seconds."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -99,10 +99,10 @@ class UnknownRequest(PrebleError):
 
 
 class EngineError(PrebleError):
-    """A replica failed. `replica_id` says which, where it is known.
+    """A replica failed. `replica_id`: which one, where it is known.
 
-    `is_silent`: nothing at all was heard of its machine, not even that it refuses; what waits for an answer from there
-    on an open connection may wait in vain.
+    `is_silent`: its machine sent nothing at all, not even a refusal. Requests that wait for it on open connections may
+    wait in vain.
     """
 
     def __init__(self, message: str, *, replica_id: str | None = None, is_silent: bool = False) -> None:
@@ -112,7 +112,7 @@ class EngineError(PrebleError):
 
 
 class EngineRefused(EngineError):
-    """The replica could not be reached, or refused the work; it has done nothing."""
+    """The replica could not be reached, or refused the request. It has done no work."""
 
 
 class EngineGone(EngineError):
@@ -124,4 +124,4 @@ class EngineTimeout(EngineError):
 
 
 class EngineProtocolError(EngineError):
-    """The replica answered something that the protocol does not allow."""
+    """The replica's answer violates the protocol."""

@@ -133,7 +133,7 @@ def exactly(body: dict[str, Any]) -> tuple[int, str]:
     ("answer", "says"),
     [
         (lambda body: (200, events("x", completion_tokens=body["max_tokens"] + 5)), "it ignores max_tokens"),
-        (lambda body: (200, events("x", completion_tokens=1)), "heeds ignore_eos"),
+        (lambda body: (200, events("x", completion_tokens=1)), "obeys ignore_eos"),
         (lambda body: (200, events()), "without a token"),
         (exactly, "a proxy on the way"),
         (lambda body: (200, "data: {nope\n\n"), "is no completion"),

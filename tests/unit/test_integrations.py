@@ -30,8 +30,8 @@ def test_options_go_before_variables() -> None:
     ("options", "message"),
     [
         ({"order": "fair"}, "'fair'.*fcfs, lpm, groups"),
-        ({"groups": 0}, "0 is no number"),
-        ({"groups": "many"}, "'many' is no number"),
+        ({"groups": 0}, "0 is not a number"),
+        ({"groups": "many"}, "'many' is not a number"),
         ({"gruops": 3}, "unknown option 'gruops'"),
     ],
 )

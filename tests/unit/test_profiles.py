@@ -89,7 +89,7 @@ def test_the_page_about_profiles_lists_those_that_ship() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no profile is called 'h200'; there are a100-mistral-7b, .*tiny-cpu"):
+    with pytest.raises(ConfigError, match=r"no profile is called 'h200'; choose one of a100-mistral-7b, .*tiny-cpu"):
         load_profile("h200")
 
 
@@ -116,7 +116,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prefil_points": []}, "unknown field 'prefil_points'; there are"),
+        ({"prefil_points": []}, "unknown field 'prefil_points'; use "),
         ({"decode_base_s": "fast"}, r"Expected `float`, got `str` - at `\$.decode_base_s`"),
         ({"decode_base_s": -1.0}, "no time may be negative"),
         ({"request_overhead_s": -0.001}, "no time may be negative"),

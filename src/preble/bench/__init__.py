@@ -1,4 +1,4 @@
-"""Load from outside: an open-loop generator for any OpenAI-compatible endpoint, and what it measured."""
+"""An open-loop load generator for any OpenAI-compatible endpoint, and its measurements."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ Clock = Callable[[], float]
 """Seconds since the start of the run."""
 
 LOOK_TIMEOUT_S = 30.0
-"""For the endpoint to say which models it serves."""
+"""Time limit of the question which models the endpoint serves."""
 
 KEEP_ALIVE_S = 2.0
-"""For idle connections: engines close them after 5 s, and a request sent just then is lost."""
+"""How long an idle connection is kept: engines close theirs after 5 s, and a request sent just then is lost."""
 
 REPLICA_HEADER = "x-preble-replica"
 REASON_HEADER = "x-preble-reason"
@@ -37,7 +37,7 @@ class _Models(msgspec.Struct):
 
 
 class _RequestFailed(Exception):
-    """A request that failed; `kind` is the short word under which failures are counted."""
+    """A request that failed; `kind` is the short text by which failures are counted."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -45,7 +45,7 @@ class _RequestFailed(Exception):
 
 
 class _Attempt:
-    """What is known so far of one request under way."""
+    """What is known so far about one request in flight."""
 
     __slots__ = ("events", "first_token_s", "reason", "replica", "status", "usage")
 
@@ -61,8 +61,8 @@ class _Attempt:
 class BenchClient:
     """Sends completions to one endpoint. An async context manager: leaving it closes its connections.
 
-    `model`: None asks the endpoint and takes the first. `ignore_eos`: ask for exactly the number of tokens (an
-    extension that vLLM, SGLang and the emulator have). `timeout_s`: of one request, from sending to its last byte.
+    `model`: None takes the first that the endpoint serves. `ignore_eos`: ask for exactly the number of tokens (an
+    extension of vLLM, SGLang and the emulator). `timeout_s`: for one request, from sending to its last byte.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class BenchClient:
         await self._session.close()
 
     async def find_model(self) -> str:
-        """The model that requests will name, once the endpoint has shown that it is there.
+        """Return the model that requests will name, after the endpoint has answered.
 
-        Raises: ConfigError: nothing answers there, or not an OpenAI-compatible endpoint, or without that model.
+        Raises: ConfigError: no answer, no OpenAI-compatible endpoint, or no such model.
         """
         names = await self._served_models()
         if self._model is None:
@@ -115,7 +115,7 @@ class BenchClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ConfigError(f"nothing answers at {self._url}: {why_unreachable(error)}; is it running?") from error
         if response.status in (401, 403):
-            raise ConfigError(f"{self._url} wants a valid API key; give --api-key")
+            raise ConfigError(f"{self._url} requires a valid API key; give --api-key")
         if response.status != 200:
             raise ConfigError(f"{self._url}/v1/models answers with status {response.status}; is it an OpenAI endpoint?")
         try:
@@ -123,13 +123,13 @@ class BenchClient:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._url}/v1/models does not answer as an OpenAI endpoint: {error}") from error
         if not names:
-            raise ConfigError(f"{self._url} serves no model now; are its replicas up?")
+            raise ConfigError(f"{self._url} serves no model now; start its replicas")
         return names
 
     async def send(self, request: WorkloadRequest, scheduled_s: float, clock: Clock) -> RequestRecord:
-        """Send one request and receive its whole answer. Never raises for a request that fails: the record says so.
+        """Send one request, receive its whole answer, and return its record, which also tells failures.
 
-        Only after `find_model`.
+        Call `find_model` first.
         """
         attempt, error = _Attempt(), None
         body = self._encode(self._body(request))
@@ -170,7 +170,7 @@ class BenchClient:
         return body | {"ignore_eos": True} if self._ignore_eos else body
 
     async def _receive(self, body: bytes, attempt: _Attempt, clock: Clock) -> None:
-        """POST and read to the end, writing into `attempt`.
+        """POST, read to the end, and fill in `attempt`.
 
         Raises: _RequestFailed, aiohttp.ClientError, OSError, TimeoutError.
         """

@@ -1,4 +1,4 @@
-"""Several policies under the same load: the numbers side by side, for programs."""
+"""Several policies under the same load, side by side, for programs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from preble.bench.run import BenchResult
 
 
 def comparison(engine: str, results: Mapping[str, BenchResult]) -> dict[str, Any]:
-    """`{"engine": …, "policies": {policy: {…}}}`: the summary numbers of each run, plain JSON types.
+    """`{"engine": …, "policies": {policy: {…}}}`: the summary of each run, in plain JSON types.
 
-    `hit_rate` is by the engines' own counters, `hit_rate_reported` by what the answers' usage said. Times in seconds.
+    `hit_rate` comes from the engines' own counters, `hit_rate_reported` from the usage in answers. Times in seconds.
     """
     return {"engine": engine, "policies": {policy: _numbers(result) for policy, result in results.items()}}
 
 
 def improvement(better: BenchResult, than: BenchResult) -> str:
-    """One sentence that says how two runs differ; whichever way it came out."""
+    """Return one sentence on how two runs differ, better or worse."""
     if better.summary.ttft is None or than.summary.ttft is None:
         return "no request was answered; there is nothing to compare"
     computed, before = total(better.engines).computed_tokens, total(than.engines).computed_tokens

@@ -1,4 +1,4 @@
-"""The engines' own prefix-cache counters, read from their /metrics: the judge that has no side."""
+"""The engines' own prefix-cache counters, read from their /metrics: independent of the gateway."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class CacheCounters(msgspec.Struct, frozen=True):
 
 
 def total(counters: Mapping[str, CacheCounters]) -> CacheCounters:
-    """The sum over replicas."""
+    """Return the sum over replicas."""
     return CacheCounters(
         sum(one.queried_tokens for one in counters.values()), sum(one.hit_tokens for one in counters.values())
     )
 
 
 async def read_counters(urls: Sequence[str]) -> dict[str, CacheCounters]:
-    """The counters of each replica now.
+    """Return the counters of each replica now.
 
     Raises: ConfigError: a replica does not answer, or has no such counters.
     """
@@ -58,7 +58,7 @@ async def read_counters(urls: Sequence[str]) -> dict[str, CacheCounters]:
 
 
 def parse_counters(url: str, text: str) -> CacheCounters:
-    """The counters in a Prometheus page, summed over its label sets. Raises: ConfigError: they are not in it."""
+    """Return the counters in a Prometheus page, summed over label sets. Raises: ConfigError: they are missing."""
     found: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):

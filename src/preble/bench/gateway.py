@@ -1,4 +1,4 @@
-"""The gateway that is measured: in a process of its own, in front of replicas."""
+"""The gateway under measurement: a process of its own, in front of replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preble.engines.launch import ReplicaProcess
 from preble.errors import EngineTimeout
 
 JOIN_TIMEOUT_S = 60.0
-"""For the gateway to listen, and for every replica to have joined it."""
+"""Time limit for the gateway to listen and for every replica to join it."""
 
 POLL_S = 0.1
 
@@ -25,9 +25,9 @@ POLL_S = 0.1
 async def started_gateway(
     replica_urls: Sequence[str], args: Sequence[str], log_path: Path
 ) -> AsyncIterator[ReplicaProcess]:
-    """`preble serve` with these arguments, every replica joined, for as long as the context lasts.
+    """Run `preble serve` with these arguments, every replica joined, while the context lasts.
 
-    Raises: EngineError: it does not start, or replicas do not join it.
+    Raises: EngineError: it does not start, or replicas do not join.
     """
     argv = [sys.executable, "-m", "preble", "serve", "--port", "0", *args]
     for url in replica_urls:
@@ -43,7 +43,7 @@ async def started_gateway(
 
 
 async def _until_joined(url: str, num_replicas: int) -> None:
-    """Return when the gateway has that many live replicas. Raises: EngineTimeout: not in JOIN_TIMEOUT_S."""
+    """Wait until the gateway has that many live replicas. Raises: EngineTimeout: after JOIN_TIMEOUT_S."""
     joined = None
     try:
         async with asyncio.timeout(JOIN_TIMEOUT_S), aiohttp.ClientSession() as session:

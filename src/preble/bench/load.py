@@ -1,4 +1,4 @@
-"""The open loop: every request is sent at its time, however the ones before it fare."""
+"""The open loop: every request is sent at its time, whether or not earlier ones have ended."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from preble.workloads import Workload, WorkloadRequest
 
 
 async def run_load(client: BenchClient, workload: Workload, on_record: Callable[[RequestRecord], None]) -> None:
-    """Send the whole workload; `on_record` is given each record as its request ends.
+    """Send the whole workload; calls `on_record` with each record when its request ends.
 
-    A request with a parent is sent when its parent has been answered: the loop is closed inside a session and open
-    between sessions. Cancelling it aborts everything that is under way; those requests have no record.
+    A request with a parent is sent after its parent's answer: the loop is closed inside a session and open between
+    sessions. Cancelling aborts every request in flight; those have no record.
     """
     await _Load(client, workload, on_record).run()
 
@@ -59,7 +59,7 @@ class _Load:
         await self._send(child, scheduled_s)
 
     def _give_up(self, request: WorkloadRequest) -> None:
-        """Record a request, and all that wait for it, as failed: its parent did."""
+        """Record a request and all that wait for it as failed, because its parent failed."""
         now = self._clock()
         self._on_record(
             RequestRecord(request_id=request.request_id, scheduled_s=now, sent_s=now, end_s=now, error="parent failed")

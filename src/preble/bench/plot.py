@@ -47,7 +47,7 @@ def _label_times(axes: Axes, title: str) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")  # where a cumulative distribution never is
+    axes.legend(loc="lower right")  # cumulative distributions never reach this corner
 
 
 def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:

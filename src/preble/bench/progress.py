@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from preble.metrics import RequestRecord
 
 LINES = 10
-"""How many lines a run writes where there is no terminal."""
+"""Lines per run where stderr is no terminal."""
 
 
 @contextmanager
 def request_progress(what: str, num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
-    """Shows how many of `num_requests` have ended; gives the function to call with each record."""
+    """Show how many of `num_requests` have ended; yields the function to call with each record."""
     if sys.stderr.isatty():
         with _bar(what, num_requests) as tick:
             yield tick

@@ -1,4 +1,4 @@
-"""Results for people: a table, one column a run."""
+"""Results for people: a table with one column per run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ENGINE_FORMULA = f"; {ENGINE_HITS}: by the engines' own counters"
 
 
 def results_table(results: Mapping[str, BenchResult], title: str = "") -> Group:
-    """A table with a row for each number that at least one run has, and a column for each run, in their order."""
+    """Return a table: a row for each number that at least one run has, a column for each run, in order."""
     names = {name: f"{name} (partial)" if result.partial else name for name, result in results.items()}
     return cells_table({names[name]: _cells(result) for name, result in results.items()}, title)
 
 
 def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Group:
-    """A table from label -> text of each run, and below it what the labels mean.
+    """Return a table from each run's label -> text, and below it what the labels mean.
 
-    Rows are those that any run has a text for, in the first run's order.
+    Its rows are the labels that any run has, in the first run's order.
     """
     table = Table(title=title or None)
     table.add_column("")
@@ -44,7 +44,7 @@ def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Gr
 
 
 def summary_cells(summary: Summary) -> dict[str, str]:
-    """The numbers of a run as text by label; "" for what it does not have."""
+    """Return the numbers of a run as text by label; "" for missing ones."""
     return {label: show(summary) for label, show in _ROWS}
 
 

@@ -1,4 +1,4 @@
-"""One run of the load generator: what is asked for, what came out."""
+"""One run of the load generator: its settings and its result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from preble.workloads import WorkloadPlan
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent (`plan`), where and how; kept in the result, so that a run can be repeated.
+    """What to send (`plan`), where and how; kept in the result, so that a run can be repeated.
 
-    `replicas`: URLs of replicas whose own cache counters are read before and after.
+    `replicas`: URLs of replicas whose own cache counters are read before and after the run.
     """
 
     url: str
@@ -30,7 +30,7 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one run measured. `partial`: it was interrupted, and stands for the requests that had ended.
+    """What one run measured. `partial`: it was interrupted; only the requests that had ended count.
 
     `engines`: replica URL -> its own counters over the run. `records`: every request, in the order they ended.
     """
@@ -45,10 +45,10 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BenchRun:
-    """A run that can be interrupted: whatever was measured by then is still its result."""
+    """A run that can be interrupted: its result then has what was measured so far."""
 
     def __init__(self, settings: BenchSettings, *, api_key: str | None = None) -> None:
-        """Raises: ConfigError, TraceFormatError: there is no such workload."""
+        """Raises: ConfigError, TraceFormatError: no such workload."""
         self._settings = settings
         self._workload = settings.plan.make()
         self._api_key = api_key
@@ -61,9 +61,9 @@ class BenchRun:
         return len(self._workload.requests)
 
     async def run(self, on_record: Callable[[RequestRecord], None] = lambda record: None) -> None:
-        """Send everything. `on_record` is called with each record, for progress.
+        """Send everything; calls `on_record` with each record, for progress.
 
-        Raises: ConfigError: the endpoint, or a replica whose counters are wanted, is not there.
+        Raises: ConfigError: the endpoint, or a replica in `replicas`, does not answer.
         """
         settings = self._settings
         before = await read_counters(settings.replicas)
@@ -87,7 +87,7 @@ class BenchRun:
         self._is_complete = True
 
     def result(self) -> BenchResult:
-        """What has been measured so far."""
+        """Return what has been measured so far."""
         return BenchResult(
             settings=self._settings,
             workload_note=self._workload.note,

@@ -1,4 +1,4 @@
-"""The same warm-up for every arm: what an engine does only once must not be charged to the first requests."""
+"""The same warm-up for every arm, so that what an engine does only once slows no measured request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from preble.metrics import RequestRecord
 from preble.workloads import Segment, Workload, WorkloadRequest
 
 NUM_REQUESTS = 6
-"""A few prompts of different lengths, the last of them twice, so that a cached prefix is taken once as well."""
+"""Prompts of different lengths, the last one twice, so that one request finds its prefix cached."""
 
 
 async def warm_up(urls: Sequence[str], model: str | None = None) -> None:
-    """Send each replica the same few prompts, which share nothing with any workload, all at once.
+    """Send each replica the same prompts at once; they share nothing with any workload.
 
-    Raises: EngineProtocolError: one of them failed. ConfigError: a replica does not answer.
+    Raises: EngineProtocolError: one failed. ConfigError: a replica does not answer.
     """
     for url in urls:
         records: list[RequestRecord] = []
@@ -31,7 +31,7 @@ async def warm_up(urls: Sequence[str], model: str | None = None) -> None:
 
 
 def warm_up_workload() -> Workload:
-    """Made-up words; the longest prompt comes twice."""
+    """Return prompts of made-up words; the longest comes twice."""
     rng = random.Random("warm-up")
     texts = ["".join(rng.choices("bcdfghjklmnpqrstvwxz ", k=200 * 2**i)) for i in range(NUM_REQUESTS - 1)]
     requests = (

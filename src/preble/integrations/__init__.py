@@ -1,4 +1,4 @@
-"""Code that others call: Preble's local scheduling inside engines, through their plug-in points.
+"""Preble's local scheduling inside engines, which call it through their plug-in points.
 
-Runs in an engine's own environment and so needs nothing but the standard library and what `preble.core` needs.
+It runs in an engine's own environment, so it needs only the standard library and what `preble.core` needs.
 """

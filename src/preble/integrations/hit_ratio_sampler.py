@@ -1,4 +1,4 @@
-"""How much of each waiting prompt is cached, where asking the engine is too dear to do it for all before each batch."""
+"""How much of each waiting prompt is cached, where asking for all of them before each batch costs too much."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ Waiting = TypeVar("Waiting")
 
 
 class HitRatioSampler(Generic[Waiting]):
-    """Asks before each batch for some requests that are new, and for some of the others in turn.
+    """Asks before each batch about some new requests, and about some of the others in turn.
 
-    In between the last answer holds; a request that was not asked for yet counts as a miss. Deterministic: where
-    several ranks of one engine order the same requests, they come to the same order.
+    Between its turns a request keeps its last answer; a request without an answer counts as a miss. Deterministic, so
+    that all ranks of one engine arrive at the same order.
     """
 
     def __init__(self, ask: Callable[[Waiting], int], *, new_per_batch: int, turns_per_batch: int) -> None:
-        """`ask`: the cached tokens of a waiting request."""
+        """`ask` returns the cached tokens of a waiting request."""
         self._ask = ask
         self._new_per_batch = new_per_batch
         self._turns_per_batch = turns_per_batch
         self._tokens: dict[str, int] = {}
-        """The last answers; whom it was asked for longest ago comes first."""
+        """The last answer for each request, the least recently asked first."""
         self._new_left = 0
         self._turns: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
-        """For how many requests there is an answer."""
+        """Return for how many requests there is an answer."""
         return len(self._tokens)
 
     def __contains__(self, item: str) -> bool:
         return item in self._tokens
 
     def new_batch(self) -> None:
-        """Call before each batch."""
+        """Start a new turn; call it before each batch."""
         self._new_left = self._new_per_batch
         self._turns = frozenset(item for item, _ in zip(self._tokens, range(self._turns_per_batch), strict=False))
 
     def of(self, item: str, request: Waiting) -> int:
-        """The cached tokens of a waiting request, as far as known."""
+        """Return the cached tokens of a waiting request by its last answer; 0 without one."""
         if item in self._turns:
             self._tokens.pop(item, None)
         elif item in self._tokens or not self._new_left:
@@ -49,5 +49,5 @@ class HitRatioSampler(Generic[Waiting]):
         return tokens
 
     def forget(self, item: str) -> None:
-        """It waits no longer."""
+        """Forget a request that no longer waits."""
         self._tokens.pop(item, None)

@@ -1,4 +1,4 @@
-"""What a plug-in is told: the order, and that a version is to be taken though nobody has tried it."""
+"""The settings of a plug-in: the order, and whether to accept an untested engine version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GROUPS_VARIABLE = "PREBLE_QUEUE_GROUPS"
 ANY_VERSION_VARIABLE = "PREBLE_ANY_ENGINE_VERSION"
 
 DEFAULT_GROUPS = 10
-"""Of Algorithm 3 in the paper."""
+"""The number of priority groups (Algorithm 3 of the paper)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class OrderSettings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], options: Mapping[str, object] | None = None) -> OrderSettings:
-        """From environment variables, and from `options` ("order", "groups"), which go before them.
+        """Return the settings of the environment variables; `options` ("order", "groups") override them.
 
-        Raises: ConfigError: an unknown order or option, or a number of groups that is none.
+        Raises: ConfigError: an unknown order or option, or a bad number of groups.
         """
         given = {key: environ[variable] for key, variable in _VARIABLES if environ.get(variable)} | dict(options or {})
         if unknown := given.keys() - dict(_VARIABLES).keys():
-            raise ConfigError(f"unknown option {min(unknown)!r} for Preble's order; known: order, groups")
+            raise ConfigError(f"unknown option {min(unknown)!r} for Preble's order; use order or groups")
         return cls(_order(given.get("order", "groups")), _num_groups(given.get("groups", DEFAULT_GROUPS)))
 
 
@@ -44,24 +44,24 @@ def _order(name: object) -> QueueOrder:
         return QueueOrder(str(name))
     except ValueError:
         known = ", ".join(QueueOrder)
-        raise ConfigError(f"unknown order {name!r} of waiting requests ({ORDER_VARIABLE}); known: {known}") from None
+        raise ConfigError(f"unknown order {name!r} of waiting requests ({ORDER_VARIABLE}); use {known}") from None
 
 
 def _num_groups(number: object) -> int:
     text = str(number)
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1000):
-        raise ConfigError(f"{number!r} is no number of priority groups ({GROUPS_VARIABLE}); give 1 to 1000, such as 10")
+        raise ConfigError(f"{number!r} is not a number of priority groups ({GROUPS_VARIABLE}); give 1 to 1000")
     return int(text)
 
 
 def require_version(engine: str, version: str, known: str, environ: Mapping[str, str]) -> None:
-    """`known`: the version, such as "0.32" for all of 0.32.x, whose insides the plug-in was written for and tested on.
+    """Check the engine's version. `known`: the tested one, such as "0.32" for all of 0.32.x.
 
-    Raises: ConfigError: another one runs, and nobody said that it shall do.
+    Raises: ConfigError: another version runs, and ANY_VERSION_VARIABLE is not set.
     """
     if re.match(rf"{re.escape(known)}(?![0-9])", version) or environ.get(ANY_VERSION_VARIABLE) == "1":
         return
     raise ConfigError(
         f"this version of Preble knows the scheduler of {engine} {known}, and this is {engine} {version}: install "
-        f"{engine} {known} or a Preble that knows yours, or set {ANY_VERSION_VARIABLE}=1 to try it all the same"
+        f"{engine} {known} or a Preble that knows yours, or set {ANY_VERSION_VARIABLE}=1 to try it anyway"
     )

@@ -1,13 +1,13 @@
 """Preble's order of the waiting requests in SGLang, through its plug-in point `sglang.srt.plugins`.
 
-SGLang finds the plug-in by itself where Preble is installed in its environment. It does nothing until switched on:
+SGLang finds the plug-in when Preble is installed in its environment. It does nothing until it is switched on:
 
     PREBLE_QUEUE_ORDER=groups python -m sglang.launch_server --model-path MODEL
 
 with "groups" or "lpm"; PREBLE_QUEUE_GROUPS is the number of groups. See docs/howto/sglang.md.
 
-The list of waiting requests is put in order before each attempt at a prefill, in place; what the batch then takes from
-it is SGLang's own business. How much of a prompt is cached is asked of the radix tree without counting as a use of it.
+The plug-in sorts the list of waiting requests in place before each attempt at a prefill; SGLang then builds the batch
+from it. Asking the radix tree how much of a prompt is cached does not count as a use of the cache.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from preble.integrations.waiting_line import WaitingLine
 KNOWN_VERSION = "0.5.23"
 
 FAST_LOOKUPS, SLOW_LOOKUPS = (8, 8), (2, 1)
-"""Lookups before each attempt at a prefill, of new requests and of others in turn: each takes 8 µs for 4,000 tokens in
-SGLang's Rust tree, its default, and 100 µs in the others."""
+"""Lookups before each attempt at a prefill, of new requests and of others in turn. One of 4,000 tokens takes 8 µs in
+SGLang's Rust tree (the default) and 100 µs in the others."""
 
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
 _ATTRIBUTE = "_preble_order"
@@ -36,13 +36,13 @@ logger = logging.getLogger("sglang.preble")
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes. Ends the process, with the reason, where the order cannot be had."""
+    """Install the order; SGLang calls this in each of its processes. Exits with the reason if it cannot."""
     if ORDER_VARIABLE not in os.environ:
         return
     try:
         install(OrderSettings.read(os.environ))
     except ConfigError as error:
-        # SGLang would note any exception in its log and serve without the order that was asked for.
+        # SGLang would log any exception and serve without the requested order.
         raise SystemExit(f"preble: {error}") from error
 
 
@@ -63,7 +63,7 @@ def install(settings: OrderSettings) -> None:
 
 
 def calc_priority(original: Callable[..., None], policy: Any, waiting: list[Any], *args: Any, **kwargs: Any) -> None:
-    """In place of SGLang's own: its bookkeeping, then our order."""
+    """Do SGLang's bookkeeping, then apply our order; replaces SGLang's own method."""
     original(policy, waiting, *args, **kwargs)
     order: WaitingOrder = getattr(policy, _ATTRIBUTE)
     order.arrange(waiting)
@@ -87,7 +87,7 @@ class WaitingOrder:
         logger.info("Preble orders waiting requests: %s, %d groups", settings.order, settings.num_groups)
 
     def arrange(self, waiting: list[Any]) -> None:
-        """Put the list in order. Requests that SGLang has retracted come first, in its order. O(waiting)."""
+        """Sort the list. Requests that SGLang has retracted come first, in its order. O(waiting)."""
         retracted = [request for request in waiting if request.is_retracted]
         others = {request.rid: request for request in waiting if not request.is_retracted}
         self.cache.new_batch()
@@ -102,7 +102,7 @@ def _num_tokens(request: Any) -> int:
 
 
 def _lookup(tree: Any) -> tuple[Callable[[Any], int], tuple[int, int]]:
-    """How to ask this radix tree for the cached tokens of a request, and how often before each batch."""
+    """Return how to ask this radix tree for the cached tokens of a request, and how often before each batch."""
     core = getattr(tree, "tree_core", None)
     if core is None:
         return _match_as_sglang_does(tree), SLOW_LOOKUPS
@@ -122,7 +122,7 @@ def _lookup(tree: Any) -> tuple[Callable[[Any], int], tuple[int, int]]:
 
 
 def _match_as_sglang_does(tree: Any) -> Callable[[Any], int]:
-    """For trees that can only be matched as for a batch, which counts as a use of what is matched."""
+    """Ask a tree that only offers the match for a batch, which counts as a use of the cache."""
     from sglang.srt.mem_cache.common import match_kv_cache  # type: ignore[import-not-found]
 
     def match(request: Any) -> int:

@@ -1,14 +1,14 @@
-"""How much of a waiting prompt vLLM has in its cache, cheaply enough to ask for every one before each batch.
+"""How much of each waiting prompt vLLM has cached, cheaply enough to ask before each batch.
 
 vLLM's own answer (`find_longest_cache_hit`) looks at each block of the prompt: 90 to 180 µs for 4,000 tokens. Two
-things make it cheaper. Nothing here counts as a use of a block or enters vLLM's statistics.
+ways are cheaper. Neither counts as a use of a block or enters vLLM's statistics.
 
-- Plain models (one kind of cache, full attention): blocks are chained by their hashes, and parents are evicted after
-  their children, so that all cached blocks of a prompt come before all others. The last answer is checked by looking
-  at two blocks, and a new one found by bisection.
-- Other models (sliding windows, state-space layers, several kinds of layers, EAGLE's dropped blocks): vLLM is asked,
-  before each batch for two requests that are new and for one of the others in turn. In between the last answer holds;
-  a request that it has not been asked for yet counts as a miss.
+- Plain models (one kind of cache, full attention): block hashes form a chain, and parents are evicted after their
+  children, so that all cached blocks of a prompt come before all others. Two blocks show whether the last answer still
+  holds; a bisection finds a new one.
+- Other models (sliding windows, state-space layers, several kinds of layers, EAGLE's dropped blocks): before each
+  batch vLLM is asked about two new requests and about one of the others in turn. Between its turns a request keeps its
+  last answer; a request without an answer counts as a miss.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ NEW_PER_BATCH, TURNS_PER_BATCH = 2, 1
 
 
 class CachedTokens(Protocol):
-    """The leading tokens of waiting requests that are cached. Its length: requests that something is kept for."""
+    """The cached leading tokens of waiting requests. Its length: the requests that it remembers."""
 
     def __len__(self) -> int: ...
 
     def new_batch(self) -> None:
-        """Called before each batch."""
+        """Start a new turn; call it before each batch."""
         ...
 
     def of(self, request: Any) -> int:
-        """How many tokens of this vLLM request are cached now, of those that can be used."""
+        """Return how many usable tokens of this vLLM request are cached now."""
         ...
 
     def forget(self, request_id: str) -> None:
-        """It waits no longer."""
+        """Forget a request that no longer waits."""
         ...
 
 
 def cached_tokens_in(manager: Any) -> CachedTokens:
-    """What fits to the models of this vLLM `KVCacheManager`."""
+    """Return the cheapest way for the models of this vLLM `KVCacheManager`."""
     return ChainedBlocks(manager) if _is_plain(manager) else AskedInTurn(manager)
 
 
 def _is_plain(manager: Any) -> bool:
-    """Whether one chain of whole blocks decides what is cached."""
+    """Return whether one chain of whole blocks decides what is cached."""
     coordinator = manager.coordinator
     if type(coordinator) is not UnitaryKVCacheCoordinator or coordinator.eagle_group_ids:
         return False
@@ -81,13 +81,13 @@ class _Chain:
 
 
 def _key_of(block_hash: bytes) -> bytes:
-    """The only group's."""
+    """Return the id of the only KV cache group."""
     key: bytes = make_block_hash_with_group_id(block_hash, 0)
     return key
 
 
 class ChainedBlocks:
-    """By bisection over a prompt's block hashes. O(1) where nothing has changed, O(log blocks) otherwise."""
+    """Bisects a prompt's block hashes. O(1) if nothing has changed, O(log blocks) otherwise."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -95,13 +95,13 @@ class ChainedBlocks:
         self._block_size: int = self._pool.hash_block_size
         self._chains: dict[str, _Chain] = {}
         self._found = 0
-        """Blocks found for the request before: most often the same prefix, newly cached or evicted."""
+        """The blocks found for the previous request: most often the same prefix, newly cached or evicted."""
 
     def __len__(self) -> int:
         return len(self._chains)
 
     def new_batch(self) -> None:
-        # Resetting the cache makes a new table, so it is fetched each time.
+        # A cache reset replaces the table, so fetch it each time.
         self._find: Callable[[bytes], object] = self._pool.cached_block_hash_to_block.get_one_block
 
     def of(self, request: Any) -> int:
@@ -113,7 +113,7 @@ class ChainedBlocks:
         return chain.known * self._block_size
 
     def _chain_of(self, request: Any) -> _Chain:
-        """Of the blocks that can be used: the last token is always computed."""
+        """Return the usable cached tokens: the last token is always computed."""
         usable = 0
         if self._manager.prefix_cache_lookup_enabled(request):
             usable = min(len(request.block_hashes), (request.num_tokens - 1) // self._block_size)
@@ -138,7 +138,7 @@ class ChainedBlocks:
 
 
 class AskedInTurn:
-    """By asking vLLM for a few requests before each batch."""
+    """Asks vLLM about a few requests before each batch."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager

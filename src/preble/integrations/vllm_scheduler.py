@@ -1,4 +1,4 @@
-"""vLLM's scheduler with Preble's order of the waiting requests; everything else stays vLLM's.
+"""vLLM's scheduler with Preble's order of the waiting requests and no other change.
 
     vllm serve MODEL --scheduler-cls preble.integrations.vllm_scheduler.PrebleAsyncScheduler
 
@@ -6,8 +6,8 @@
 or with --no-async-scheduling). The order is set by `--additional-config '{"preble": {"order": "groups"}}'` or by
 PREBLE_QUEUE_ORDER and PREBLE_QUEUE_GROUPS; see docs/howto/vllm.md.
 
-Before each batch the waiting list is put in order, in place. The batch is then vLLM's own business: it takes from the
-head of the list while it has tokens, places and blocks.
+It sorts the waiting list in place before each batch. vLLM then takes requests from the head of the list while it has
+tokens, places and blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from preble.integrations.waiting_line import WaitingLine
 
 KNOWN_VERSION = "0.32"
 
-# Before vLLM's insides are imported: in another version they may not be there.
+# Before vLLM's internals are imported: another version may lack them.
 require_version("vLLM", vllm.__version__, KNOWN_VERSION, os.environ)
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # type: ignore[import-not-found]  # noqa: E402
@@ -42,7 +42,7 @@ class PrebleScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's `Scheduler`, its waiting list in Preble's order."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """As `Scheduler`. Raises: ConfigError: an option is wrong, or vLLM orders by priority."""
+        """As `Scheduler`. Raises: ConfigError: a bad option, or vLLM orders by priority."""
         super().__init__(vllm_config, *args, **kwargs)
         settings = OrderSettings.read(os.environ, _options(vllm_config.additional_config))
         if not isinstance(self.waiting, FCFSRequestQueue):
@@ -58,17 +58,17 @@ class PrebleScheduler(Scheduler):  # type: ignore[misc]
         logger.info("Preble orders waiting requests: %s, %d groups", settings.order, settings.num_groups)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch, as vLLM makes it from the waiting list in Preble's order."""
-        # With all places taken nobody is admitted, whatever the order.
+        """Return vLLM's next batch, made from the waiting list in Preble's order."""
+        # With all places taken no request is admitted, whatever the order.
         if self._preble_is_on and len(self.running) < self.max_num_active_reqs:
             self.arrange_waiting()
         return super().schedule(*args, **kwargs)
 
     def arrange_waiting(self) -> None:
-        """Put the waiting list in order.
+        """Sort the waiting list. O(waiting).
 
-        Requests that vLLM has put in front stay there, as it has them: those that it preempted, and those that it had
-        to pass over (their grammar is being compiled, their adapter has no place). O(waiting).
+        Requests that vLLM has put in front stay there in its order: preempted ones, and those that it had to skip
+        (their grammar is being compiled, or their adapter has no place).
         """
         if not self.waiting and not self._preble_line:
             return
@@ -90,7 +90,7 @@ class PrebleAsyncScheduler(PrebleScheduler, AsyncScheduler):  # type: ignore[mis
 
 
 def _options(additional_config: object) -> Mapping[str, object]:
-    """Ours among vLLM's --additional-config. Raises: ConfigError: not a table."""
+    """Return Preble's part of vLLM's --additional-config. Raises: ConfigError: not a table."""
     options = additional_config.get("preble", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(options, Mapping):
         raise ConfigError(

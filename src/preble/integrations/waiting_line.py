@@ -1,8 +1,8 @@
 """An engine's own list of waiting requests, kept in the order of core's `WaitingQueue`.
 
-Engines keep the list themselves and take from its head. So before each batch a plug-in shows what waits, and gets the
-order in which to leave it. What has gone since it was last shown has been served, and its group is charged for it. (A
-few have been aborted instead; taking them for served costs their group a turn.)
+Engines keep the list and take requests from its head. So before each batch a plug-in shows the list and gets its new
+order. Requests that have gone since the last time count as served, and their groups are charged for them. (A few have
+been aborted instead; that costs their group a turn.)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class WaitingLine(Generic[Waiting]):
         cached_tokens: Callable[[Waiting], int],
         on_gone: Callable[[str], None],
     ) -> None:
-        """`num_tokens`: of a request when it comes. `cached_tokens`: how many of them are cached now; asked for each
-        request of each arrangement. `on_gone`: called with the id of each that waits no longer."""
+        """`num_tokens`: of a new request. `cached_tokens`: how many of them are cached now; called for each request
+        each time. `on_gone`: called with the id of each request that no longer waits."""
         self._num_tokens = num_tokens
         self._cached_tokens = cached_tokens
         self._on_gone = on_gone
@@ -37,17 +37,17 @@ class WaitingLine(Generic[Waiting]):
         self._arranged: list[str] = []
 
     def __len__(self) -> int:
-        """How many waited when they were last arranged."""
+        """Return how many requests waited the last time."""
         return len(self._arranged)
 
     def max_picks(self, num_older: int) -> int | None:
-        """As `WaitingQueue.max_picks`: after how many others a request is served at the latest; None for no bound."""
+        """Return `WaitingQueue.max_picks`: the most others served before a request; None for no bound."""
         return self._queue.max_picks(num_older)
 
     def arrange(self, waiting: Mapping[str, Waiting]) -> list[Waiting]:
-        """The waiting requests (by id, new ones in the order of their arrival) in the order in which to serve them.
+        """Return the waiting requests (by id, new ones in order of arrival) in the order in which to serve them.
 
-        O(waiting), and one `cached_tokens` for each.
+        O(waiting), with one call of `cached_tokens` for each.
         """
         known = self._waiting
         for item in [item for item in self._arranged if item not in waiting]:

@@ -1,4 +1,4 @@
-"""What is measured of a request and what it means: every definition once."""
+"""What is measured and how it is defined, each definition once."""
 
 from __future__ import annotations
 

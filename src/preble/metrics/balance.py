@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 
 def load_imbalance(busy_s: Collection[float]) -> float | None:
-    """The busiest replica against the average one = max / mean of GPU busy seconds; 1 is perfectly even.
+    """Return the busiest replica's GPU seconds divided by the average replica's; 1 is perfectly even.
 
-    None where nobody computed anything.
+    None when no replica computed anything.
 
     >>> load_imbalance([3.0, 1.0, 2.0, 2.0])
     1.5

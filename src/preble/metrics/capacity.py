@@ -1,4 +1,4 @@
-"""How much a cluster carries: the highest rate at which a run as a whole still keeps its bounds."""
+"""The capacity of a cluster: the highest request rate at which a whole run keeps its latency bounds."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from preble.metrics.summary import Summary
 
 
 class CapacitySlo(msgspec.Struct, frozen=True):
-    """Bounds in seconds that a whole run has to keep; None bounds nothing.
+    """Bounds in seconds on a whole run; None bounds nothing.
 
-    The TTFT is bounded at its p99, for it is what a user waits for; the E2E latency in its mean, for a single one is as
-    long as its answer.
+    TTFT is bounded at its p99, because a user waits for it. E2E latency is bounded in its mean, because a single one
+    depends on the length of its answer.
     """
 
     ttft_p99_s: float | None = None
     e2e_mean_s: float | None = None
 
     def is_met_by(self, summary: Summary) -> bool:
-        """Whether requests were served, none failed, and every bound was kept."""
+        """Return whether the run served requests, none failed, and it kept every bound."""
         return (
             bool(summary.requests) and not summary.errors and all(value <= bound for value, bound in self.of(summary))
         )
 
     def of(self, summary: Summary) -> Iterator[tuple[float, float]]:
-        """What was measured and its bound, for each thing that is bounded and was measured."""
+        """Return (measured, bound) for each bounded quantity that was measured."""
         if self.ttft_p99_s is not None and summary.ttft is not None:
             yield summary.ttft.p99_s, self.ttft_p99_s
         if self.e2e_mean_s is not None and summary.e2e is not None:
@@ -35,17 +35,17 @@ class CapacitySlo(msgspec.Struct, frozen=True):
 
 
 class Bound(StrEnum):
-    """How a capacity is to be read."""
+    """How to read a capacity."""
 
     EXACT = ""
     AT_LEAST = "≥ "
-    """Every rate that was tried holds."""
+    """Every rate that was tried keeps the bounds."""
     BELOW = "< "
-    """No rate that was tried holds."""
+    """No rate that was tried keeps the bounds."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Requests a second, and whether that is the capacity itself or only bounds it.
+    """Requests a second, and whether that is the capacity or a bound on it.
 
     >>> str(Capacity(12.34)), str(Capacity(20.0, Bound.AT_LEAST))
     ('12.3', '≥ 20')
@@ -59,13 +59,13 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def capacity(runs: Iterable[tuple[float, Summary]], slo: CapacitySlo, refused: Collection[float] = ()) -> Capacity:
-    """The capacity at `slo`, from runs of one policy at several rates (requests a second) in any order.
+    """Return the capacity at `slo`, from runs of one policy at several rates (requests a second) in any order.
 
-    It lies between the last rate that holds and the first, above it, that does not: there where the straight line
-    between what was measured at the two crosses the bound; the earliest crossing if several bounds are broken. Where
-    requests fail at the higher rate nothing is interpolated: then it is the last rate that holds. A rate above one that
-    does not hold counts for nothing. `refused`: rates that do not hold whatever was measured, such as those at which
-    queues still grew when the run ended; where the SLO is kept there, it is the last rate that holds, too.
+    It lies between the last rate that keeps the bounds and the next, which breaks one: where the straight line between
+    the two measurements crosses the bound (the first crossing if several bounds are broken). If requests fail at the
+    higher rate, it is the lower rate. Rates above a rate that breaks a bound do not count. `refused`: rates that count
+    as broken whatever was measured, such as those whose queues still grew at the end of the run; if a refused rate kept
+    the SLO, the capacity is the rate below it.
 
     Raises: ValueError: no runs.
     """

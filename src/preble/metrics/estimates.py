@@ -1,4 +1,4 @@
-"""What several seeds say together: a mean, and how far the true one may be from it."""
+"""Means over several seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T_975 = (
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over `num` independent runs. `half_width`: of its 95 % interval; None for one run, which cannot say."""
+    """A mean over `num` independent runs. `half_width`: half of its 95 % interval; None for a single run."""
 
     mean: float
     half_width: float | None
@@ -33,7 +33,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval by Student's t: mean ± t(0.975, n − 1) · s / √n, s with n − 1 in its denominator.
+    """Return mean and 95 % interval by Student's t: mean ± t(0.975, n − 1) · s / √n, s with n − 1 in its denominator.
 
     Raises: ValueError: no values.
 
@@ -52,7 +52,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def student_t_975(degrees: int) -> float:
-    """The 0.975 quantile of Student's t with that many degrees of freedom (at least 1), to four digits.
+    """Return the 0.975 quantile of Student's t with that many degrees of freedom (at least 1), to four digits.
 
     Above 30 by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
 

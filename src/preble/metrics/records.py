@@ -8,10 +8,10 @@ import msgspec
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request as the load generator or the simulator saw it.
 
-    Times are in seconds on one clock, whose zero is the start of the run. `scheduled_s`: when it was to be sent;
-    `sent_s`: when it was; `first_token_s`: when its first token arrived; `end_s`: when its last byte did, or when it
-    failed. `cached_tokens`: prompt tokens that the engine took from its cache, None where it did not say.
-    `status`: the HTTP status, None where there was none. `error`: why it failed; None means that it succeeded.
+    Times are in seconds since the start of the run. `scheduled_s`: when it was due; `sent_s`: when it was sent;
+    `first_token_s`: when its first token arrived; `end_s`: when its last byte arrived, or when it failed.
+    `cached_tokens`: prompt tokens from the engine's cache, None if not reported. `status`: the HTTP status, None if no
+    answer came. `error`: why it failed; None if it succeeded.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def ttft_s(self) -> float | None:
         """Time to first token = first token − scheduled; None if no token came.
 
-        Counted from the scheduled time, not from the sending: a generator that falls behind must not hide waiting.
+        Counted from the scheduled time, so that a generator that falls behind hides no waiting.
 
         >>> record = RequestRecord(request_id="a", scheduled_s=1.0, sent_s=1.25, first_token_s=1.5, end_s=2.5)
         >>> record.ttft_s

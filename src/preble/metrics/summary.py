@@ -1,4 +1,4 @@
-"""From request records to the numbers of a run. Failed requests count as errors and in nothing else."""
+"""The numbers of a run, from its request records. Failed requests count as errors and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from preble.metrics.records import RequestRecord
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """Bounds in seconds that a request has to keep to count for goodput; None bounds nothing."""
+    """Bounds in seconds that a request must keep to count as goodput; None bounds nothing."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
 
     def is_met_by(self, record: RequestRecord) -> bool:
-        """Whether the request succeeded within every bound. A time that does not exist (TPOT of one token) is within.
+        """Return whether the request succeeded within every bound. A missing time (TPOT of one token) is within.
 
         >>> record = RequestRecord(request_id="a", scheduled_s=0, sent_s=0, first_token_s=0.5, end_s=2.0)
         >>> Slo(ttft_s=0.5).is_met_by(record), Slo(ttft_s=0.5, e2e_s=1.0).is_met_by(record)
@@ -42,10 +42,10 @@ class Distribution(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one run. Distributions are None where no request has such a time.
 
-    `requests`: all of them, `errors`: the failed ones among them. `duration_s`: first scheduled time to last end.
+    `requests`: all of them; `errors`: those that failed. `duration_s`: first scheduled time to last end.
     `requests_per_s`: successes / duration. `goodput_per_s`: requests within the SLO / duration; None without one.
     `hit_rate`: see `hit_rate`. `recomputed_tokens`: prompt tokens that the engines computed, None where not reported.
-    `lag_p99_s`: p99 of sent − scheduled: how late the generator itself was.
+    `lag_p99_s`: p99 of sent − scheduled, the lateness of the load generator.
     """
 
     requests: int
@@ -67,7 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie: linear between the two nearest ranks. O(n log n).
+    """Return the value below which `percent` of the values lie: linear between the two nearest ranks. O(n log n).
 
     With the values sorted as v[0] … v[n−1] and r = (n − 1) · percent / 100: v[⌊r⌋] + (r − ⌊r⌋) · (v[⌈r⌉] − v[⌊r⌋]).
 
@@ -87,7 +87,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Mean and percentiles; None for no values.
+    """Return mean and percentiles; None for no values.
 
     >>> distribution([1.0, 2.0, 3.0]).p50_s
     2.0
@@ -99,7 +99,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def hit_rate(records: Iterable[RequestRecord]) -> float | None:
-    """Share of prompt tokens taken from a cache = Σ cached tokens / Σ prompt tokens, in 0 … 1.
+    """Return the share of prompt tokens taken from a cache = Σ cached tokens / Σ prompt tokens, in 0 … 1.
 
     Over the requests whose engine reported its cache; None if there are none.
 
@@ -116,7 +116,7 @@ def hit_rate(records: Iterable[RequestRecord]) -> float | None:
 
 
 def goodput_per_s(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> float:
-    """Requests within the SLO per second = |{r : r within slo}| / duration.
+    """Return the requests within the SLO per second = |{r : r within slo}| / duration.
 
     >>> record = RequestRecord(request_id="a", scheduled_s=0, sent_s=0, first_token_s=0.5, end_s=2.0)
     >>> goodput_per_s([record, record], Slo(ttft_s=1.0), duration_s=4.0)
@@ -126,7 +126,7 @@ def goodput_per_s(records: Sequence[RequestRecord], slo: Slo, duration_s: float)
 
 
 def summarize(records: Sequence[RequestRecord], slo: Slo | None = None) -> Summary:
-    """The numbers of a run. O(n log n)."""
+    """Return the numbers of a run. O(n log n)."""
     good = [record for record in records if record.ok]
     duration = max((r.end_s for r in records), default=0.0) - min((r.scheduled_s for r in records), default=0.0)
     reports_cache = any(record.cached_tokens is not None for record in good)

@@ -1,7 +1,7 @@
-"""A cost profile from measurements: a live replica is timed over its API, and a `CostProfile` is fitted to the times.
+"""Measure a live replica over its API, and fit a `CostProfile` to the times.
 
-`measure` talks to the replica; the rest is pure and needs numpy and msgspec only, so that
-`benchmarks/repro/gpu_profile.py`, which measures a GPU without a server, can use it wherever PyTorch is.
+`measure` talks to the replica; the rest is pure and needs only numpy and msgspec. So
+`benchmarks/repro/gpu_profile.py`, which measures a GPU without a server, can use it beside PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much later a decoding batch's tokens come for requests that are admitted meanwhile. Pure.
+"""A request's overhead: how much it delays a batch that decodes while it is admitted. Pure.
 
-Bursts of requests and pauses take turns. What an iteration takes without requests is known from the pauses beside each
-burst, so that neither a slow drift nor the fit of decoding is in the result.
+Bursts of requests alternate with pauses. The pauses beside a burst show how long an iteration takes without requests,
+so the result contains neither a slow drift of the machine nor an error in the fit of decoding.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 LEAST_EVENTS = 8
-"""In the two pauses beside a burst together; fewer say too little of an iteration."""
+"""The fewest iterations in the two pauses beside a burst; fewer measure an iteration too badly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`num_requests`, one after the other: the first sent at `start_s`, the last answered at `end_s`."""
+    """`num_requests` in sequence: the first sent at `start_s`, the last answered at `end_s`."""
 
     start_s: float
     end_s: float
@@ -29,10 +29,10 @@ class Burst:
 
 
 def extra_s(arrivals_s: Sequence[float], bursts: Sequence[Burst]) -> list[float]:
-    """Seconds that a request held the batch up, beyond the iterations in which it was there, on average in each burst.
+    """Return, for each burst, the mean seconds by which a request delayed the batch beyond its own iterations.
 
-    `arrivals_s`: of one sequence's tokens while the batch decoded, one an iteration, sorted; `bursts` in order. Those
-    that began or ended at another time are left out. Between tokens: what is counted is whole iterations.
+    `arrivals_s`: when one sequence's tokens arrived while the batch decoded, one per iteration, sorted. `bursts`: in
+    order; those that began before the first token or ended after the last are left out. Only whole iterations count.
     """
     if not arrivals_s:
         return []

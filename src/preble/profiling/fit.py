@@ -1,9 +1,9 @@
-"""From measured times to a `CostProfile`: monotone, never negative, few points. Pure.
+"""Fit a `CostProfile` to measured times: monotone, never negative, few points. Pure.
 
-Prefill from nothing is fitted by an isotonic regression of the medians, of which only the points are kept that matter.
-What a cached prefix adds, and decoding, are linear with coefficients that are not negative, by least absolute relative
-deviation, so that one disturbed measurement does not bend them. A request's overhead is what then is missing, in the
-median, of the time by which requests hold up a batch that decodes.
+Prefill without a cached prefix: an isotonic regression of the medians, reduced to the points that matter. What a cached
+prefix adds, and decoding: linear, with coefficients that are not negative, by least absolute relative deviation, so
+that one disturbed measurement does not bend them. A request's overhead: the median time, beyond these, by which
+requests delay a batch that decodes.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from preble.profiling.measurements import (
 )
 
 KNOT_TOLERANCE = 0.02
-"""A point is left out if the line past it errs by no more than this, relatively, at every measured length."""
+"""A point is dropped if without it the relative error stays within this at every measured length."""
 
 TYPICAL_BATCH = 16
 BAD_ERROR = 0.25
 _GRID = 24
 _ALIKE = 0.002
-"""Fits whose mean relative deviations differ by no more than this count as equally good."""
+"""Fits whose mean relative deviations differ by at most this are equally good."""
 
 Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTime:
-    """One measurement against the fit. `measured_s`: the median, without the request's way to the replica and back.
+    """One measurement and its fitted time. `measured_s`: the median, without the way to the replica and back.
 
-    `num_sequences` is 0 for a prefill; a decode has no `new_tokens`. `context_tokens`: cached, or of all sequences.
+    `num_sequences` is 0 for a prefill; `new_tokens` is 0 for a decode. `context_tokens`: cached ones for a prefill,
+    those of all sequences for a decode.
     """
 
     new_tokens: int
@@ -60,7 +61,7 @@ class FittedTime:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`overhead_s`: a request's way to the replica and back, taken off every measured prefill."""
+    """`overhead_s`: a request's way to the replica and back, subtracted from every measured prefill."""
 
     profile: CostProfile
     overhead_s: float
@@ -68,11 +69,11 @@ class Fit:
 
     @property
     def median_error(self) -> float:
-        """Median of the relative errors' sizes."""
+        """Return the median size of the relative errors."""
         return median(abs(time.relative_error) for time in self.times)
 
     def warnings(self) -> list[str]:
-        """What casts doubt on the fit, in sentences; empty if nothing does."""
+        """Return sentences that cast doubt on the fit; empty if there are none."""
         found = []
         typical = median(time.spread for time in self.times)
         if typical > NOISY_SPREAD:
@@ -87,14 +88,16 @@ class Fit:
 
 
 def fit_profile(measurements: Measurements, *, name: str, source: str, typical_batch: int | None = None) -> Fit:
-    """The cost profile that fits these measurements.
+    """Return the cost profile that fits these measurements.
 
-    `typical_batch`: sequences that will share a decode iteration in service; None takes 16, or the largest batch
-    measured if that is less. Raises: ConfigError: fewer than two prompt lengths, or no decoding, were measured.
+    `typical_batch`: sequences that will share a decode iteration in service; None takes 16, or the largest measured
+    batch if smaller. Raises: ConfigError: fewer than two prompt lengths, or no decoding, were measured.
     """
     alone = [times for times in measurements.prefill if not times.cached_tokens]
     if len({times.new_tokens for times in alone}) < 2 or not measurements.decode:
-        raise ConfigError("a profile needs times of at least two prompt lengths and of decoding; measure more")
+        raise ConfigError(
+            "a profile needs times of at least two prompt lengths and of decoding; measure again without --quick"
+        )
     overhead_s = _overhead_s(measurements) if measurements.over_http else 0.0
     points = prefill_points(alone, overhead_s)
     per_pair, per_context = _attention(measurements.prefill, points, overhead_s)
@@ -116,9 +119,9 @@ def fit_profile(measurements: Measurements, *, name: str, source: str, typical_b
 
 
 def _overhead_s(measurements: Measurements) -> float:
-    """How much longer the quickest prefill takes than the part of a decode iteration that no sequence adds to.
+    """Return by how much the quickest prefill exceeds the fixed part of a decode iteration.
 
-    To the engine both are one iteration over next to no tokens; what differs is that a prompt has to get there.
+    For the engine both are one iteration over very few tokens; the difference is the prompt's way to the replica.
     """
     quickest_s = min(times.median_s for times in measurements.prefill)
     return max(quickest_s - _empty_iteration_s(measurements.decode), 0.0)
@@ -134,7 +137,7 @@ def _empty_iteration_s(decode: tuple[DecodeTimes, ...]) -> float:
 
 
 def prefill_points(alone: list[PrefillTimes], overhead_s: float = 0.0) -> Points:
-    """(tokens, seconds), monotone, the first at 0 tokens; as few as keep within `KNOT_TOLERANCE` of all."""
+    """Return (tokens, seconds), monotone, from 0 tokens, with the fewest points within `KNOT_TOLERANCE` of all."""
     ordered = sorted(alone, key=lambda times: times.new_tokens)
     lengths, seconds = [], []
     for new_tokens, group in groupby(ordered, key=lambda times: times.new_tokens):
@@ -148,7 +151,7 @@ def prefill_points(alone: list[PrefillTimes], overhead_s: float = 0.0) -> Points
 
 
 def _without_needless(points: Points) -> Points:
-    """Leave out inner points, the least missed first, while no point is missed by more than the tolerance."""
+    """Drop inner points, the least important first, while no point errs by more than the tolerance."""
     kept = list(points)
     while len(kept) > 2:
         candidates = [kept[:i] + kept[i + 1 :] for i in range(1, len(kept) - 1)]
@@ -168,7 +171,7 @@ def _alone_s(points: Points, num_tokens: int) -> float:
 
 
 def _attention(prefill: tuple[PrefillTimes, ...], points: Points, overhead_s: float) -> tuple[float, float]:
-    """Seconds per (new x cached) token pair, and per cached token."""
+    """Return seconds per (new x cached) token pair, and per cached token."""
     behind = [times for times in prefill if times.cached_tokens]
     if not behind:
         return 0.0, 0.0
@@ -180,10 +183,10 @@ def _attention(prefill: tuple[PrefillTimes, ...], points: Points, overhead_s: fl
 
 
 def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, float, float]:
-    """base, per_sequence and per_context_token of max(prefill of the batch, base) + linear.
+    """Return base, per_sequence and per_context_token of max(prefill of the batch, base) + linear.
 
-    The maximum makes the problem not convex, so the base is searched on a grid that is refined; the other two follow
-    from it. Where several fit alike, the largest: below the prefill of one token a base means nothing.
+    The maximum makes the problem non-convex, so the base is searched on a refined grid; the other two follow from it.
+    Of equally good bases the largest wins: below the prefill of one token a base has no effect.
     """
     features = np.array([[t.num_sequences, t.context_tokens] for t in decode], float)
     measured = np.array([t.median_s for t in decode])
@@ -204,20 +207,20 @@ def _decode(decode: tuple[DecodeTimes, ...], points: Points) -> tuple[float, flo
 
 
 def _request_overhead_s(admissions: tuple[AdmissionTimes, ...], profile: CostProfile) -> float:
-    """What the model lacks of every burst, in the median over all of them; 0.0 where none was measured."""
+    """Return the median over the bursts of the delay that the model lacks; 0.0 if none was measured."""
     model = CostModel(profile)
     lacking = [seconds - _added_s(model, times) for times in admissions for seconds in times.seconds]
     return max(median(lacking), 0.0) if lacking else 0.0
 
 
 def _added_s(model: CostModel, times: AdmissionTimes) -> float:
-    """By how much longer an iteration of the batch is that computes the request's tokens too, but for its overhead."""
+    """Return how much longer an iteration is that also computes the request's tokens, without its overhead."""
     batch = times.num_sequences, times.context_tokens
     return model.iteration_s([(times.new_tokens, 0)], *batch) - model.iteration_s((), *batch)
 
 
 def _rounded(seconds: float) -> float:
-    """Four significant digits: more would claim a precision that no measurement has."""
+    """Round to four significant digits; no measurement is more precise."""
     return float(f"{seconds:.4g}")
 
 

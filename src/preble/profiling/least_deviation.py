@@ -1,4 +1,4 @@
-"""Small robust regressions for times: never negative, judged by relative error, not led astray by a few bad points."""
+"""Small robust regressions for times: never negative, by relative error, insensitive to a few bad points."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 _ROUNDS = 12
 _SMALL = 0.005
-"""Relative deviations below this count as equal: it keeps the weights finite."""
+"""Relative deviations below this are equal, which keeps the weights finite."""
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values` in weighted squares (pool adjacent violators). O(n).
+    """Return the non-decreasing sequence nearest to `values` in weighted squares (pool adjacent violators). O(n).
 
     >>> isotonic([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
     [1.0, 2.5, 2.5, 4.0]
@@ -37,10 +37,10 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def non_negative_fit(features: Floats, targets: Floats, scales: Floats) -> tuple[Floats, float]:
-    """Coefficients, none negative, with the least sum of |features @ coefficients - targets| / scales, and that sum.
+    """Return non-negative coefficients with the least sum of |features @ coefficients - targets| / scales, and the sum.
 
-    `features`: one row a target; at most a few columns, since every subset of them is tried. By reweighted least
-    squares; deterministic. Columns may differ by many orders of magnitude.
+    `features`: one row per target and few columns, since every subset of them is tried. By reweighted least squares;
+    deterministic. Columns may differ by many orders of magnitude.
     """
     weights = 1.0 / scales
     coefficients, deviation = np.zeros(features.shape[1]), float("inf")
@@ -54,7 +54,7 @@ def non_negative_fit(features: Floats, targets: Floats, scales: Floats) -> tuple
 
 
 def _non_negative_squares(features: Floats, targets: Floats, weights: Floats) -> Floats:
-    """Weighted least squares without negative coefficients, by trying every subset of columns."""
+    """Solve weighted least squares without negative coefficients by trying every subset of columns."""
     norms = np.maximum(np.abs(features).max(axis=0), 1e-300)
     scaled, wanted = features / norms * weights[:, None], targets * weights
     columns = range(features.shape[1])

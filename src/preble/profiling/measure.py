@@ -1,8 +1,7 @@
-"""Timing a live replica: prefill by prompt length and behind a cached prefix, decode by batch and context.
+"""Time a live replica: prefill by prompt length and behind a cached prefix, decode by batch and context.
 
-Prompts are random token ids, so that nothing of them is cached unless it was put there on purpose. Repetitions go
-round all lengths instead of staying at one, so that a disturbance of some seconds does not fall on one length alone.
-The replica must have nothing else to do.
+Prompts are random token ids, so that none of them is cached by chance. Each round of repetitions visits all lengths, so
+that a disturbance of some seconds does not fall on one length alone. The replica must have no other work.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from preble.profiling.plan import ADMITTED_TOKENS, BURST, Plan, make_plan, outpu
 from preble.profiling.timing import TimedAnswer, Timer
 
 TOKEN_IDS = range(100, 1000)
-"""Ids to draw from: special tokens are below or far above them, and any vocabulary has them."""
+"""Ids to draw from: every vocabulary has them, and special tokens are below or far above them."""
 
 STRETCHES = 4
-"""The tokens of a sequence are timed in so many stretches: a client may get several of them in one read."""
+"""Stretches in which a sequence's tokens are timed: a client may get several tokens in one read."""
 
 CLOCK_S = 1e-6
-"""Shorter times are none: everything came at once."""
+"""A shorter time means that all tokens arrived at once."""
 
 OnStep = Callable[[], None]
 
@@ -43,7 +42,7 @@ OnStep = Callable[[], None]
 class Measuring:
     """One measurement of one replica.
 
-    `max_tokens`: longest sequence to measure; `kv_tokens`: size of the KV cache; None for what the replica says.
+    `max_tokens`: longest sequence to measure; `kv_tokens`: size of the KV cache; None for what the replica reports.
     `model`: None takes the replica's base model. `machine`: what the replica runs on, in words.
     """
 
@@ -69,9 +68,9 @@ class Measuring:
         self._notes: list[str] = []
 
     async def prepare(self) -> Plan:
-        """Ask the replica what it is and decide what to measure. To be called before `run`.
+        """Ask the replica for its limits and decide what to measure. Call it before `run`.
 
-        Raises: EngineError: it does not answer. ConfigError: it serves another model, or does not tell how much fits.
+        Raises: EngineError: it does not answer. ConfigError: it serves another model, or does not report its limits.
         """
         found = await self._server.probe()
         self._engine, self._info = found.engine, found.info
@@ -83,9 +82,9 @@ class Measuring:
         max_tokens = _smaller(self._max_tokens, self._info.max_model_len)
         self._capacity = self._kv_tokens or self._info.spec.kv_capacity_tokens
         if max_tokens is None:
-            raise ConfigError(f"{self._engine.url} does not tell its longest sequence; give --max-tokens")
+            raise ConfigError(f"{self._engine.url} does not report its longest sequence; give --max-tokens")
         if self._capacity is None:
-            raise ConfigError(f"{self._engine.url} does not tell the size of its KV cache; give --kv-tokens")
+            raise ConfigError(f"{self._engine.url} does not report the size of its KV cache; give --kv-tokens")
         self._plan = make_plan(max_tokens, self._capacity, quick=self._quick)
         return self._plan
 
@@ -110,14 +109,14 @@ class Measuring:
         )
 
     async def _warm_up(self) -> None:
-        """What an engine does only once (compiling, first allocations) must not be in any time."""
+        """Send prompts that are not timed: an engine compiles and allocates once."""
         lengths = self._plan.lengths
         for length in (lengths[0], lengths[len(lengths) // 2], lengths[-1]):
             await self._timer.ask(self._prompt(length), 1)
         await self._ask_together(4, 16, 16)
 
     async def _prefill(self, on_step: OnStep) -> list[PrefillTimes]:
-        """Every length in turn, as often as planned; once more as often those whose times differ."""
+        """Measure every length in turn, as often as planned; again as often where the times differ."""
         seconds: dict[int, list[float]] = {length: [] for length in self._plan.lengths}
         for _ in range(self._plan.repetitions):
             for length, times in seconds.items():
@@ -130,17 +129,17 @@ class Measuring:
         return [PrefillTimes(length, 0, tuple(times)) for length, times in seconds.items()]
 
     async def _from_nothing(self, length: int) -> float:
-        """TTFT of a prompt of which nothing is cached, in seconds."""
+        """Return the TTFT of an uncached prompt, in seconds."""
         answer = await self._timer.ask(self._prompt(length), 1)
         if answer.cached_tokens:
             raise EngineProtocolError(
-                f"replica {self._engine.url} says that {answer.cached_tokens} tokens of a random prompt were cached; "
+                f"replica {self._engine.url} reports {answer.cached_tokens} cached tokens of a random prompt; "
                 "was this seed used before? Give another --seed"
             )
         return answer.ttft_s
 
     async def _behind(self, on_step: OnStep) -> list[PrefillTimes]:
-        """Times behind a cached prefix, by what the replica says was cached."""
+        """Measure behind a cached prefix, grouped by the cached tokens that the replica reports."""
         found: dict[tuple[int, int], list[float]] = {}
         for context, new in self._plan.behind:
             prefix = self._prompt(context)
@@ -179,13 +178,13 @@ class Measuring:
             on_step()
         if all(times.median_s <= CLOCK_S for times in found):
             raise EngineProtocolError(
-                f"replica {self._engine.url}: no decoding could be timed, since the tokens of an answer come all at "
-                "once: is there a proxy on the way that collects them?"
+                f"replica {self._engine.url}: decoding cannot be timed, because all tokens of an answer arrive at "
+                "once: does a proxy on the way collect them? Give the replica's own address"
             )
         return found
 
     async def _decode_together(self, batch: int, context: int) -> DecodeTimes | None:
-        """Times of an iteration while all decode; None if they never do for long enough."""
+        """Return times of an iteration while all decode; None if they never do so for long enough."""
         tokens = output_tokens(batch, context, self._plan.decode_tokens)
         answers = await self._ask_together(batch, context, tokens)
         together = _together(answers)
@@ -207,7 +206,7 @@ class Measuring:
         return found
 
     async def _admit_beside(self, batch: int, tokens: int) -> AdmissionTimes | None:
-        """Times of bursts while `batch` sequences decode; None if there was none from beginning to end."""
+        """Return times of bursts while `batch` sequences decode; None if no burst was complete."""
         async with self._asking_together(batch, ADMITTED_TOKENS, tokens) as asked:
             bursts = await self._bursts(asked)
         answers = [task.result() for task in asked]
@@ -221,7 +220,7 @@ class Measuring:
         return AdmissionTimes(batch, round(batch * context), ADMITTED_TOKENS, tuple(seconds))
 
     async def _bursts(self, batch: Sequence[asyncio.Task[TimedAnswer]]) -> list[Burst]:
-        """Bursts, with a pause as long as the burst after each, until a sequence of the batch has ended."""
+        """Send bursts, each followed by an equally long pause, until a sequence of the batch has ended."""
         found: list[Burst] = []
         while not any(task.done() for task in batch):
             answers = [await self._timer.ask(self._prompt(ADMITTED_TOKENS), 1) for _ in range(BURST)]
@@ -230,7 +229,7 @@ class Measuring:
         return found
 
     async def _ask_together(self, batch: int, context: int, tokens: int) -> list[TimedAnswer]:
-        """Raises: EngineError: the first that failed; the others are aborted."""
+        """Run all. Raises: EngineError: the first that failed; the others are aborted."""
         async with self._asking_together(batch, context, tokens) as asked:
             pass
         return [task.result() for task in asked]
@@ -239,7 +238,7 @@ class Measuring:
     async def _asking_together(
         self, batch: int, context: int, tokens: int
     ) -> AsyncIterator[list[asyncio.Task[TimedAnswer]]]:
-        """All are answered on leaving. Raises: EngineError: the first that failed; the others are aborted."""
+        """Wait for all answers on leaving. Raises: EngineError: the first that failed; the others are aborted."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 yield [tasks.create_task(self._timer.ask(self._prompt(context), tokens)) for _ in range(batch)]
@@ -264,12 +263,12 @@ def _engine_name(info: EngineInfo) -> str:
 
 
 def _together(answers: Sequence[TimedAnswer]) -> tuple[float, float]:
-    """From when to when all of them were decoding; the end may be before the start."""
+    """Return when all began to decode together and when they ended; the end may be before the start."""
     return max(answer.arrivals_s[0] for answer in answers), min(answer.arrivals_s[-1] for answer in answers)
 
 
 def _gaps(answer: TimedAnswer, start_s: float, end_s: float) -> list[float]:
-    """Seconds an iteration, in each of a few stretches within the time; empty if there are too few tokens in it."""
+    """Return seconds per iteration in each of `STRETCHES` stretches of the time; empty if it has too few tokens."""
     times = [time for time in answer.arrivals_s if start_s <= time <= end_s]
     length = (len(times) - 1) // STRETCHES
     if length < 1:

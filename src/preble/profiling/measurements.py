@@ -1,4 +1,4 @@
-"""Raw measurements of one replica: what was timed, and on what. Kept as JSON, so that a fit can be made again."""
+"""Raw measurements of one replica. Kept as JSON, so that the fit can be repeated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from preble import __version__
 
 NOISY_SPREAD = 0.15
-"""Repetitions that differ by more than this were disturbed."""
+"""Repetitions that spread more than this were disturbed."""
 
 
 class PrefillTimes(msgspec.Struct, frozen=True):
-    """Times from sending a prompt to its first token, in seconds. `cached_tokens`: at its head, served from cache."""
+    """Times from sending a prompt to its first token, in seconds. `cached_tokens`: its first tokens, from the cache."""
 
     new_tokens: int
     cached_tokens: int
@@ -25,7 +25,7 @@ class PrefillTimes(msgspec.Struct, frozen=True):
 
 
 class DecodeTimes(msgspec.Struct, frozen=True):
-    """Times of one decode iteration of `num_sequences`, in seconds. `context_tokens`: of all of them together."""
+    """Times of one decode iteration of `num_sequences`, in seconds. `context_tokens`: of all sequences together."""
 
     num_sequences: int
     context_tokens: int
@@ -37,10 +37,10 @@ class DecodeTimes(msgspec.Struct, frozen=True):
 
 
 class AdmissionTimes(msgspec.Struct, frozen=True):
-    """How much later the tokens of a decoding batch come for each request that is admitted meanwhile, in seconds.
+    """Seconds by which each admitted request delays the tokens of a batch that decodes.
 
-    `num_sequences`, `context_tokens`: of the batch, as of `DecodeTimes`. `new_tokens`: of each such request, of which
-    nothing is cached. `seconds`: means over some requests that followed one another; one disturbed may be negative.
+    `num_sequences`, `context_tokens`: of the batch, as in `DecodeTimes`. `new_tokens`: of each admitted request, all
+    uncached. `seconds`: the mean over each burst; a disturbed one may be negative.
     """
 
     num_sequences: int
@@ -50,10 +50,10 @@ class AdmissionTimes(msgspec.Struct, frozen=True):
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything timed of one replica.
+    """All times of one replica.
 
-    `over_http`: times include a request's way to the replica and back. `kv_capacity_tokens`: as the engine says, or as
-    given. `seed`: of the random prompts. `notes`: what could not be measured and why.
+    `over_http`: times include a request's way to the replica and back. `kv_capacity_tokens`: as the engine reports, or
+    as given. `seed`: of the random prompts. `notes`: what could not be measured and why.
     """
 
     version: str = __version__
@@ -71,7 +71,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def spread(seconds: tuple[float, ...]) -> float:
-    """How far repetitions differ: the middle half of them, relative to their median. 0.0 for fewer than two.
+    """Return the width of the repetitions' middle half relative to their median; 0.0 for fewer than two.
 
     >>> spread((1.0, 1.0, 1.0))
     0.0

@@ -1,4 +1,4 @@
-"""What to measure of a replica, given how much fits into it. Pure."""
+"""What to measure of a replica, given its size. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from preble.errors import ConfigError
 
 SHORTEST_LIMIT = 128
-"""With less context than this there is nothing to fit."""
+"""The fewest tokens of context with which a fit makes sense."""
 
 LENGTHS = (
     1,
@@ -39,28 +39,28 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (16, 512, 2048)
 QUICK_BATCHES = (1, 4, 16)
 KV_SHARE = 0.8
-"""Sequences that decode together fill no more of the KV cache than this, so that none is preempted."""
+"""The most of the KV cache that sequences which decode together may fill, so that none is preempted."""
 
 
 ADMITTING = (1, 4)
 """Sequences that decode while requests are admitted."""
 
 ADMITTED_TOKENS = 16
-"""Of each of these requests: few, so that it hardly matters how well their computing is known."""
+"""Tokens of each such request: few, so that an error in their prefill time matters little."""
 
 BURST = 8
-"""Requests that follow one another at once; before and after them, the batch decodes undisturbed."""
+"""Requests in a burst, one right after another; before and after it the batch decodes undisturbed."""
 
 BURSTS = 5
 ITERATIONS_A_REQUEST = 6
-"""For which tokens are reserved: its way, its turn, its answer."""
+"""Time reserved for one request: its way, its turn, its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`lengths`: prompts from nothing, in tokens. `behind`: (cached, new) tokens. `decode`: (sequences, prompt tokens
     of each). `decode_tokens`: iterations to time. `repetitions`: of every prefill. `admitting`: (sequences, output
-    tokens of each) that decode while bursts of other requests come.
+    tokens of each) that decode while bursts of other requests arrive.
     """
 
     lengths: tuple[int, ...]
@@ -72,15 +72,15 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Requests for prefills and rounds of decoding, as progress is counted."""
+        """Return the number of prefill requests and decode rounds, for progress."""
         prefills = self.repetitions * (len(self.lengths) + len(self.behind))
         return prefills + len(self.decode) + len(self.admitting)
 
 
 def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) -> Plan:
-    """What to measure of a replica whose longest sequence, prompt and output, is `max_tokens`.
+    """Return what to measure of a replica whose longest sequence, prompt and output, is `max_tokens`.
 
-    Raises: ConfigError: so little fits that no profile can be made.
+    Raises: ConfigError: the replica is too small for a profile.
     """
     decode_tokens = 32 if quick else 64
     limit = min(max_tokens, kv_capacity_tokens) - 1
@@ -122,7 +122,7 @@ def _decode(limit: int, kv_capacity_tokens: int, tokens: int, quick: bool) -> tu
 
 
 def _admitting(limit: int, kv_capacity_tokens: int, quick: bool) -> tuple[tuple[int, int], ...]:
-    """As many bursts as there are tokens for, each with as long a pause; none where one burst does not fit."""
+    """Return as many bursts as the tokens allow, each with an equally long pause; none if one does not fit."""
     a_burst = 2 * BURST * ITERATIONS_A_REQUEST
     room = min(limit, kv_capacity_tokens)
     found = []
@@ -135,8 +135,8 @@ def _admitting(limit: int, kv_capacity_tokens: int, quick: bool) -> tuple[tuple[
 
 
 def output_tokens(batch: int, context: int, tokens: int) -> int:
-    """How many tokens each of `batch` sequences must generate so that all decode together for `tokens` iterations.
+    """Return the tokens that each of `batch` sequences must generate for all to decode together `tokens` times.
 
-    The first ones begin while the prompts of the last are computed; an iteration computes at least 256 of those.
+    The first sequences begin while the last prompts are computed, at least 256 tokens of them per iteration.
     """
     return tokens + batch + batch * context // 256

@@ -59,7 +59,7 @@ def _draw_behind(axes: Axes, model: CostModel, times: Sequence[FittedTime]) -> N
 
 
 def _size(tokens: int) -> int:
-    """New tokens that were meant to be equal: what is cached ends with a block, so that they differ a little."""
+    """Group new-token counts that were meant to be equal: they differ because a cached prefix ends with a block."""
     return (tokens.bit_length() - 1) // 2
 
 

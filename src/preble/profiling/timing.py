@@ -1,4 +1,4 @@
-"""One request to a replica, with the times at which its tokens arrive."""
+"""One request to a replica, with the arrival times of its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """`sent_s`, `arrivals_s`: on the event loop's clock, one arrival an event. `cached_tokens`: None if not told."""
+    """`sent_s`, `arrivals_s`: on the event loop's clock, an arrival per event. `cached_tokens`: None if unreported."""
 
     sent_s: float
     arrivals_s: tuple[float, ...]
@@ -96,7 +96,7 @@ class Timer:
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._error(f"streams something that is no completion ({error})") from error
+            raise self._error(f"streams an event that is no completion ({error})") from error
 
     def _check_length(self, num_events: int, generated: int, wanted: int) -> None:
         if not num_events:
@@ -105,7 +105,7 @@ class Timer:
             raise self._error(f"generated {generated} tokens where max_tokens was {wanted}: it ignores max_tokens")
         if generated < wanted:
             raise self._error(
-                f"stopped after {generated} of {wanted} tokens: decoding can be timed only where the engine heeds "
+                f"stopped after {generated} of {wanted} tokens: timing needs an engine that obeys "
                 "ignore_eos, as vLLM and SGLang do"
             )
 

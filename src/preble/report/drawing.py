@@ -1,5 +1,4 @@
-"""Figures as SVG that takes the colour of the text around it, so that one figure is right on white and on black; or
-as PNG, to look at by itself.
+"""Figures as SVG in the colour of the surrounding text, so that one figure suits light and dark pages; or as PNG.
 
 Needs matplotlib: the extra `plot`.
 """
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALETTE = ("#3d7fd1", "#e08a00", "#2e9e6b", "#d8476b", "#8a6fd1", "#a0743c", "#19a0b0", "#8a93a0")
-"""Colours of series, told apart by most colour-blind readers, with enough contrast on white and on near-black."""
+"""Colours of series, distinct for most colour-blind readers, with enough contrast on white and on near-black."""
 
 INK = "#010203"
-"""Stands for the colour of the text around while matplotlib draws, which knows no such thing."""
+"""Stands for the colour of the surrounding text while matplotlib draws."""
 
 _STYLE: Mapping[Any, Any] = MappingProxyType(
     {
@@ -61,17 +60,17 @@ _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An SVG element, scaled to the width it is given, in the colour of the text around it."""
+    """An SVG element that scales to the width of its place, in the colour of the surrounding text."""
 
     svg: str
     caption: str = ""
 
     def inline(self, prefix: str) -> str:
-        """The element with `prefix` before every id, so that several can stand in one page."""
+        """Return the element with `prefix` before every id, so that one page can hold several."""
         return _REFERENCE.sub(rf"\g<1>{prefix}", self.svg)
 
     def standalone(self) -> str:
-        """The drawing as a file of its own, in the size it was drawn for, in the reader's light or dark scheme."""
+        """Return the drawing as a file, in the size it was drawn for and the reader's light or dark scheme."""
         width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)[0]
         sized = self.svg.replace("<svg ", f'<svg width="{width}pt" height="{height}pt" ', 1)
         return sized.replace(">", f">{_STANDALONE_STYLE}", 1) + "\n"
@@ -80,9 +79,9 @@ class Drawing:
 def draw(
     fill: Callable[[Figure], None], caption: str = "", *, width_in: float = 5.0, height_in: float = 3.2
 ) -> Drawing:
-    """What `fill` puts on an empty figure, in the style of our pages. The same calls give the same bytes.
+    """Return what `fill` draws on an empty figure, in the style of our pages. The same calls give the same bytes.
 
-    `fill` draws lines and bars in colours of `PALETTE`, and leaves text, axes and grid in the colour they have.
+    `fill` draws lines and bars in colours of `PALETTE` and leaves the colour of text, axes and grid alone.
 
     Raises: ConfigError: matplotlib is not installed.
     """
@@ -95,14 +94,14 @@ def draw(
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         fill(figure)
         text = StringIO()
-        # Letters that matplotlib's font lacks are no matter: the reader's fonts draw the text.
+        # matplotlib's font may lack letters: the reader's fonts draw the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return Drawing(_element(text.getvalue()), caption)
 
 
 def draw_png(fill: Callable[[Figure], None], path: Path, *, width_in: float = 13.0, height_in: float = 4.3) -> None:
-    """What `fill` puts on an empty figure, as a PNG at `path`, whose folder is made.
+    """Write what `fill` draws on an empty figure as a PNG at `path`; makes its folder.
 
     Raises: ConfigError: matplotlib is not installed. OSError: the file cannot be written.
     """
@@ -116,7 +115,7 @@ def draw_png(fill: Callable[[Figure], None], path: Path, *, width_in: float = 13
 
 
 def require_matplotlib() -> None:
-    """Call it before long work that ends in a drawing.
+    """Check that drawing is possible; call it before long work.
 
     Raises: ConfigError: matplotlib is not installed.
     """
@@ -127,7 +126,7 @@ def require_matplotlib() -> None:
 
 
 def _element(document: str) -> str:
-    """The <svg> element of matplotlib's document: its own size and metadata left out, ink in the colour around."""
+    """Return the <svg> element of matplotlib's document, without size and metadata, in the surrounding colour."""
     element = document[document.index("<svg ") :].rstrip()
     element = re.sub(r"<metadata>.*?</metadata>\s*", "", element, flags=re.DOTALL)
     element = re.sub(r' (?:width|height)="[\d.]+pt"', "", element, count=2)

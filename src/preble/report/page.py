@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: no script, no font or image from elsewhere; for phones and in the dark too."""
+"""One self-contained HTML page: no script, no remote font or image; it suits phones and dark mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Text:
 class Table:
     """Cells of plain text. The first column names the row; the others are numbers, aligned to the right.
 
-    `marked`: numbers of the rows, from 0, that are set off from the others.
+    `marked`: indexes of the rows to set off from the others.
 
     Raises: ValueError: a row is not as long as the heading.
     """
@@ -43,14 +43,14 @@ Part = Text | Table | Drawing
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what is below it, in order. Drawings in a row stand side by side where there is room."""
+    """A heading and what follows it, in order. Consecutive drawings stand side by side where there is room."""
 
     title: str
     parts: Sequence[Part]
 
 
 def html_page(title: str, sections: Iterable[Section], *, subtitle: str = "") -> str:
-    """The page. Every text is escaped; the same arguments give the same page."""
+    """Return the page. Every text is escaped; the same arguments give the same page."""
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(files("preble.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def html_page(title: str, sections: Iterable[Section], *, subtitle: str = "") ->
 
 
 def _blocks(parts: Sequence[Part], prefix: str) -> Iterator[tuple[str, object]]:
-    """(kind, content) as the template wants them; drawings in a row are one block."""
+    """Return (kind, content) for the template; consecutive drawings are one block."""
     row: list[tuple[str, str]] = []
     for number, part in enumerate(parts):
         if isinstance(part, Drawing):

@@ -11,17 +11,17 @@ from rich.text import Text as RichText
 from preble.report.page import Table
 
 HEAD_WIDTH = 12
-"""A longer heading is wrapped where the cells below it are not wider."""
+"""A longer heading wraps unless its cells are as wide."""
 
 BORDER = 3
-"""Cells of terminal that a column takes beside its text."""
+"""Terminal cells that a column takes besides its text."""
 
 
 def terminal_tables(table: Table, width: int) -> list[RichTable]:
-    """The same cells for `rich` to print: in as many tables as it takes to keep each within `width`.
+    """Return the table for `rich` to print, split into tables of at most `width` cells.
 
-    The column that names the rows is repeated in each, and the caption is the title of the first. Cells are plain
-    text, never markup. A column by itself may be wider than `width` allows.
+    Each repeats the column that names the rows; the first has the caption as its title. Cells are plain text, never
+    markup. A single column may be wider than `width`.
     """
     shown = [_rich_table(table, numbers) for numbers in _that_fit(table, width)]
     if table.caption:
@@ -30,7 +30,7 @@ def terminal_tables(table: Table, width: int) -> list[RichTable]:
 
 
 def _that_fit(table: Table, width: int) -> Iterator[Sequence[int]]:
-    """The columns behind the first, in runs that fit beside it."""
+    """Return the columns after the first, in groups that fit beside it."""
     room = width - 1 - _width(table, 0)
     run: list[int] = []
     used = 0

@@ -1,4 +1,4 @@
-"""How Preble serves HTTP, whoever serves: the listening socket, uvicorn set up, connections with bounds.
+"""Serve HTTP: the listening socket, uvicorn, and connections with limits.
 
-Used by the gateway and the emulator; knows neither.
+The gateway and the emulator use it; it knows neither.
 """

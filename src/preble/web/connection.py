@@ -1,12 +1,11 @@
-"""One client's connection: uvicorn's, with the bounds that it lacks.
+"""One client's connection: uvicorn's, with the limits that uvicorn lacks.
 
-uvicorn bounds how long a connection may be idle between requests, and leaves bodies to the application. Before the
-application sees a request, a client could send headers without end, or nothing at all, and keep the connection for
-ever. Here a head has to be small and to come in time. After it, a client could read nothing of its answer, and keep the
-answer in memory for ever. Here it has to go on reading. And there is a number of connections that is not exceeded.
+uvicorn limits only how long a connection may be idle between requests. A client could still send headers without end,
+or nothing, and keep its connection; or read nothing of its answer, and keep the answer in memory. Here a request's head
+must be small and arrive in time, a client must keep reading its answer, and the number of connections is limited.
 
-A wish for another protocol, on which uvicorn loses the request's body, is ignored. A client that has sent its request
-and closed its sending half (`nc -N`) still gets its answer, and one that speaks HTTP/1.0 gets no chunks.
+HTTP upgrade requests are served as plain HTTP/1.1: Preble offers no other protocol, and uvicorn would drop the body.
+A client that closes its sending half after its request (`nc -N`) still gets its answer. HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ from preble.web.http10 import UntilClose
 from preble.web.tcp import bytes_in_socket, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Largest request line and headers together, give or take one read from the socket: four times what nginx takes."""
+"""The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
 HEAD_S = 60.0
-"""How long a connection may be without a request whose head is complete."""
+"""How long a connection may last without a complete request head."""
 SEND_S = 60.0
-"""How long a client may take nothing of what is to be sent to it: what nginx allows. A slow one takes something."""
+"""How long a client may read nothing of its answer (as in nginx). A slow client reads something."""
 TELL_EVERY_S = 60.0
-"""Between two log lines that say that connections are refused."""
+"""Between two log lines about refused connections."""
 FIRST_PROBE_S = 0.02
 LONGEST_PROBE_S = 5.0
-"""Between two looks at whether a client that has stopped sending still listens; doubled each time."""
+"""Between two checks whether a client that has stopped sending still listens; doubled each time."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Clients ignore it. The machine of one that has closed answers with a reset."""
+"""Clients ignore it. The machine of a client that has closed answers with a reset."""
 
 
 class ConnectionLimit:
-    """How many connections a server accepts at once; says so in the log where it refuses one, though not each time."""
+    """How many connections a server accepts at once. Logs refusals, at most one line in a while."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._told_at = -inf
 
     def refused(self, now: float) -> None:
-        """A connection was refused. `now`: in seconds, not going back."""
+        """Note a refused connection. `now`: in seconds, never decreasing."""
         if now - self._told_at >= TELL_EVERY_S:
             self._told_at = now
             structlog.get_logger().warning("connections_refused", most=self.most, hint="raise the limit of open files")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection that is closed, with an answer where one helps, when a request's head is too large or too slow, when
-    the client reads no further, or when there are too many."""
+    """A connection that closes when a request's head is too large or too slow, when the client stops reading, or when
+    there are too many connections. It sends an answer first where one helps."""
 
     head_s = HEAD_S
     send_s = SEND_S
@@ -93,7 +92,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._in_head:
-            # Bytes that came together with the request before do not count: nobody knows how many they are.
+            # Bytes that arrived together with the previous request do not count: their number is unknown.
             if self._num_heads in (1, head):
                 self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -120,7 +119,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
 
     def _refuse_bad_head(self) -> bool:
-        """Refuse what the parser lets through and nobody can serve; says whether it did."""
+        """Refuse a request that the parser accepts but no application can serve. Return whether it did."""
         encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if encodings not in ([], [b"chunked"]):
@@ -141,10 +140,10 @@ class BoundedConnection(HttpToolsProtocol):
     # the parser
 
     def _parse(self, data: bytes) -> None:
-        """Tell the parser, which tells us. A wish for another protocol is ignored, as HTTP allows.
+        """Feed the parser, which calls us back. An upgrade header is ignored, as HTTP allows.
 
-        The parser ends at such a request's head, since what follows might be of the other protocol. So another one is
-        given the request without the wish: Java's HttpClient asks for HTTP/2 with a body behind it.
+        The parser stops at the head of such a request, because the other protocol might follow. So a second parser gets
+        the request without the header: Java's HttpClient asks for HTTP/2 and sends a body.
         """
         rest = memoryview(data)
         try:
@@ -181,7 +180,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._expect_progress()
 
     def _expect_progress(self) -> None:
-        """From now on, until nothing is left to be sent or the application may go on writing."""
+        """Start the clock; it runs until everything is sent or the application may write again."""
         self._end_send_timer()
         if self.transport.get_write_buffer_size():
             self._untaken_bytes = self._count_untaken()
@@ -201,17 +200,20 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def _count_untaken(self) -> int:
-        """Bytes that have been written and not arrived. The system's count too: it asks for more only once it is rid
-        of a third of what it holds, which is megabytes, and takes minutes with a slow client."""
+        """Return the bytes that were written and have not arrived, those in the system's buffer included.
+
+        The system asks for more only when a third of its buffer is free. That is megabytes, and minutes for a slow
+        client.
+        """
         return self.transport.get_write_buffer_size() + bytes_in_socket(self.transport)
 
     # the client has ended its half
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open: its last request is complete and not answered yet.
+        """Return whether the connection stays open: its last request is complete and not answered yet.
 
-        A client that has closed altogether looks the same at first, so it is probed until the answer begins; HTTP/1.0
-        has nothing to probe with.
+        A client that has closed both halves looks the same at first, so it is probed until the answer begins. HTTP/1.0
+        offers nothing to probe with.
         """
         self._has_ended = True
         is_owed = self._is_answering() and not self._in_head and not self.cycle.more_body
@@ -247,7 +249,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _on_late(self) -> None:
         self._timer = None
         if self._is_answering():
-            # The head of a request behind one that is being answered is not read on until the answer is complete.
+            # The head of a pipelined request is read only when the answer before it is complete.
             self._arm()
         elif self._in_head:
             text = f"the request line and headers did not arrive within {self.head_s:g} s"
@@ -256,11 +258,11 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when it cannot parse what comes."""
+        """Answer bytes that uvicorn cannot parse; uvicorn calls this."""
         self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", "this is not an HTTP/1.1 request")
 
     def _refuse(self, status: HTTPStatus, code: str, text: str, *, kind: str = "invalid_request_error") -> None:
-        """Close the connection, with an answer in OpenAI's form unless another is on its way."""
+        """Close the connection, with an error in OpenAI's form unless another answer has begun."""
         self._is_refused = True
         if not (self._is_answering() and self.cycle.response_started):
             fields = {"message": text, "type": kind, "param": None, "code": code}

@@ -1,4 +1,4 @@
-"""What is wrong when a server cannot be reached, in words that say what to do."""
+"""Why a server cannot be reached, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import aiohttp
 
 
 def why_unreachable(error: BaseException) -> str:
-    """What kept a connection from being made, or broke it, in plain words; the error's kind if it says nothing.
+    """Return why a connection failed or broke, in plain words; the error's class name if it has no message.
 
     >>> why_unreachable(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"))
     'Connection refused'

@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class UntilClose:
-    """Sends one answer without chunks, which HTTP/1.0 does not know; one without a length ends with the connection."""
+    """Sends one answer without chunks, which HTTP/1.0 lacks. An answer without a length ends with the connection."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle

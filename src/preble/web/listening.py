@@ -11,9 +11,10 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at a name or address of this machine; port 0 lets the system choose.
+    """Return a listening socket at a name or address of this machine; port 0 lets the system choose.
 
-    Bound at once, so that a port in use is told before anything else happens.
+    It is bound at once, so that a port in use is reported before any other work.
+
     Raises: ConfigError: it cannot be bound; says why and what to do.
     """
     try:
@@ -22,8 +23,8 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; give a name or address of this machine") from error
-    # Named in full: asyncio turns Nagle's algorithm off only for sockets that say that they are TCP's. With it, some
-    # answers come 40 ms late.
+    # Protocol named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP's. With Nagle, some
+    # answers arrive 40 ms late.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +44,7 @@ def _remedy(error: OSError) -> str:
 
 
 def url_of(host: str, port: int) -> str:
-    """The URL of a server that listens at `host`.
+    """Return the URL of a server that listens at `host`.
 
     >>> url_of("127.0.0.1", 8000), url_of("::1", 8000)
     ('http://127.0.0.1:8000', 'http://[::1]:8000')

@@ -1,4 +1,4 @@
-"""How many files, which is to say connections, this process may have open."""
+"""How many files, and so connections, this process may have open."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import contextlib
 import sys
 
 _WITHOUT_LIMIT = 1024 * 1024
-"""Taken where the system sets none, or none that can be asked for."""
+"""Used where the system has no limit, or does not say."""
 
 
 def raise_open_files_limit() -> None:
-    """Let this process open as many files as it is allowed to: shells and service managers begin with 1,024."""
+    """Raise the soft limit to the hard limit: shells and service managers start processes with 1,024."""
     if sys.platform == "win32":
         return
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # macOS names a limit that it does not grant
+    with contextlib.suppress(OSError, ValueError):  # macOS reports a limit that it does not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def open_files_limit() -> int:
-    """How many this process may have open."""
+    """Return how many files this process may have open."""
     if sys.platform == "win32":
         return _WITHOUT_LIMIT
     import resource

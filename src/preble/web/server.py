@@ -1,4 +1,4 @@
-"""uvicorn, set up for serving one application on a socket that listens already."""
+"""uvicorn, serving one application on a socket that already listens."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import uvicorn
 from preble.web.connection import BoundedConnection, ConnectionLimit
 
 _KEEP_ALIVE_S = 75
-"""How long an idle connection is kept: above the 60 s for which common load balancers keep theirs, and longer than
-our own clients do, so that it is they who close it and no request meets a closed one."""
+"""How long an idle connection is kept. Longer than the 60 s of common load balancers and than our own clients: then the
+client closes it, and no request meets a closed connection."""
 
 
 class Server(uvicorn.Server):
-    """Serves until `should_exit`. Leaves signals to the caller; `listening` is set once connections are accepted."""
+    """Serves until `should_exit`. The caller handles signals; `listening` is set once connections are accepted."""
 
     def __init__(
         self, app: Callable[..., Awaitable[None]], *, grace_s: int, most_connections: int | None = None
     ) -> None:
-        """`app`: an ASGI application. `grace_s`: how long requests that run at the end may go on.
+        """`app`: an ASGI application. `grace_s`: how long running requests may continue at the end.
 
-        `most_connections`: at once; no bound of our own if None.
+        `most_connections`: the most open connections; None for no limit.
         """
         limit = ConnectionLimit(most_connections) if most_connections is not None else None
         super().__init__(

@@ -1,4 +1,4 @@
-"""What the system knows of a connection."""
+"""What the system knows about a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the other end has answered something that was sent with a reset; False where the system does not say."""
+    """Return whether the other end has reset the connection; False where the system does not say."""
     if sys.platform == "win32":
         return False
     poll = select.poll()
@@ -20,7 +20,7 @@ def is_reset(transport: asyncio.Transport) -> bool:
 
 
 def bytes_in_socket(transport: asyncio.Transport) -> int:
-    """Bytes that the system has taken and the other end has not confirmed; 0 where the system does not say."""
+    """Return the bytes that the system holds and the other end has not confirmed; 0 where the system does not say."""
     if sys.platform == "win32":
         return 0
     import fcntl

@@ -1,4 +1,4 @@
-"""The address of a server, as people write it and as we use it."""
+"""Server URLs, as people write them and as Preble uses them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from preble.errors import ConfigError
 
 
 def server_url(text: str) -> str:
-    """The base URL of a server, without what every request adds; the same server written alike gives the same URL.
+    """Return a server's base URL, without `/v1` or path: the same server always gives the same URL.
 
-    Raises: ConfigError: it is not usable as one; says why, without a password that is in it.
+    Raises: ConfigError: it is not usable as one; says why, without any password in it.
 
     >>> server_url("http://GPU1:8000/v1/"), server_url("https://host/some/path/")
     ('http://gpu1:8000', 'https://host/some/path')
@@ -21,12 +21,12 @@ def server_url(text: str) -> str:
     except ValueError as error:
         raise ConfigError(f"{text!r} is not a URL: {error}") from error
     if not is_url:
-        raise ConfigError(f"{text!r} is not a URL of a server; it looks like http://host:8000")
+        raise ConfigError(f"{text!r} is not a URL of a server; give one like http://host:8000")
     if "@" in parts.netloc:
         # URLs name replicas in logs, metrics and headers.
         raise ConfigError(f"the URL of {parts.hostname} has a user name or password; give it as an API key instead")
     if parts.query or parts.fragment:
-        raise ConfigError(f"{text!r} has a query or fragment; give the server's address only")
+        raise ConfigError(f"{text!r} has a query or fragment; give only the server's address")
     return _base(parts)
 
 
