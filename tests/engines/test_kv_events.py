@@ -107,13 +107,20 @@ async def test_a_late_joiner_is_told_everything_that_is_cached() -> None:
             assert follower.starts == 1
 
 
-async def test_a_late_joiner_of_a_publisher_that_forgot_the_beginning_hears_of_no_block_without_its_parent() -> None:
-    async with ScriptedPublisher(keeps=2) as publisher:
+async def test_a_late_joiner_of_a_publisher_that_forgot_the_beginning_hears_of_orphans() -> None:
+    async with ScriptedPublisher(keeps=4) as publisher:
         await publisher.publish(stored(1))
         await publisher.publish(stored(2, parent=1))
+        await publisher.publish(stored(3, parent=2))
         await publisher.publish(stored(7))
+        await publisher.publish(stored(8, parent=7))
         async with following(publisher) as follower:
-            await follower.sees(7)
+            await follower.sees(2, 3, 7, 8)
+            told = [event for event in follower.events if isinstance(event, BlocksStored)]
+            assert [event.block_hashes for event in told if event.is_orphan] == [(2,), (3,)]
+            assert follower.stream.counters.orphans == 2
+            await publisher.publish(removed(3, 2), stored(2, parent=1))
+            await follower.sees(2, 7, 8)
 
 
 async def test_messages_lost_on_the_way_are_asked_for_again() -> None:

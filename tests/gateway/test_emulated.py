@@ -109,11 +109,28 @@ async def test_events_that_build_on_what_is_unknown_have_the_stream_start_over(t
         await running.idle()
         running.scheduler.on_evicted(CacheCleared(ReplicaId(url)), asyncio.get_running_loop().time())
         assert running.matched(url, prompt_of(2)) == 0
-        await running.complete([*prompt_of(1), *range(4 * BLOCK)])
+        # Not through the gateway, which could locate it by the prompt that it has just sent there.
+        body = {"prompt": [*prompt_of(1), *range(4 * BLOCK)], "max_tokens": 4}
+        async with aiohttp.ClientSession() as direct, direct.post(f"{url}/v1/completions", json=body) as answer:
+            assert answer.status == 200
         await eventually(lambda: running.matched(url, prompt_of(2)) >= 19 * BLOCK)
         metrics = await running.metrics()
         assert f'preble_kv_resyncs_total{{replica="{url}"}} 1.0' in metrics, metrics
         assert f'preble_kv_blocks_unlocated_total{{replica="{url}"}}' in metrics
+
+
+async def test_what_was_cached_before_the_gateway_listened_is_learned_from_answers(tmp_path: Path) -> None:
+    async with cluster(1, tmp_path, report_grace_s=0.0) as running:
+        [url] = running.fleet.urls
+        await running.complete(prompt_of(1))
+        await eventually(lambda: running.matched(url, prompt_of(1)) >= 19 * BLOCK)
+        await running.idle()
+        # As after a restart beside an engine that no longer replays the events of that prompt.
+        running.scheduler.on_evicted(CacheCleared(ReplicaId(url)), asyncio.get_running_loop().time())
+        first = await running.complete([*prompt_of(1), *range(7)])
+        again = await running.complete([*prompt_of(1), *range(9, 16)])
+        matched = [int(headers["x-preble-matched-tokens"]) for headers in (first, again)]
+        assert matched == [0, 20 * BLOCK]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from preble.core.types import (
     Request,
     RequestId,
     pack_tokens,
+    unpack_tokens,
 )
 
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (100, 0.1)), 0.0, 0.01, 0.001, 0.0, 64)
@@ -141,6 +142,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     def finish(self, data: st.DataObject, output: int, reported: int | None) -> None:
         request_id = RequestId(data.draw(st.sampled_from(sorted(self.live))))
+        replica_id = self.where[request_id]
+        if reported is not None and self.replicas[replica_id].reports_events:
+            # A replica whose events are complete never has more cached than it stored.
+            prompt, stored = tuple(unpack_tokens(self.live[request_id].prompt)), self.truth[replica_id]
+            reported = next((end for end in range(reported, 0, -1) if prompt[:end] in stored), 0)
         self.scheduler.on_finish(request_id, output, self.now, cached_tokens=reported)
         del self.live[request_id], self.where[request_id]
 

@@ -188,7 +188,8 @@ class BlocksStored:
     """A replica has cached blocks that follow one another.
 
     `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
-    exactly `len(block_hashes) * block_size` of them.
+    exactly `len(block_hashes) * block_size` of them. `is_orphan`: whoever reports this has never heard of the parent
+    either, for example because it was stored before anybody listened.
     """
 
     replica_id: ReplicaId
@@ -197,6 +198,7 @@ class BlocksStored:
     tokens: PackedTokens
     block_size: int
     namespace: str = ""
+    is_orphan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

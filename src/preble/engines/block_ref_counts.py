@@ -44,13 +44,18 @@ _UNMATCHABLE = None
 
 
 class BlockRefCounts:
-    """The blocks of one replica, each with its number of copies. O(1) per block; bounded by `MAX_BLOCKS`."""
+    """The blocks of one replica, each with its number of copies. O(1) per block; bounded by `MAX_BLOCKS`.
+
+    `num_orphans`: stored events so far whose parent, or an ancestor of it, was never seen here.
+    """
 
     def __init__(self, replica_id: ReplicaId) -> None:
         self._replica_id = replica_id
         self._copies: dict[BlockHash, int] = {}
         self._namespaces: dict[BlockHash, str | None] = {}
         self._ignored_groups: set[int | None] = set()
+        self._orphans: set[BlockHash] = set()
+        self.num_orphans = 0
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -60,6 +65,7 @@ class BlockRefCounts:
         self._copies.clear()
         self._namespaces.clear()
         self._ignored_groups.clear()
+        self._orphans.clear()
         return CacheCleared(self._replica_id)
 
     def apply(self, event: WireEvent) -> KvEvent | None:
@@ -76,9 +82,8 @@ class BlockRefCounts:
         if not self._is_ours(event):
             return None
         parent = event.parent_block_hash
-        if parent is not None and parent not in self._copies:
-            # The start of this prompt is not cached (its events are lost): nothing can be served from here on.
-            return None
+        # Its parent may have been stored before anybody listened. The scheduler may know where it belongs.
+        is_orphan = parent is not None and (parent not in self._copies or parent in self._orphans)
         hashes = tuple(event.block_hashes)
         known = all(block in self._copies for block in hashes)
         if len(self._copies) + len(hashes) > MAX_BLOCKS and not known:
@@ -87,9 +92,18 @@ class BlockRefCounts:
         self._remember(hashes, namespace, usable)
         if known or not usable:
             return None
+        if is_orphan:
+            self._orphans.update(hashes)
+            self.num_orphans += 1
         tokens = pack_tokens(event.token_ids)[: usable * event.block_size * TOKEN_BYTES]
         return BlocksStored(
-            self._replica_id, hashes[:usable], parent, PackedTokens(tokens), event.block_size, namespace or ""
+            self._replica_id,
+            hashes[:usable],
+            parent,
+            PackedTokens(tokens),
+            event.block_size,
+            namespace or "",
+            is_orphan,
         )
 
     def _remember(self, hashes: tuple[BlockHash, ...], namespace: str | None, usable: int) -> None:
@@ -112,6 +126,7 @@ class BlockRefCounts:
             self._copies[block] = left
             return False
         known = self._copies.pop(block, None) is not None
+        self._orphans.discard(block)
         return self._namespaces.pop(block, "") is not _UNMATCHABLE and known
 
     def _is_ours(self, event: WireStored) -> bool:

@@ -1,5 +1,7 @@
 """A replica's KV events as a stream without holes: subscribe, catch up, follow, and notice every way to fall behind.
 
+Theory of operation
+-------------------
 Messages are numbered from 0 by each process of the engine, and the engine keeps the last ones. So being in step means:
 the message that we applied last is still message number `last` of the process that is there now. That is what
 `_catch_up` checks, by asking for the past messages from `last` on and comparing the first one with what we have:
@@ -9,6 +11,10 @@ the message that we applied last is still message number `last` of the process t
 
 It is done at the start, after each lost connection, at each gap in the numbers, whenever a number comes twice with
 different payloads, and every few quiet seconds (a message can be lost without any later one to show the gap).
+
+The engine keeps only its last messages, and nobody can ask it for the blocks stored before those. So after a start over
+there may be blocks below parents that were never heard of. They are passed on as orphans (`BlocksStored.is_orphan`):
+the scheduler finds out from prompts and answers where they belong. `KvEventCounters.orphans` counts them.
 """
 
 from __future__ import annotations
@@ -55,6 +61,7 @@ class KvEventCounters:
     starts_over: int = 0
     malformed: int = 0
     unknown: int = 0
+    orphans: int = 0
 
 
 class Verdict(Enum):
@@ -126,6 +133,9 @@ class Intake:
         for event in decode_batch(payload, self._on_bad):
             if (change := self._copies.apply(event)) is not None:
                 yield change
+        if self._copies.num_orphans > self.counters.orphans:
+            self.counters.orphans = self._copies.num_orphans
+            self.say_once("kv_events_without_their_parents", reason="the engine no longer replays the oldest events")
 
     def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
         if isinstance(bad, Malformed):
@@ -223,7 +233,7 @@ class KvEventStream:
         self._resync = True
 
     async def events(self) -> AsyncGenerator[KvEvent, None]:
-        """As `Engine.kv_events` promises. Every block's parent, where it has one, was stored before it.
+        """As `Engine.kv_events` promises. A block's parent was stored before it, except of orphans.
 
         Nothing that the engine sends makes it raise or end.
         """

@@ -230,14 +230,17 @@ class Dispatcher:
         self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
         if isinstance(event, BlocksStored):
             if not self._scheduler.on_stored(event, self._loop.time()):
-                self._note_unlocated(event.replica_id)
+                self._note_unlocated(event)
         else:
             self._scheduler.on_evicted(event, self._loop.time())
         self._arm()
 
-    def _note_unlocated(self, replica_id: ReplicaId) -> None:
-        """Its events build on a block that we do not know: have them start over, though not all the time."""
+    def _note_unlocated(self, event: BlocksStored) -> None:
+        """Count the event. Where the stream knows its parent, have it start over, though not all the time."""
+        replica_id = event.replica_id
         self._telemetry.unlocated.labels(replica_id).inc()
+        if event.is_orphan:
+            return
         replica = self._live[replica_id]
         if replica.resync_backoff.is_due(self._loop.time()):
             self._telemetry.resynced(replica_id)

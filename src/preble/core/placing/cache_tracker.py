@@ -6,11 +6,15 @@ Theory of operation
 
 *With KV events*, a stored or evicted block changes the index at once. Reports come late, so a request keeps its prompt
 in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `PendingReport`).
+The replica may cache blocks that were stored before anybody listened, and whose events nobody can have any more. Two
+things show them. An answer with more `cached_tokens` than expected: that much of the prompt counts as cached. And a
+stored event with an unknown parent: if its tokens continue a prompt that was just served there, it is located by that
+prompt, and what precedes it counts as cached. What is learned so ends like an estimate (`evict_down_to`, `is_loss`).
 
 *Without KV events*, the index is an estimate. The first output token shows that the prompt has been computed: its whole
 blocks count as cached. They count until the replica's capacity is exceeded (least recently used first), until nothing
-has used them for `belief_ttl_s`, or until the replica reports fewer `cached_tokens` than expected: what it has lost,
-and what it had used no later, is forgotten.
+has used them for `belief_ttl_s`, or until an answer reports a loss (`HitReports.is_loss`): other prompts lose what they
+share of the missing part; and if most of the prefix was missing, so is whatever the replica had used no later (LRU).
 
 The index has a memory budget. When it is reached, the least recently used prefixes that no request of the window uses
 are forgotten; then the oldest requests of the window stop counting for their prefixes, so that theirs can be forgotten;
@@ -27,7 +31,8 @@ from math import inf
 
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
-from preble.core.prefixes.matching import matched_on, usable_tokens
+from preble.core.placing.hit_reports import HitReports
+from preble.core.prefixes.matching import find_parent, matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
 from preble.core.prefixes.replica_cache import BLOCK_BYTES, ENTRY_BYTES
 from preble.core.replica_index import ReplicaIndex
@@ -38,6 +43,9 @@ _AGE_CHECK = 1 / 16
 
 _AGE_BATCH = 32
 """Cache entries of one replica that are forgotten at a time for their age, so that no request waits long for it."""
+
+_SERVED = 16
+"""Prompts placed last on a replica with KV events, among which an event with an unknown parent is looked for."""
 
 
 @dataclass(slots=True)
@@ -71,21 +79,24 @@ class CacheTracker:
         self._belief_ttl_s = belief_ttl_s
         self._budget_bytes = inf if index_budget_bytes is None else index_budget_bytes
         self._pending_reports: deque[PendingReport] = deque()
-        self._drift: dict[ReplicaIndex, CacheDrift] = {}
+        self._reports: dict[ReplicaIndex, HitReports] = {}
+        self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
         self._check_age_at: float | None = None
 
     def add_replica(self, replica: ReplicaIndex, now: float) -> None:
-        self._drift[replica] = CacheDrift()
+        self._reports[replica] = HitReports(self._replicas.block_size[replica])
+        self._served[replica] = deque(maxlen=_SERVED)
         if self._is_estimated(replica) and self._check_age_at is None:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
         self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
-        del self._drift[replica]
+        del self._reports[replica], self._served[replica]
 
     def drift(self, replica: ReplicaIndex) -> CacheDrift:
-        return self._drift[replica]
+        """What was expected to be cached there, and what was reported."""
+        return self._reports[replica].drift
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -95,16 +106,10 @@ class CacheTracker:
         `match`: of the prompt with the trees as they are now. Where the budget has no room for the rest of the prompt,
         only the part that is known already counts.
         """
-        index, prompt, namespace = self._index, request.prompt, request.namespace
-        if self._has_room(_growth_of_prompt(match, prompt)):
-            return index.place(replica, match, prompt, namespace, now)
-        while self._make_room(now):
-            match = index.match(prompt, namespace)
-            if self._has_room(_growth_of_prompt(match, prompt)):
-                return index.place(replica, match, prompt, namespace, now)
-        self.num_unindexed += 1
-        known = index.match(prompt, namespace).whole
-        return index.place_on(replica, known if self._has_room(len(known) * ENTRY_BYTES) else [], namespace, now)
+        leaf = self._place(replica, request, match, now)
+        if not self._is_estimated(replica):
+            self._served[replica].append((leaf, leaf.end))
+        return leaf
 
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
@@ -115,7 +120,8 @@ class CacheTracker:
         """The prompt has been computed, so a replica without KV events is expected to cache its whole blocks."""
         replica = entry.replica
         if self._is_estimated(replica):
-            self._index.set_computed(replica, entry.leaf, self._replicas.block_size[replica], now)
+            block_size = min(self._replicas.specs[replica].block_size, self._replicas.block_size[replica])
+            self._index.set_computed(replica, entry.leaf, entry.leaf.end // block_size * block_size, now)
             self._evict_over_capacity(replica, now)
 
     def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
@@ -130,7 +136,7 @@ class CacheTracker:
 
     def stored(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> bool:
         """The replica stored blocks. False if their parent is unknown, so that nobody knows where they belong."""
-        match = self._index.locate(replica, event)
+        match = self._locate(replica, event, now)
         while match is not None and not self._has_room(_growth_of_stored(match, event)):
             if not self._make_room(now):
                 self.num_unindexed += 1
@@ -139,6 +145,18 @@ class CacheTracker:
         if match is not None:
             self._index.stored(replica, match, event, now)
         return match is not None
+
+    def _locate(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> Match | None:
+        """Where the blocks belong: below their parent, or in a prompt that was just served there."""
+        match = self._index.locate(replica, event)
+        if match is not None:
+            return match
+        for leaf, end in reversed(self._served[replica]):
+            parent = find_parent(leaf, end, event)
+            if parent is not None:
+                self._index.name_parent(replica, *parent, event, now)
+                return self._index.locate(replica, event)
+        return None
 
     def evicted(self, replica: ReplicaIndex, event: BlocksEvicted, now: float) -> None:
         """The replica evicted blocks."""
@@ -154,16 +172,20 @@ class CacheTracker:
         self._index.clear(replica, now)
 
     def compare(self, entry: InFlightRequest, cached_tokens: int, now: float) -> None:
-        """Compare what was expected to be cached with what the replica says was cached.
-
-        A replica that has lost a prefix has also lost whatever it had used no later (LRU).
-        """
-        drift = self._drift[entry.replica]
-        drift.num_requests += 1
-        drift.predicted_tokens += entry.confirmed_tokens
-        drift.reported_tokens += cached_tokens
-        if self._is_estimated(entry.replica) and cached_tokens < entry.confirmed_tokens:
-            self._index.forget_unused_since(entry.replica, entry.confirmed_used_s, now)
+        """Compare what was expected to be cached with what the replica says was cached. Before the request's `end`."""
+        replica, expected_tokens = entry.replica, entry.confirmed_tokens
+        reports = self._reports[replica]
+        reports.add(expected_tokens, cached_tokens)
+        if cached_tokens > expected_tokens:
+            self._index.set_computed(replica, entry.leaf, cached_tokens, now)
+        if not self._is_estimated(replica):
+            return
+        reports.learn_block_size(cached_tokens)
+        self._replicas.block_size[replica] = reports.block_size
+        if reports.is_loss(expected_tokens, cached_tokens):
+            self._index.forget_beside(replica, entry.leaf, cached_tokens, now)
+            if 2 * cached_tokens < expected_tokens:
+                self._index.forget_unused_since(replica, entry.confirmed_used_s, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -202,6 +224,18 @@ class CacheTracker:
         capacity = self._replicas.specs[replica].kv_capacity_tokens
         if capacity is not None and self._is_estimated(replica):
             self._index.evict_down_to(replica, capacity, now)
+
+    def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
+        index, prompt, namespace = self._index, request.prompt, request.namespace
+        if self._has_room(_growth_of_prompt(match, prompt)):
+            return index.place(replica, match, prompt, namespace, now)
+        while self._make_room(now):
+            match = index.match(prompt, namespace)
+            if self._has_room(_growth_of_prompt(match, prompt)):
+                return index.place(replica, match, prompt, namespace, now)
+        self.num_unindexed += 1
+        known = index.match(prompt, namespace).whole
+        return index.place_on(replica, known if self._has_room(len(known) * ENTRY_BYTES) else [], namespace, now)
 
     def _has_room(self, growth_bytes: int) -> bool:
         return self._index.num_bytes + growth_bytes <= self._budget_bytes

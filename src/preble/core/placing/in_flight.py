@@ -92,11 +92,11 @@ class InFlightTable:
         work_done = entry.first_token_at is not None
         if work_done and self._timing is not None:
             self._timing.finished(entry, output_tokens, cached_tokens, now)
+        if cached_tokens is not None:
+            self._tracker.compare(entry, cached_tokens, now)
         self._end(entry, now, work_done=work_done)
         if work_done:
             self._window.finish(entry.replica, now, output_tokens)
-        if cached_tokens is not None:
-            self._tracker.compare(entry, cached_tokens, now)
 
     def withdraw(self, entry: InFlightRequest, now: float) -> None:
         """The replica does not serve the request: undo what the request counts for there."""

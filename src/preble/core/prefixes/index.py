@@ -94,10 +94,9 @@ class PrefixIndex:
         for node in path:
             self._merge_only_child(node)
 
-    def set_computed(self, replica: int, leaf: Node, block_size: int, now: float) -> None:
-        """The replica has computed the prompt that ends in `leaf`, so it caches its whole blocks. O(depth)."""
+    def set_computed(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
+        """The replica caches the first `num_tokens` of the prompt that ends in `leaf`. O(depth)."""
         cache = self.caches[replica]
-        num_tokens = leaf.end // block_size * block_size
         for node in leaf.ancestors():
             held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
             if held > cache.tokens_held(node):
@@ -111,6 +110,12 @@ class PrefixIndex:
             (self.tree.root(event.namespace), 0) if event.parent is None else self.caches[replica].block(event.parent)
         )
         return None if found is None else self.tree.match_below(found[0], found[1], event.tokens)
+
+    def name_parent(self, replica: int, node: Node, end: int, event: BlocksStored, now: float) -> None:
+        """The event's parent ends at token `end`, in `node`. So the replica caches the prompt up to there. O(depth)."""
+        assert event.parent is not None
+        self.caches[replica].name_blocks((event.parent,), node, range(end, end + 1))
+        self.set_computed(replica, node, end, now)
 
     def stored(self, replica: int, match: Match, event: BlocksStored, now: float) -> None:
         """The replica caches the event's blocks. `match`: what `locate` gives for it now. O(tokens + depth)."""
@@ -170,6 +175,25 @@ class PrefixIndex:
         old = _used_until(self.caches[replica], limit_s, at_most)
         self._forget(replica, old, now)
         return at_most is None or len(old) < at_most
+
+    def forget_beside(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
+        """Forget what the replica caches beyond token `num_tokens` of a prompt, but beside it: in other prompts.
+
+        `leaf`: where the prompt ends. O(nodes that share so much of the prompt).
+        """
+        cache, gone, kept = self.caches[replica], [], leaf
+        stack = list((leaf.children or {}).values())
+        for node in leaf.ancestors():
+            if node.end < num_tokens:
+                break
+            stack += [child for child in (node.children or {}).values() if child is not kept]
+            kept = node
+        while stack:
+            node = stack.pop()
+            if node.holders & cache.bit:
+                stack += (node.children or {}).values()
+                gone.append(node)
+        self._forget(replica, [node for node in reversed(gone) if not cache.is_in_use(node)], now)
 
     def evict_down_to(self, replica: int, capacity_tokens: int, now: float) -> None:
         """Forget the least recently used idle tokens, parts of nodes too, until no more than the capacity is used."""

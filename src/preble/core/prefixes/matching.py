@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.prefixes.radix_tree import Match, Node, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
+from preble.core.types import TOKEN_BYTES, BlocksStored
+
+_MIN_LOCATED = 16
+"""Tokens by which an event is located in a prompt; fewer could be anywhere."""
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -110,6 +114,28 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
         if entry.held < node.num_tokens:
             return min(node.start + entry.held, match.num_tokens), used_s
     return match.num_tokens, used_s
+
+
+def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] | None:
+    """The place in a prompt that the event's blocks continue, as the node and the token at which their parent ends.
+
+    The prompt is the one of `end` tokens whose last node was `leaf`. None if it does not have the first of the blocks,
+    or too few tokens of them to tell. O(tokens).
+    """
+    leaf = live_node(leaf, end)
+    if not len(event.tokens) >= _MIN_LOCATED * TOKEN_BYTES or leaf.end < end:
+        return None
+    path = list(leaf.ancestors())
+    prompt = b"".join([node.tokens for node in reversed(path)])
+    size = max(event.block_size, _MIN_LOCATED) * TOKEN_BYTES
+    step = event.block_size * TOKEN_BYTES
+    found = prompt.find(event.tokens[:size], step)
+    while found > 0 and found % step:
+        found = prompt.find(event.tokens[:size], found + 1)
+    if found <= 0:
+        return None
+    parent_end = found // TOKEN_BYTES
+    return next(node for node in path if node.start < parent_end), parent_end
 
 
 def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> int:

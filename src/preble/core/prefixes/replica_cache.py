@@ -120,6 +120,11 @@ class ReplicaCache:
         entry = self._entries.get(node)
         return 0 if entry is None else entry.held
 
+    def is_in_use(self, node: Node) -> bool:
+        """Whether a request in flight uses the node."""
+        entry = self._entries.get(node)
+        return entry is not None and entry.ref_count > 0
+
     def entries(self) -> Iterator[CacheEntry]:
         """Every entry, in no particular order."""
         return iter(self._entries.values())
