@@ -24,13 +24,28 @@ def cluster_options(command: Command) -> Command:
     return command
 
 
-def simulated_cluster(*, profile: str, order: str, failures: tuple[str, ...], **rest: Any) -> SimConfig:
+def simulated_cluster(
+    *,
+    profile: str,
+    order: str,
+    failures: tuple[str, ...],
+    speeds: tuple[tuple[str, float], ...],
+    kv_shares: tuple[tuple[str, float], ...],
+    **rest: Any,
+) -> SimConfig:
     """The cluster, from the values of `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
     from preble.profiles import load_profile
     from preble.sim import Failure, SimConfig
 
     script = tuple(Failure.parse(text) for text in failures)
-    return SimConfig(profile=load_profile(profile), order=QueueOrder(order), failures=script, **rest)
+    return SimConfig(
+        profile=load_profile(profile),
+        order=QueueOrder(order),
+        failures=script,
+        speeds=dict(speeds),
+        kv_shares=dict(kv_shares),
+        **rest,
+    )
 
 
 def workload_plan(
@@ -46,6 +61,20 @@ def workload_plan(
         requests = default_requests
     of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest
+
+
+class ReplicaNumber(click.ParamType[tuple[str, float]]):
+    """A positive number of one replica: REPLICA=X."""
+
+    name = "replica number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        replica, _, number = str(value).partition("=")
+        return (
+            (replica, float(POSITIVE_FLOAT(number, param, ctx))) if number else self.fail(f"{value!r} is not REPLICA=X")
+        )
 
 
 _OPTIONS = (
@@ -86,6 +115,36 @@ _OPTIONS = (
         multiple=True,
         metavar="T:KIND:REPLICA",
         help="At T seconds the replica is lost, added or restarted; as often as needed.",
+    ),
+    click.option(
+        "--speed",
+        "speeds",
+        type=ReplicaNumber(),
+        multiple=True,
+        metavar="REPLICA=X",
+        help="A replica computes X times as fast as the profile says, 0.5 for half; as often as needed.",
+    ),
+    click.option(
+        "--kv-share",
+        "kv_shares",
+        type=ReplicaNumber(),
+        multiple=True,
+        metavar="REPLICA=X",
+        help="A replica has X times the KV cache of the others; as often as needed.",
+    ),
+    click.option(
+        "--profile-error",
+        type=POSITIVE_FLOAT,
+        default=1.0,
+        show_default=True,
+        help="The scheduler takes everything to last X times as long as it does.",
+    ),
+    click.option(
+        "--knowledge-delay-s",
+        type=NOT_NEGATIVE_FLOAT,
+        default=0.0,
+        show_default=True,
+        help="How much later the scheduler learns of first tokens, ends and KV events, in seconds.",
     ),
     click.option(
         "--dispatch-s", type=NOT_NEGATIVE_FLOAT, default=0.0, help="Delay of a request to its replica, in seconds."

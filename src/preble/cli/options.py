@@ -59,8 +59,8 @@ POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = FiniteRange(min=0, min_open=True)
 NOT_NEGATIVE_FLOAT = FiniteRange(min=0)
 WORKLOAD_HELP = (
-    "A named workload, a trace file, or several with + between (docs/reference/workloads.md): agent, longdoc, "
-    "multiturn, programming, tool_use, toolbench, unshared, video."
+    "A trace file, a scenario (NAME.toml), a named workload, or several with + between "
+    "(docs/reference/workloads.md): agent, longdoc, multiturn, programming, tool_use, toolbench, unshared, video."
 )
 
 

@@ -96,7 +96,7 @@ def _logging(file: Path | None, config: SimConfig) -> Iterator[LogWriter | None]
     with writing(file):
         sink = LogFile(file)
     names = LogNames()
-    header = header_line(names, 0.0, 0.0, config.scheduler_settings, config.profile)
+    header = header_line(names, 0.0, 0.0, config.scheduler_settings, config.told_profile)
     log = LogWriter(sink, header, names, max_bytes=sys.maxsize, waits=True)
     try:
         yield log

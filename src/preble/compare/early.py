@@ -22,7 +22,9 @@ def watch_of(cell: Cell) -> Watch | None:
     """What may end the run of a cell; None for a run to the end."""
     if cell.slo is None or not cell.workload.rps:
         return None
-    return _Enough(cell.slo, cell.workload.rps, cell.config.window_s, cell.workload.warm_s)
+    scenario = cell.workload.scenario()
+    warm_s = 0.0 if scenario is None else scenario.warm_s
+    return _Enough(cell.slo, cell.workload.rps, cell.config.window_s, warm_s)
 
 
 @dataclass(frozen=True, slots=True)

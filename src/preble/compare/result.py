@@ -89,7 +89,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
     """Of what came after the warm-up that the workload itself has."""
-    warm_s = cell.workload.warm_s
+    scenario = cell.workload.scenario()
+    warm_s = 0.0 if scenario is None else scenario.warm_s
     records = [record for record in result.records if record.scheduled_s >= warm_s] or result.records
     found = steadiness(records, until_s=last_s, least_s=cell.config.window_s)
     if result.stopped_s is not None and found.verdict is Verdict.SHORT:

@@ -9,6 +9,7 @@ import msgspec
 
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostProfile
+from preble.core.costs.refit import CostFactors, scaled
 from preble.core.policies.registry import make_policy
 from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import ReplicaId
@@ -64,6 +65,11 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     request's arrival at the replica. `event_delay_s`: from the end of an iteration to its KV events' arrival at the
     scheduler, None for replicas that report nothing. `sample_s`: between two samples of the timeline, None for none.
     `failures`: what happens to replicas, in any order.
+
+    Replicas that differ: `speeds`: name -> how fast it computes, 0.5 for half as fast; `kv_shares`: name -> its part of
+    `kv_tokens`. Names may be those of replicas that join later. What the scheduler does not know: `profile_error`: the
+    times of its cost profile over the true ones. `knowledge_delay_s`: how much later it learns of first tokens, ends
+    and KV events than they happen.
     """
 
     profile: CostProfile
@@ -81,16 +87,21 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     event_delay_s: float | None = 0.001
     sample_s: float | None = None
     failures: tuple[Failure, ...] = ()
+    speeds: dict[str, float] = {}
+    kv_shares: dict[str, float] = {}
+    profile_error: float = 1.0
+    knowledge_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy != PREFIX_ORACLE:
             make_policy(self.policy)  # refuses a policy that does not exist
         for name in ("block_size", "max_batch_tokens", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("dispatch_s", "event_delay_s"):
+        for name in ("dispatch_s", "event_delay_s", "knowledge_delay_s"):
             _require((getattr(self, name) or 0.0) >= 0, f"{name} must not be negative, got {getattr(self, name)}")
         _require(self.replicas >= 0, f"replicas must not be negative, got {self.replicas}")
         _require(self.window_s > 0, f"window_s must be positive, got {self.window_s}")
+        _require(self.profile_error > 0, f"profile_error must be positive, got {self.profile_error}")
         _require(self.sample_s is None or self.sample_s > 0, f"sample_s must be positive, got {self.sample_s}")
         _require(
             self.max_running <= self.max_batch_tokens,
@@ -100,12 +111,20 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
             self.num_blocks >= 2, f"kv_tokens must be at least two blocks of {self.block_size}, got {self.kv_tokens}"
         )
         self._check_failures()
+        self._check_differences()
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of one replica."""
+        """KV blocks of one replica with all of its share."""
+        return self._blocks(1.0)
+
+    def blocks_of(self, replica_id: str) -> int:
+        """KV blocks of the replica of this name."""
+        return self._blocks(self.kv_shares.get(replica_id, 1.0))
+
+    def _blocks(self, share: float) -> int:
         tokens = self.profile.kv_capacity_tokens if self.kv_tokens is None else self.kv_tokens
-        return tokens // self.block_size
+        return int(tokens * share) // self.block_size
 
     @property
     def initial_replicas(self) -> tuple[ReplicaId, ...]:
@@ -115,6 +134,25 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     def scheduler_settings(self) -> SchedulerSettings:
         """What it says of the global scheduler."""
         return SchedulerSettings(policy=self.policy, seed=self.seed, window_s=self.window_s, rebalance=self.rebalance)
+
+    @property
+    def told_profile(self) -> CostProfile:
+        """The cost profile that the scheduler has."""
+        if self.profile_error == 1.0:
+            return self.profile
+        return scaled(self.profile, CostFactors(prefill=self.profile_error, decode=self.profile_error))
+
+    def _check_differences(self) -> None:
+        """Raises: ConfigError: a share or a speed that cannot be, or of a replica that is never there."""
+        known = {*self.initial_replicas, *(failure.replica for failure in self.failures)}
+        for name, shares in (("speeds", self.speeds), ("kv_shares", self.kv_shares)):
+            unknown = shares.keys() - known
+            _require(not unknown, f"{name} names {', '.join(sorted(unknown))}, which is never there")
+            _require(all(0 < share < math.inf for share in shares.values()), f"{name} must be positive, got {shares}")
+        _require(
+            all(self.blocks_of(replica) >= 2 for replica in self.kv_shares),
+            f"kv_shares leave less than two blocks of {self.block_size} tokens: {self.kv_shares}",
+        )
 
     def _check_failures(self) -> None:
         """Raises: ConfigError: a replica is lost that is not there then, or added although it is."""

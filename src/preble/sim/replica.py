@@ -23,9 +23,11 @@ class SimReplica:
         self.prefill_tokens = 0
         self.num_iterations = 0
         self._cost_model = cost_model
+        self._slowness = 1.0 / config.speeds.get(replica_id, 1.0)
+        num_blocks = config.blocks_of(replica_id)
         self._local = LocalScheduler(
             replica_id=replica_id,
-            num_blocks=config.num_blocks,
+            num_blocks=num_blocks,
             block_size=config.block_size,
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
@@ -35,7 +37,7 @@ class SimReplica:
         self._began_at = 0.0
         self.spec = ReplicaSpec(
             replica_id,
-            kv_capacity_tokens=config.num_blocks * config.block_size,
+            kv_capacity_tokens=num_blocks * config.block_size,
             block_size=config.block_size,
             reports_events=config.event_delay_s is not None,
         )
@@ -67,7 +69,7 @@ class SimReplica:
         if self._batch is None:
             return None
         self._began_at = now
-        return self._batch.iteration_s(self._cost_model)
+        return self._slowness * self._batch.iteration_s(self._cost_model)
 
     def end_iteration(self, now: float) -> StepResult:
         """The iteration that began last is over."""

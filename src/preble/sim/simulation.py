@@ -80,7 +80,7 @@ class Simulation:
         self._on_record = on_record
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
-        self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.profile)
+        self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.told_profile)
         self._timer_s = -inf
         """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
@@ -190,11 +190,26 @@ class Simulation:
         call.delivered = True
         self._wake(replica, now)
 
-    def _finish(self, finished: Finished, now: float) -> None:
-        call = self._calls[finished.request_id]
-        cached_tokens = finished.num_cached_tokens
-        self._door.on_finish(finished.request_id, finished.num_output_tokens, now, cached_tokens=cached_tokens)
-        self._end(call, now, output_tokens=finished.num_output_tokens, cached_tokens=cached_tokens)
+    def _finish(self, replica: SimReplica, finished: Finished, now: float) -> None:
+        cached_tokens, output_tokens = finished.num_cached_tokens, finished.num_output_tokens
+
+        def tell(at_s: float) -> None:
+            self._door.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
+
+        self._tell(replica, tell, now)
+        self._end(self._calls[finished.request_id], now, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+    def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
+        """Let the scheduler know what happened on a replica, as late as it learns of it, if that is still there."""
+        if not self._config.knowledge_delay_s:
+            tell(now)
+            return
+
+        def tell_later(at_s: float) -> None:
+            if replica.is_alive:
+                tell(at_s)
+
+        self._agenda.at(now + self._config.knowledge_delay_s, Priority.REPORT, tell_later)
 
     def _end(
         self,
@@ -262,7 +277,8 @@ class Simulation:
         if failure.kind is not FailureKind.LOST:
             self._add_replica(replica_id, now)
         for request in orphans:
-            self._rescue(self._calls[request.request_id], now)
+            if request.request_id in self._calls:  # else it has ended, and the scheduler does not know yet
+                self._rescue(self._calls[request.request_id], now)
 
     def _rescue(self, call: _Call, now: float) -> None:
         """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
@@ -295,14 +311,17 @@ class Simulation:
             call = self._calls[request_id]
             if call.first_token_s is None:
                 call.first_token_s = now
-                self._door.on_first_token(request_id, now)
+                self._tell(replica, partial(self._tell_first_token, request_id), now)
         for finished in result.finished:
-            self._finish(finished, now)
+            self._finish(replica, finished, now)
         events = replica.take_events()
         if events and self._config.event_delay_s is not None:
-            time_s = now + self._config.event_delay_s
+            time_s = now + self._config.event_delay_s + self._config.knowledge_delay_s
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
         self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _tell_first_token(self, request_id: RequestId, now: float) -> None:
+        self._door.on_first_token(request_id, now)
 
     def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
         if not replica.is_alive:
@@ -368,7 +387,7 @@ def simulate(
     """
     if policy is None and config.policy == PREFIX_ORACLE:
         policy = PrefixOracle(workload, config)
-    scheduler = make_scheduler(config.scheduler_settings, config.profile, policy)
+    scheduler = make_scheduler(config.scheduler_settings, config.told_profile, policy)
     if log is not None:
         scheduler.listen(DecisionRecorder(log))
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()

@@ -15,14 +15,15 @@ from preble.workloads.model import Workload
 from preble.workloads.popularity import in_proportion
 from preble.workloads.recorded import recording_file
 from preble.workloads.registry import make_workload, workload_names
-from preble.workloads.streams import Stream, stream_workload
+from preble.workloads.streams import Scenario, Stream, is_scenario, read_scenario, stream_workload
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides what is asked and when; kept in results, so that a run can be repeated.
 
     `source`: a workload's name, a trace file, or a mix: several of them with + between, each with a share of the
-    requests and arrivals of its own if wanted, `toolbench:2+video:1@azure.csv[200:2200]`. `requests`: how many in all;
+    requests and arrivals of its own if wanted, `toolbench:2+video:1@azure.csv[200:2200]`; or a scenario, NAME.toml.
+    `requests`: how many in all;
     None for all of a file. `rps`: requests a second on average, those of sessions that wait for their parents
     included; None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
     `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`. `streams`: the workload itself, in place
@@ -48,19 +49,28 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises: ConfigError, TraceFormatError.
         """
-        if self.streams:
+        if (scenario := self.scenario()) is not None:
             if self.rps is None or self.requests is None:
-                raise ConfigError(f"{self.source}: streams need a rate (--rps) and a number of requests")
-            return stream_workload(self.streams, self.rps, self.requests / self.rps, self.warm_s, self.seed)
+                raise ConfigError(f"{self.source}: a scenario needs a rate (--rps) and a number of requests")
+            lasting_s = self.requests / self.rps
+            return stream_workload(scenario.stream, self.rps, lasting_s, scenario.warm_s, self.seed)
         parts = parts_of(self.source)
         if len(parts) == 1:
             return self._made(parts[0], self.requests, self.rps, self.seed, needs_times=needs_times)
         return mixed(self.source, [self._made(*of_part) for of_part in self._split(parts)])
 
+    def scenario(self) -> Scenario | None:
+        """The streams that the plan itself has, or those of the scenario file that it names; None for other sources."""
+        if self.streams:
+            return Scenario(stream=self.streams, warm_s=self.warm_s)
+        return read_scenario(Path(self.source)) if is_scenario(self.source) else None
+
     def files(self) -> tuple[Path, ...]:
         """The files that the workload and its arrivals are read from, for whoever keeps results of them."""
         if self.streams:
             return ()
+        if is_scenario(self.source):
+            return (Path(self.source),)
         parts = parts_of(self.source)
         named = {part.source: None for part in parts if part.source not in workload_names()}
         named |= {part.arrivals or self.arrivals: None for part in parts}

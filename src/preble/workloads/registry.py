@@ -16,6 +16,7 @@ from preble.workloads.mix import parts_of
 from preble.workloads.model import Workload
 from preble.workloads.popularity import DEFAULT_ZIPF, Popularity
 from preble.workloads.resample import resample
+from preble.workloads.streams import is_scenario
 from preble.workloads.tool_use import tool_use
 
 DEFAULT_TOOLS = 64
@@ -70,7 +71,7 @@ def is_endless(source: str) -> bool:
     (True, True, False)
     """
     parts = parts_of(source)
-    return len(parts) > 1 or parts[0].source in _GENERATORS
+    return len(parts) > 1 or parts[0].source in _GENERATORS or is_scenario(source)
 
 
 def usual_prefixes(source: str) -> int | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import inf
+from pathlib import Path
 
 import msgspec
 
-from preble.errors import ConfigError
+from preble.errors import ConfigError, TraceFormatError
 from preble.workloads.generators.pieces import made_up_segment
 from preble.workloads.model import Segment, Workload, WorkloadRequest
 from preble.workloads.popularity import Zipf
@@ -65,6 +67,35 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def requests_per_session(self) -> int:
         return sum(self.branches**turn for turn in range(self.turns))
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Streams that run at once, after a warm-up of `warm_s` in which every prefix is asked for once."""
+
+    stream: tuple[Stream, ...]
+    warm_s: float = 0.0
+
+
+def is_scenario(source: str) -> bool:
+    """Whether a workload's source is a scenario file."""
+    return source.endswith(".toml")
+
+
+@lru_cache(maxsize=32)
+def _read(path: str, mtime_ns: int) -> Scenario:
+    """`mtime_ns`: so that a file which changes is read again."""
+    try:
+        return msgspec.toml.decode(Path(path).read_bytes(), type=Scenario)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceFormatError(f"{path}: {error}; scenarios are described in docs/reference/workloads.md") from error
+
+
+def read_scenario(path: Path) -> Scenario:
+    """The scenario in a TOML file. Raises: TraceFormatError, ConfigError: it cannot be read, or says what cannot be."""
+    try:
+        return _read(str(path), path.stat().st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"cannot read scenario {path}: {error.strerror}") from error
 
 
 def stream_workload(streams: Sequence[Stream], rps: float, lasting_s: float, warm_s: float, seed: int) -> Workload:
