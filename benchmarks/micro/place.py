@@ -40,7 +40,7 @@ from preble.core.types import (
     Request,
     RequestId,
 )
-from preble.gateway.collector import freeze_gc
+from preble.gateway.server import freeze_gc
 from preble.profiles import load_profile
 
 BLOCK = 16

@@ -33,7 +33,8 @@ from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
-from preble.serving.dispatcher import Attempt, Dispatcher
+from preble.errors import EngineGone
+from preble.serving.dispatcher import Dispatcher, Placed
 from preble.serving.telemetry.metrics import Telemetry
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
@@ -136,17 +137,18 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
 class _Player:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._calls: dict[str, Attempt] = {}
+        self._placed: dict[str, Placed] = {}
 
     def play(self, event: Event) -> None:
         match event:
             case PlaceLine():
-                self._calls[event.id] = self.dispatcher.place(event.request())
+                self._placed[event.id] = self.dispatcher.place(event.request())
             case FirstTokenLine():
-                self.dispatcher.first_token(self._calls[event.id])
+                self._placed[event.id].first_token()
             case FinishLine():
-                call = self._calls.pop(event.id)
-                self.dispatcher.finish(call, "ok", event.output_tokens, event.cached_tokens)
+                placed = self._placed.pop(event.id)
+                placed.usage(event.output_tokens, event.cached_tokens)
+                placed.end()
             case StoredLine():
                 self.dispatcher.apply(event.event())
             case EvictedLine():
@@ -162,8 +164,9 @@ class _Player:
                 pytest.fail(f"a simulation does not log {type(event).__name__}")
 
     def _lose(self, replica_id: ReplicaId) -> None:
-        """The replica goes, and with it the connections of its requests; whoever placed them ends the calls."""
+        """The replica goes, and with it the connections of its requests; their carrier ends the placements."""
+        for request_id, placed in list(self._placed.items()):
+            if placed.placement.replica_id == replica_id:
+                del self._placed[request_id]
+                placed.on_lost = lambda reason, _, placed=placed: placed.failed(EngineGone(str(reason)))  # type: ignore[misc]
         self.dispatcher.remove_replica(replica_id, "lost")
-        for request_id, call in list(self._calls.items()):
-            if call.orphaned:
-                self.dispatcher.finish(self._calls.pop(request_id), "EngineGone")

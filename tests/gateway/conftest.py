@@ -36,7 +36,7 @@ class Served:
 
     @property
     def num_live(self) -> int:
-        return len(self.gateway.dispatcher.live)
+        return len(self.gateway.serving.replicas)
 
     async def metrics(self) -> str:
         async with self.http.get("/metrics") as answer:
@@ -44,7 +44,7 @@ class Served:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight any more, and have the scheduler check itself."""
-        await eventually(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
+        await eventually(lambda: self.gateway.serving.num_in_flight == 0 and self.gateway.serving.num_admitted == 0)
         self.scheduler.check()
 
     async def complete(self, **fields: Any) -> tuple[int, dict[str, Any], dict[str, str]]:

@@ -184,7 +184,7 @@ async def logged_run(path: Path, **decisions: Any) -> None:
         serving(logging_to(path, fakes, **decisions)) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
-        await eventually(lambda: len(gateway.dispatcher.live) == 3)
+        await eventually(lambda: len(gateway.serving.replicas) == 3)
         fakes[1].script.append(status(503))
         for i in range(12):
             if i == 8:
@@ -192,7 +192,7 @@ async def logged_run(path: Path, **decisions: Any) -> None:
             body = {"model": "tiny", "prompt": LONG[: 40 * (i % 5)] + str(i)}
             async with http.post("/v1/completions", json=body) as answer:
                 assert answer.status == 200
-        await eventually(lambda: len(gateway.dispatcher.live) == 2)
+        await eventually(lambda: len(gateway.serving.replicas) == 2)
 
 
 @pytest.mark.parametrize("tokens", ["renamed", "plain"])
@@ -230,7 +230,7 @@ async def test_a_log_tells_of_a_request_what_the_gateway_remembered(tmp_path: Pa
         serving(logging_to(path, fakes)) as gateway,
         aiohttp.ClientSession(gateway.url) as http,
     ):
-        await eventually(lambda: len(gateway.dispatcher.live) == 2)
+        await eventually(lambda: len(gateway.serving.replicas) == 2)
         body = {"model": "tiny", "prompt": [LONG, LONG + "end", "other"]}
         for _ in range(2):
             async with http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}) as answer:

@@ -54,7 +54,7 @@ class Cluster:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight, and have the scheduler check itself."""
-        await eventually(lambda: self.gateway.dispatcher.num_in_flight == 0 and self.gateway.intake.num_admitted == 0)
+        await eventually(lambda: self.gateway.serving.num_in_flight == 0 and self.gateway.serving.num_admitted == 0)
         assert self.scheduler.snapshot().num_in_flight == 0
         self.scheduler.check()
 
@@ -73,7 +73,7 @@ async def cluster(
         )
         gateway = await stack.enter_async_context(serving(config, scheduler))
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
-        await eventually(lambda: len(gateway.dispatcher.live) == replicas)
+        await eventually(lambda: len(gateway.serving.replicas) == replicas)
         yield Cluster(fleet, gateway, scheduler, http)
 
 
@@ -181,6 +181,6 @@ async def test_a_replica_killed_under_load_loses_only_streams_that_had_begun_the
         lost = [end for end in ended if end.error is not None]
         assert all(end.streamed and end.replica == url and end.error == "engine_gone" for end in lost)
         assert all(end.status == 200 for end in ended)
-        await eventually(lambda: len(running.gateway.dispatcher.live) == 2)
+        await eventually(lambda: len(running.gateway.serving.replicas) == 2)
         await running.idle()
         assert (await running.complete(prompt_of(9)))["x-preble-replica"] != url

@@ -47,7 +47,7 @@ async def test_a_pushed_load_stands_beside_what_the_gateway_has_in_flight(serve:
         serve([one], engine="auto") as gateway,
     ):
         assert (await replica_page(gateway))["engine_load"] is None
-        [live] = gateway.gateway.dispatcher.live.values()
+        [live] = gateway.gateway.serving.replicas.values()
         await publisher.subscribed()
         one.script.append(gated)
         request = asyncio.create_task(gateway.complete())
@@ -72,7 +72,7 @@ async def test_the_load_of_a_replica_that_is_gone_is_no_longer_told(serve: Serve
     ):
         await publisher.subscribed()
         await push(publisher, running=1, waiting=0, kv_tokens=100)
-        [live] = gateway.gateway.dispatcher.live.values()
+        [live] = gateway.gateway.serving.replicas.values()
         await eventually(lambda: live.engine_load is not None)
         await one.stop()
         await eventually(lambda: gateway.num_live == 0)

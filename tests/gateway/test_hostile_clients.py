@@ -50,9 +50,9 @@ async def test_a_large_answer_that_is_not_read_counts_as_being_served_until_it_i
         body = json.dumps({"prompt": [1]}).encode()
         with socket.create_connection(("127.0.0.1", int(gateway.gateway.url.rpartition(":")[2]))) as lazy:
             lazy.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            await eventually(lambda: len(one.requests) == 1 and gateway.gateway.dispatcher.num_in_flight == 0)
+            await eventually(lambda: len(one.requests) == 1 and gateway.gateway.serving.num_in_flight == 0)
             await gateway.metrics()
-            assert gateway.gateway.intake.num_admitted == 1
+            assert gateway.gateway.serving.num_admitted == 1
             received = await asyncio.to_thread(_read, lazy, 20_000_000)
         assert received >= 20_000_000
         await gateway.idle()
@@ -68,7 +68,7 @@ async def test_a_client_that_reads_nothing_leaves_no_traceback_when_the_gateway_
         body = b'{"prompt": [1], "stream": true}'
         with socket.create_connection(("127.0.0.1", int(gateway.gateway.url.rpartition(":")[2]))) as lazy:
             lazy.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-            await eventually(lambda: gateway.gateway.dispatcher.num_in_flight == 1)
+            await eventually(lambda: gateway.gateway.serving.num_in_flight == 1)
             await gateway.stop()
     assert [record for record in caplog.records if record.exc_info] == []
 

@@ -13,7 +13,7 @@ from gateway.conftest import Serve
 from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream, status
 from preble.config import HealthConfig
 from preble.errors import EngineProtocolError
-from preble.serving.sse import EventSplitter
+from preble.gateway.http.events import EventSplitter
 from support.waiting import eventually
 
 _COUNTED = {"completion_tokens": "output_tokens", "cached_tokens": "cached_tokens"}
@@ -78,24 +78,24 @@ async def test_a_replica_restarted_with_another_model_between_two_checks_is_foun
         one.script.append(status(404))
         await one.start()
         assert (await gateway.complete(model="tiny"))[0] == 404
-        await eventually(lambda: "new" in gateway.gateway.dispatcher.models())
+        await eventually(lambda: "new" in gateway.gateway.serving.replicas.models())
         assert (await gateway.complete(model="new"))[0] == 200
 
 
 async def test_a_replica_that_is_what_it_was_stays_whatever_it_does_not_find(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
-        [before] = gateway.gateway.dispatcher.live.values()
+        [before] = gateway.gateway.serving.replicas.values()
         parsed = one.questions
         one.script.append(status(404))
         assert (await gateway.complete())[0] == 404
         await eventually(lambda: not before.suspect.is_set() and one.questions > parsed + 2)
-        assert list(gateway.gateway.dispatcher.live.values()) == [before]
+        assert list(gateway.gateway.serving.replicas.values()) == [before]
 
 
 async def test_a_replica_that_often_does_not_find_something_is_not_asked_each_time_what_it_is(serve: Serve) -> None:
     rarely = HealthConfig(check_interval_s=1000.0)
     async with replicas(1) as [one], serve([one], health=rarely) as gateway:
-        [live] = gateway.gateway.dispatcher.live.values()
+        [live] = gateway.gateway.serving.replicas.values()
         with (
             patch.object(live.engine, "probe", wraps=live.engine.probe) as probe,
             patch.object(live.engine, "check_ready", wraps=live.engine.check_ready) as check,
@@ -129,5 +129,5 @@ async def test_a_replica_without_tokenize_is_not_checked_at_every_request(serve:
         parsed = one.questions
         for i in range(5):
             assert (await gateway.complete(prompt=f"prompt {i}"))[0] == 200
-        [live] = gateway.gateway.dispatcher.live.values()
+        [live] = gateway.gateway.serving.replicas.values()
         assert (one.questions, live.suspect.is_set()) == (parsed, False)

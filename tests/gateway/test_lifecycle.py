@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream_has_the_engine_sto
         async with gateway.http.post("/v1/completions", json={"prompt": "a", "stream": True}) as answer:
             async for _ in answer.content:
                 break
-            assert gateway.gateway.dispatcher.num_in_flight == 1
+            assert gateway.gateway.serving.num_in_flight == 1
             answer.close()
         await eventually(lambda: one.aborts == 1)
         await gateway.idle()

@@ -27,9 +27,9 @@ async def gateway(vllm_pair: VllmPair, sglang_url: str) -> AsyncIterator[Gateway
         replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity, scheduler=scheduler
     )
     async with serving(config) as running:
-        await eventually(lambda: len(running.dispatcher.live) == 2)
+        await eventually(lambda: len(running.serving.replicas) == 2)
         yield running
-        await eventually(lambda: running.dispatcher.num_in_flight == 0)
+        await eventually(lambda: running.serving.num_in_flight == 0)
 
 
 async def complete(http: aiohttp.ClientSession, **fields: Any) -> tuple[dict[str, Any], str, int]:
@@ -54,7 +54,7 @@ async def test_each_engine_serves_what_it_caches(gateway: Gateway) -> None:
 async def test_a_chat_is_the_same_tokens_on_both(gateway: Gateway) -> None:
     chat = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "import os"}], "max_tokens": 1}
     counts = {}
-    for url in gateway.dispatcher.live:
+    for url in gateway.serving.replicas:
         async with aiohttp.ClientSession(str(url)) as engine, engine.post("/v1/chat/completions", json=chat) as answer:
             counts[url] = (await answer.json())["usage"]["prompt_tokens"]
     assert len(set(counts.values())) == 1

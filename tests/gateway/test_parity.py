@@ -102,7 +102,7 @@ def byte_tokens(tmp_path: Path) -> str:
 
 async def checked(gateway: Served) -> None:
     """Wait until every live replica was checked."""
-    live = gateway.gateway.dispatcher.live
+    live = gateway.gateway.serving.replicas
     await eventually(lambda: all(replica.parity is not None for replica in live.values()))
 
 
@@ -407,7 +407,7 @@ async def test_a_replica_that_was_not_verified_is_checked_again_and_not_warned_o
                 assert sum(log["event"] == "parity_mismatch" for log in logs) == 4, "one a check, the first time"
                 one.shift = lambda body: 0
                 await eventually(lambda: any(log["event"] == "parity_verified" for log in logs))
-                [replica] = gateway.gateway.dispatcher.live.values()
+                [replica] = gateway.gateway.serving.replicas.values()
                 assert replica.trusted
 
 
@@ -541,20 +541,20 @@ async def before_emulator(tmp_path: Path, **replica: Any) -> AsyncIterator[Gatew
             parity=ParityConfig(events_s=0.5 if replica else 20.0),
         )
         async with serving(config) as gateway:
-            await eventually(lambda: any(live.parity is not None for live in gateway.dispatcher.live.values()))
+            await eventually(lambda: any(live.parity is not None for live in gateway.serving.replicas.values()))
             yield gateway
 
 
 async def test_an_emulated_replica_is_verified_with_its_events(tmp_path: Path) -> None:
     async with before_emulator(tmp_path) as gateway:
-        [replica] = gateway.dispatcher.live.values()
+        [replica] = gateway.serving.replicas.values()
         assert replica.parity is not None and replica.parity.outcome is Outcome.VERIFIED
         assert replica.parity.findings[-1].check is Check.EVENTS
 
 
 async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: Path) -> None:
     async with before_emulator(tmp_path, kv_events="tcp://127.0.0.1:9") as gateway:
-        [replica] = gateway.dispatcher.live.values()
+        [replica] = gateway.serving.replicas.values()
         assert replica.parity is not None
         *others, events = replica.parity.findings
         assert {finding.outcome for finding in others} == {Outcome.VERIFIED}

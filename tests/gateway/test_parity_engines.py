@@ -40,7 +40,7 @@ async def before(urls: tuple[str, ...], tokenizer: Path | None = TINY_MODEL, **r
         parity=SETTINGS,
     )
     async with serving(config) as gateway:
-        live = gateway.dispatcher.live
+        live = gateway.serving.replicas
         await eventually(lambda: len(live) == len(urls))
         async with aiohttp.ClientSession(gateway.url) as http, http.post("/debug/parity") as answer:
             assert answer.status == 200
@@ -50,7 +50,7 @@ async def before(urls: tuple[str, ...], tokenizer: Path | None = TINY_MODEL, **r
 def report_of(gateway: Gateway, engine: str) -> ParityReport:
     [report] = [
         replica.parity
-        for replica in gateway.dispatcher.live.values()
+        for replica in gateway.serving.replicas.values()
         if replica.info.engine == engine and replica.parity is not None
     ]
     return report
@@ -68,7 +68,7 @@ async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(url
         assert list(of_sglang) == list(Check)
         assert {f.outcome for check, f in of_sglang.items() if check is not Check.TOOLS} == {Outcome.VERIFIED}
         assert report_of(gateway, "sglang").trusted
-        gateway.dispatcher.scheduler.check()
+        gateway.serving.scheduler.check()
 
 
 async def test_another_template_than_the_engines_is_told(urls: tuple[str, str], tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_another_tokenizer_than_the_engines_is_told(urls: tuple[str, str],
 
 async def test_without_a_tokenizer_the_second_engine_is_held_against_the_first(urls: tuple[str, str]) -> None:
     async with before(urls, None) as gateway:
-        first, *_ = gateway.dispatcher.live.values()
+        first, *_ = gateway.serving.replicas.values()
         assert first.parity is not None and first.parity.outcome is Outcome.VERIFIED
         for engine in ("vllm", "sglang"):
             found = findings_of(gateway, engine)

@@ -70,10 +70,10 @@ async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) 
     parity = ParityConfig(enabled=False)
     config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
     async with serving(config, scheduler) as running:
-        await eventually(lambda: len(running.dispatcher.live) == 2)
+        await eventually(lambda: len(running.serving.replicas) == 2)
         await events_flow(running.url, vllm_pair.urls)
         yield running
-        await eventually(lambda: running.dispatcher.num_in_flight == 0)
+        await eventually(lambda: running.serving.num_in_flight == 0)
 
 
 async def events_flow(gateway_url: str, replicas: tuple[str, str]) -> None:
@@ -170,16 +170,16 @@ async def times_cleared(http: aiohttp.ClientSession, replica: str) -> float:
 async def test_a_client_that_leaves_frees_the_engine(
     http: aiohttp.ClientSession, stream: bool, gateway: Gateway
 ) -> None:
-    engines = [VllmReplica(url, http) for url in gateway.dispatcher.live]
+    engines = [VllmReplica(url, http) for url in gateway.serving.replicas]
     generated = await num_generated(engines)
     fields = {"model": "tiny", "prompt": [7] * 8, "max_tokens": 900, "ignore_eos": True, "stream": stream}
     request = asyncio.create_task(http.post("/v1/completions", json=fields).__aenter__())
-    await eventually(lambda: gateway.dispatcher.num_in_flight == 1)
+    await eventually(lambda: gateway.serving.num_in_flight == 1)
     if stream:
         (await request).close()
     else:
         request.cancel()
-    await eventually(lambda: gateway.dispatcher.num_in_flight == 0)
+    await eventually(lambda: gateway.serving.num_in_flight == 0)
     await eventually(lambda: all_idle(engines), "the engines are idle")
     assert await num_generated(engines) < generated + 900, "it did not run to its end"
 
@@ -222,15 +222,15 @@ async def test_a_killed_replica_loses_no_other_request(vllm_pair: VllmPair) -> N
     async with before(vllm_pair) as gateway, aiohttp.ClientSession(gateway.url) as http:
         try:
             answers = [asyncio.create_task(long_answer(http, unique_prompt(100 + i, 64))) for i in range(12)]
-            replicas = gateway.dispatcher.scheduler.snapshot
+            replicas = gateway.serving.scheduler.snapshot
             await eventually(lambda: replicas().replicas[ReplicaId(victim)].num_requests > 0)
             await vllm_pair.kill(1)
             assert {await answer for answer in answers} == {survivor}
             assert await moved_away_from(http, victim) > 0
-            await eventually(lambda: list(gateway.dispatcher.live) == [survivor])
+            await eventually(lambda: list(gateway.serving.replicas) == [survivor])
         finally:
             await vllm_pair.start(1)
-        await eventually(lambda: victim in gateway.dispatcher.live)
+        await eventually(lambda: victim in gateway.serving.replicas)
 
 
 async def long_answer(http: aiohttp.ClientSession, prompt: list[int]) -> str:

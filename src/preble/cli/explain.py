@@ -15,7 +15,7 @@ from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.gateway.http.debug import DecisionsPage
+    from preble.gateway.debug import DecisionsPage
 
 
 @click.command("explain", short_help="Why a request was sent where it was.")
@@ -51,7 +51,7 @@ def command(request_id: str, url: str | None, api_key: str | None, log: Path | N
 
 
 def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
-    from preble.gateway.http.debug import DecisionsPage
+    from preble.gateway.debug import DecisionsPage
 
     return gateway_page(f"{url}/debug/decisions/{quote(request_id, safe='')}", DecisionsPage, api_key)
 
@@ -59,7 +59,7 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 def _logged(request_id: str, log: Path) -> DecisionsPage:
     """The same page, from a log. Raises: Failure: the request is not in it."""
     from preble.decisions.retold import decisions_about
-    from preble.gateway.http.debug import DecisionsPage
+    from preble.gateway.debug import DecisionsPage
 
     decisions = decisions_about(log, request_id)
     if not decisions:

@@ -1,1 +1,30 @@
-"""From requests to placements, and each placement's life; knows replicas, speaks no HTTP towards clients."""
+"""From requests to placements: replicas, token ids, and each placement's life. Speaks no HTTP towards clients.
+
+Carriers of bytes, such as the gateway, use the names exported here and nothing else of this room.
+"""
+
+from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer
+from preble.serving.bodies import CHAT, COMPLETIONS, Prompt
+from preble.serving.dispatcher import Placed
+from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.replicas.live import LiveReplica
+from preble.serving.requests import ParsedRequest
+from preble.serving.serving import Serving
+from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "METRICS_CONTENT_TYPE",
+    "LiveReplica",
+    "Outcome",
+    "ParityReport",
+    "ParsedRequest",
+    "Placed",
+    "Prompt",
+    "PromptTokensDetails",
+    "Serving",
+    "StreamMeter",
+    "Usage",
+    "decode_answer",
+]

@@ -1,6 +1,6 @@
-"""The only asynchronous code that touches the scheduler: placements, ends, cache events, replicas and timers.
+"""The one place that touches the scheduler: placements and their ends, cache events, replicas, timers.
 
-Everything here is synchronous and runs in the event loop's thread, so nothing can come between reading the scheduler's
+Everything here is synchronous and runs in the event loop's thread, so nothing happens between reading the scheduler's
 state and acting on it.
 """
 
@@ -9,187 +9,210 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import (
-    BlocksStored,
-    KvEvent,
-    Placement,
-    ReplicaId,
-    Request,
-    RequestId,
-    namespace_of,
-)
+from preble.core.types import BlocksStored, KvEvent, Placement, ReplicaId, Request, RequestId
 from preble.decisions.recent import DecisionRecord, RecentDecisions
-from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse
-from preble.errors import NoReplicaError, UnknownModel
-from preble.serving.cancel_scope import CancelScope
-from preble.serving.parity.report import ParityReport
-from preble.serving.replicas.resync_backoff import ResyncBackoff
+from preble.engines.adapter import Engine, EngineInfo
+from preble.errors import EngineError, PrebleError
+from preble.serving.replicas.live import LiveReplica, LiveReplicas
 from preble.serving.telemetry.metrics import Telemetry
 
+ABORTED = "aborted"
+_NOT_FOUND = 404
 
-@dataclass(slots=True)
-class LiveReplica:
-    """A replica in the rotation. `suspect` is set when something is wrong with it, so that it is checked at once.
 
-    `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
-    `engine_load`: its load by its own account, which counts other clients' requests too; None where it is not known.
+class Placed:
+    """One placement, from `Serving.place` to its end. The carrier of the bytes reports what happens to the request.
+
+    Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
+
+    `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
+    leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
+    is None if the machine still answers or refuses, since connections to it then break by themselves.
     """
 
-    engine: Engine
-    info: EngineInfo
-    engine_load: EngineLoad | None = None
-    trusted: bool = True
-    parity: ParityReport | None = None
-    suspect: asyncio.Event = field(default_factory=asyncio.Event)
-    resync_backoff: ResyncBackoff = field(default_factory=ResyncBackoff)
+    __slots__ = (
+        "_cached_tokens",
+        "_dispatcher",
+        "_has_ended",
+        "_is_lost",
+        "_model",
+        "_output_tokens",
+        "_placed_at",
+        "_record",
+        "_request",
+        "engine",
+        "on_lost",
+        "placement",
+    )
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request: Request,
+        model: str | None,
+        placement: Placement,
+        engine: Engine,
+        record: DecisionRecord,
+    ) -> None:
+        self.placement = placement
+        self.engine = engine
+        self.on_lost: Callable[[str | None, float | None], None] | None = None
+        self._dispatcher = dispatcher
+        self._request = request
+        self._model = model
+        self._record = record
+        self._placed_at = record.placed_at
+        self._output_tokens = 0
+        self._cached_tokens: int | None = None
+        self._is_lost = False
+        self._has_ended = False
+
+    def answered(self, status: int) -> None:
+        """The replica has begun its answer with this HTTP status."""
+        if status == _NOT_FOUND:  # perhaps it was restarted with another model
+            self._dispatcher.replicas.suspect(self.placement.replica_id)
+
+    def first_token(self) -> None:
+        """The first token of a streamed answer has arrived: the prefill is over."""
+        self._dispatcher.first_token(self)
+
+    def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
+        """The tokens so far: generated, and cached by the replica (None if not reported). The last call counts."""
+        self._output_tokens = output_tokens
+        self._cached_tokens = cached_tokens
+
+    def end(self, outcome: str = "ok") -> None:
+        """The answer is complete. `outcome`: as logs and metrics name it."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._dispatcher.finish(self, outcome)
+
+    def cancelled(self) -> None:
+        """The client has gone, or the work was stopped for another reason that is not the replica's."""
+        self.end(ABORTED)
+
+    def failed(self, error: BaseException) -> None:
+        """The request failed. An `EngineError` also counts as the replica's failure and has it checked at once."""
+        if isinstance(error, EngineError) and not self._has_ended:
+            self._dispatcher.engine_failed(self.placement.replica_id, error)
+        self.end(_outcome(error))
+
+    def moved(self, to: ReplicaId) -> None:
+        """The carrier has sent the request to another replica. Raises: NoReplicaError: that one is not live."""
+        if not self._has_ended:
+            self._dispatcher.moved(self, to)
+
+    def place_again(self) -> Placed:
+        """Place the request on a replica that it has not tried. Call it after the end of this placement.
+
+        Raises: NoReplicaError: there is none. PromptTooLong, UnknownModel.
+        """
+        return self._dispatcher.place_elsewhere(self)
 
 
-@dataclass(slots=True)
-class Attempt:
-    """One placement that is being carried out.
-
-    `cancel_scope`: enter it around the work. `response`: set by the carrier of the request. `orphaned`: its replica
-    was removed, and the scheduler has ended it.
-    """
-
-    request: Request
-    placement: Placement
-    engine: Engine
-    placed_at: float
-    record: DecisionRecord
-    cancel_scope: CancelScope
-    response: EngineResponse | None = None
-    orphaned: bool = False
-
-    def was_heard_since(self, time_s: float) -> bool:
-        """Whether a piece of the answer has come since then."""
-        heard_at = self.response.heard_at if self.response is not None else None
-        return heard_at is not None and heard_at >= time_s
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return ABORTED
+    return type(error).__name__ if isinstance(error, (PrebleError, TimeoutError)) else "error"
 
 
 class Dispatcher:
     """Owns the scheduler and the table of live replicas. Use within one running event loop."""
 
     def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry, recent: RecentDecisions) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
+        """Only to be read by others."""
+        self.recent = recent
+        self.replicas = LiveReplicas()
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
-        self.recent = recent
-        self._live: dict[ReplicaId, LiveReplica] = {}
-        self._calls: dict[RequestId, Attempt] = {}
-        self._others: dict[str, frozenset[ReplicaId]] = {}
+        self._in_flight: dict[RequestId, Placed] = {}
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
 
     @property
-    def scheduler(self) -> GlobalScheduler:
-        """To be read only."""
-        return self._scheduler
-
-    @property
-    def live(self) -> Mapping[ReplicaId, LiveReplica]:
-        """The replicas in the rotation."""
-        return MappingProxyType(self._live)
-
-    @property
     def num_in_flight(self) -> int:
         """Placements that have not ended."""
-        return len(self._calls)
+        return len(self._in_flight)
 
     # requests
 
-    def place(self, request: Request, model: str | None = None) -> Attempt:
-        """Place a request among the replicas that serve `model`; every call must be ended by `finish`.
+    def place(self, request: Request, model: str | None = None) -> Placed:
+        """Place a request among the replicas that serve `model`. The caller must end the result.
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
-        if others := self._not_serving(model):
-            request = dataclasses.replace(request, avoid=request.avoid | others)
+        allowed = request
+        if others := self.replicas.not_serving(model):
+            allowed = dataclasses.replace(request, avoid=request.avoid | others)
         now, started = self._loop.time(), time.perf_counter()
-        placement = self._scheduler.place(request, now)
+        placement = self.scheduler.place(allowed, now)
         took_s = time.perf_counter() - started
-        engine = self._live[placement.replica_id].engine
-        record = self.recent.placed(placement, now)
-        call = Attempt(request, placement, engine, now, record, CancelScope(placement.replica_id))
-        self._calls[request.request_id] = call
+        engine = self.replicas[placement.replica_id].engine
+        placed = Placed(self, request, model, placement, engine, self.recent.placed(placement, now))
+        self._in_flight[request.request_id] = placed
         self._arm()
         self._telemetry.placed(placement, took_s)
-        return call
+        return placed
 
-    def first_token(self, call: Attempt) -> None:
-        """The first piece of a streamed answer has arrived."""
-        now = self._loop.time()
-        call.record.first_token_at = now
-        self._telemetry.first_byte(call.placement.replica_id, now - call.placed_at)
-        if not call.orphaned:
-            self._scheduler.on_first_token(call.request.request_id, now)
+    def place_elsewhere(self, placed: Placed) -> Placed:
+        """See `Placed.moved`."""
+        replica_id = placed.placement.replica_id
+        self._telemetry.moves.labels(replica_id).inc()
+        request = dataclasses.replace(placed._request, avoid=placed._request.avoid | {replica_id})
+        return self.place(request, placed._model)
 
-    def finish(self, call: Attempt, outcome: str, output_tokens: int = 0, cached_tokens: int | None = None) -> None:
-        """The call has ended, whatever way. To be called exactly once a call."""
-        now = self._loop.time()
-        if not call.orphaned:
-            del self._calls[call.request.request_id]
-            self._scheduler.on_finish(call.request.request_id, output_tokens, now, cached_tokens=cached_tokens)
+    def moved(self, placed: Placed, to: ReplicaId) -> None:
+        """See `Placed.moved`."""
+        source = placed.placement.replica_id
+        engine = self.replicas.engine(to)
+        if not placed._is_lost:
+            self.scheduler.move(placed._request.request_id, to, self._loop.time())
             self._arm()
-        call.record.finished(now, outcome, output_tokens, cached_tokens)
+        placed.engine = engine
+        placed.placement = dataclasses.replace(placed.placement, replica_id=to)
+        self._telemetry.moved(source, to)
+
+    def first_token(self, placed: Placed) -> None:
+        """See `Placed.first_token`."""
+        now = self._loop.time()
+        placed._record.first_token_at = now
+        self._telemetry.first_byte(placed.placement.replica_id, now - placed._placed_at)
+        if not placed._is_lost:
+            self.scheduler.on_first_token(placed._request.request_id, now)
+
+    def finish(self, placed: Placed, outcome: str) -> None:
+        """See `Placed.end`."""
+        now = self._loop.time()
+        output_tokens, cached_tokens = placed._output_tokens, placed._cached_tokens
+        if not placed._is_lost:
+            del self._in_flight[placed._request.request_id]
+            self.scheduler.on_finish(placed._request.request_id, output_tokens, now, cached_tokens=cached_tokens)
+            self._arm()
+        placed._record.finished(now, outcome, output_tokens, cached_tokens)
         self._telemetry.finished(
-            call.placement,
+            placed.placement,
             outcome=outcome,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
-            e2e_s=now - call.placed_at,
+            e2e_s=now - placed._placed_at,
         )
 
-    # models
-
-    def models(self) -> dict[str, LiveReplica]:
-        """Every model served now, with a replica that serves it."""
-        return {name: replica for replica in self._live.values() for name in replica.info.models}
-
-    def check_model(self, model: str | None) -> None:
-        """Raises: NoReplicaError: no replica is up. UnknownModel: none of those that are serves `model`."""
-        if not self._live:
-            raise NoReplicaError("no replica is up")
-        self._not_serving(model)
-
-    def engines_for(self, model: str | None) -> list[Engine]:
-        """The live replicas that serve `model`. Raises: UnknownModel."""
-        others = self._not_serving(model)
-        return [replica.engine for replica_id, replica in self._live.items() if replica_id not in others]
-
-    def namespace(self, model: str | None, cache_salt: str | None) -> str:
-        """The namespace in which prompts for this model and salt share KV."""
-        is_adapter = any(model in replica.info.adapters for replica in self._live.values())
-        return namespace_of(model if is_adapter else None, cache_salt)
-
-    def _not_serving(self, model: str | None) -> frozenset[ReplicaId]:
-        """The live replicas that do not serve `model`; None is served by all. Raises: UnknownModel."""
-        if model is None:
-            return frozenset()
-        if (others := self._others.get(model)) is not None:
-            return others
-        others = frozenset(r for r, replica in self._live.items() if model not in replica.info.models)
-        if self._live and len(others) == len(self._live):
-            raise UnknownModel(
-                f"no replica serves the model {model[:200]!r}; there are: {', '.join(sorted(self.models()))}",
-                param="model",
-            )
-        self._others[model] = others
-        return others
+    def engine_failed(self, replica_id: ReplicaId, error: EngineError) -> None:
+        """Count a replica's failure and have it checked at once."""
+        self._telemetry.engine_failed(replica_id, error)
+        self.replicas.suspect(replica_id)
 
     # replicas
 
     def add_replica(self, engine: Engine, info: EngineInfo) -> LiveReplica:
         """Take a replica into the rotation."""
         replica_id = engine.replica_id
-        self._scheduler.add_replica(info.spec, self._loop.time())
-        self._live[replica_id] = replica = LiveReplica(engine, info)
-        self._others.clear()
+        self.scheduler.add_replica(info.spec, self._loop.time())
+        self.replicas.add(replica := LiveReplica(engine, info))
         self._arm()
         self._telemetry.replica_up(
             replica_id, engine=info.engine, version=info.version, models=info.models, events=info.spec.reports_events
@@ -197,51 +220,44 @@ class Dispatcher:
         return replica
 
     def remove_replica(self, replica_id: ReplicaId, reason: str | None, *, silent_since: float | None = None) -> None:
-        """Take it out. Requests that run there are the scheduler's no more; they may end well or be placed again.
+        """Take a replica out of the rotation. The scheduler forgets its requests, which may still end well there.
 
-        `silent_since`: when its machine fell silent; requests that have heard nothing since are withdrawn from it. None
-        where it still answers or refuses: then a connection that is of no use any more tells so itself.
+        `silent_since`: since when its machine is silent; None where it still answers or refuses. See `Placed.on_lost`.
         """
-        orphans = self._scheduler.remove_replica(replica_id, self._loop.time())
+        orphans = self.scheduler.remove_replica(replica_id, self._loop.time())
         for request in orphans:
-            call = self._calls.pop(request.request_id)
-            call.orphaned = call.record.replica_lost = True
-            if silent_since is not None and not call.was_heard_since(silent_since):
-                call.cancel_scope.withdraw(f"was taken out of the rotation: {reason}")
-        del self._live[replica_id]
-        self._others.clear()
+            placed = self._in_flight.pop(request.request_id)
+            placed._is_lost = placed._record.replica_lost = True
+            if placed.on_lost is not None:
+                placed.on_lost(reason, silent_since)
+        self.replicas.remove(replica_id)
         self._arm()
         self._telemetry.replica_down(replica_id, reason, len(orphans))
-
-    def suspect(self, replica_id: ReplicaId) -> None:
-        """A connection to the replica failed, or it does not know its model: have it checked at once."""
-        if (replica := self._live.get(replica_id)) is not None:
-            replica.suspect.set()
 
     def set_trust(self, replica: LiveReplica, trusted: bool) -> None:
         """Have matches on a replica count or not. Nothing happens if it has left the rotation."""
         replica_id = replica.engine.replica_id
-        if self._live.get(replica_id) is replica and replica.trusted != trusted:
-            self._scheduler.set_trust(replica_id, trusted, self._loop.time())
+        if self.replicas.get(replica_id) is replica and replica.trusted != trusted:
+            self.scheduler.set_trust(replica_id, trusted, self._loop.time())
             replica.trusted = trusted
 
     def apply(self, event: KvEvent) -> None:
-        """Correct the scheduler's belief of what a live replica caches."""
+        """Give the scheduler a change of a live replica's cache."""
         self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
         if isinstance(event, BlocksStored):
-            if not self._scheduler.on_stored(event, self._loop.time()):
-                self._note_unlocated(event)
+            if not self.scheduler.on_stored(event, self._loop.time()):
+                self._count_unlocated(event)
         else:
-            self._scheduler.on_evicted(event, self._loop.time())
+            self.scheduler.on_evicted(event, self._loop.time())
         self._arm()
 
-    def _note_unlocated(self, event: BlocksStored) -> None:
-        """Count the event. Where the stream knows its parent, have it start over, though not all the time."""
+    def _count_unlocated(self, event: BlocksStored) -> None:
+        """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""
         replica_id = event.replica_id
         self._telemetry.unlocated.labels(replica_id).inc()
         if event.is_orphan:
             return
-        replica = self._live[replica_id]
+        replica = self.replicas[replica_id]
         if replica.resync_backoff.is_due(self._loop.time()):
             self._telemetry.resynced(replica_id)
             replica.engine.resync_kv_events()
@@ -249,19 +265,19 @@ class Dispatcher:
     # timers
 
     def _arm(self) -> None:
-        """Have `on_timer` called when the scheduler wants it, not later."""
-        when = self._scheduler.next_timer()
+        """Have `_on_timer` called at the scheduler's next timer."""
+        when = self.scheduler.next_timer()
         if self._timer is not None:
             if when is not None and when >= self._timer_at:
                 return
             self._timer.cancel()
-        # Kept beside the handle: for a time that is past, uvloop gives one that does not know its time.
+        # Kept beside the handle: for a time in the past, uvloop gives a handle that does not know its time.
         self._timer_at = when or 0.0
         self._timer = None if when is None else self._loop.call_at(when, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._telemetry.homes_changed(self._scheduler.on_timer(self._loop.time()))
+        self._telemetry.homes_changed(self.scheduler.on_timer(self._loop.time()))
         self._arm()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes of requests are held at once, over all clients: `limits.max_body_bytes` bounds only each one."""
+"""The memory budget for request bodies, over all clients; `limits.max_body_bytes` bounds only each body."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from preble.errors import Overloaded
 
 
 class BodyMemoryBudget:
-    """Room for the bodies that arrive or are being worked on. `most`: in bytes."""
+    """The budget for the bodies that are arriving or being served. `most`: in bytes."""
 
     def __init__(self, most: int, *, retry_after_s: float) -> None:
         self._most = most
         self._retry_after_s = retry_after_s
         self.held = 0
-        """Bytes that are taken now."""
+        """Bytes taken now."""
 
     @contextmanager
     def share(self) -> Iterator[BodyReservation]:
-        """A request's part of it, given back at the end."""
+        """A context with one request's reservation, released at its end."""
         share = BodyReservation(self)
         try:
             yield share
@@ -37,7 +37,7 @@ class BodyMemoryBudget:
 
 
 class BodyReservation:
-    """What one request has taken."""
+    """The bytes that one request has taken."""
 
     __slots__ = ("_room", "held")
 
@@ -46,6 +46,6 @@ class BodyReservation:
         self.held = 0
 
     def grow(self, size: int) -> None:
-        """Take so many bytes more. Raises: Overloaded: there is no room now."""
+        """Take `size` more bytes. Raises: Overloaded: there is no room now."""
         self._room.take(size)
         self.held += size

@@ -1,4 +1,4 @@
-"""The gateway's side of one client's request: reading the body, answering, and noticing that the client has gone."""
+"""One client's request: reading its body, answering it, and noticing that the client has gone."""
 
 from __future__ import annotations
 
@@ -9,44 +9,41 @@ from typing import Any
 
 from preble.errors import BodyTooLarge, BodyTooSlow
 from preble.gateway.http.body_budget import BodyReservation
-from preble.serving.api import ErrorForm
-from preble.serving.sse import event
+from preble.gateway.http.errors import ErrorForm, HeaderList
+from preble.gateway.http.events import event
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-HeaderList = list[tuple[bytes, bytes]]
 
-JSON_TYPE = (b"content-type", b"application/json")
-EVENT_STREAM = b"text/event-stream"
 _LARGE_ANSWER_BYTES = 64 * 1024
-"""What the server takes without making us wait. Of a larger answer the end is sent by itself, so that its request
-counts as being served for as long as the answer takes memory."""
+"""The server takes an answer of this size without waiting for the client. The end of a larger one is sent by itself, so
+that its request counts as being served while the answer takes memory."""
 _DRAINED_TIMES = 4
-"""Up to so many times the limit of a too large body is read and dropped, since a client that is still sending may take
-a connection closed on it for a failure of the network and never see the answer."""
+"""Of a body that is too large, up to this many times the limit is read and dropped: a client that is still sending may
+take a closed connection for a network failure and never see the answer."""
 
 
 class ClientGone(Exception):
-    """The client has closed the connection; there is nobody to tell anything."""
+    """The client has closed the connection; no answer is possible."""
 
 
 class Client:
-    """One request's client. `status`: what it was answered, None before. `query`: what follows the path."""
+    """The client of one request. `status`: of the answer, None before it begins. `query`: the URL's part after `?`."""
 
     def __init__(self, headers: HeaderList, receive: Receive, send: Send, *, query: bytes = b"") -> None:
         self.headers = dict(headers)
         self.query = query
         self.status: int | None = None
         self.request_id: str | None = None
-        """Said in every answer from when it is known, errors too."""
+        """Sent with every answer, errors included, once it is set."""
         self._receive = receive
         self._send = send
         self._streams_events = False
         self._complete = False
 
     async def read_body(self, limit: int, timeout_s: float, share: BodyReservation) -> bytes:
-        """The whole body, for which `share` grows as it arrives.
+        """Return the whole body; `share` grows as it arrives.
 
         Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
         """
@@ -95,11 +92,11 @@ class Client:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if self._complete:
-            # Servers also say "disconnect" once an answer is complete; nobody has gone then.
+            # Servers also send "disconnect" once an answer is complete; the client has not gone then.
             await asyncio.get_running_loop().create_future()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        """A whole answer. Waits until a client that reads slowly has read most of a large one."""
+        """Send a whole answer. Waits until a client that reads slowly has read most of a large one."""
         await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         self._complete = True
         if len(body) > _LARGE_ANSWER_BYTES:
@@ -119,20 +116,20 @@ class Client:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
-        """The next bytes of a streamed answer. Waits while the client reads slowly."""
+        """Send the next bytes of a streamed answer. Waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self) -> None:
-        """The end of a streamed answer."""
+        """End a streamed answer."""
         self._complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, form: ErrorForm) -> None:
-        """Tell the client of an error, in whatever way is still possible; harmless after a complete answer."""
+        """Send an error in the way that is still possible: an answer, or an event. Nothing after a complete answer."""
         if self._complete:
             return
         if self.status is None:
-            await self.reply(form.status, error_headers(form), form.body())
+            await self.reply(form.status, form.headers(), form.body())
         elif self._streams_events:
             await self.write(event(form.body()))
             await self.end()
@@ -163,13 +160,3 @@ class WatchedClient:
         if self._is_gone and self._worker is not None:
             self._worker.uncancel()
             raise ClientGone from error
-
-
-def error_headers(form: ErrorForm) -> HeaderList:
-    """The headers that go with an error."""
-    headers = [JSON_TYPE]
-    if form.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % max(1, round(form.retry_after_s))))
-    if form.status in (408, 413):
-        headers.append((b"connection", b"close"))
-    return headers

@@ -1,12 +1,13 @@
-"""A completion with a list of prompts: each is placed on its own, and their answers become one.
+"""A completion with a list of prompts: each is placed on its own, and their answers are merged into one.
 
-Choice `j` of prompt `i` has index `i * n + j`, as in an engine that gets the whole list. One prompt that fails fails
-the request; the others are aborted.
+Choice `j` of prompt `i` has index `i * n + j`, as in an engine that gets the whole list. If one prompt fails, the
+request fails and the other prompts are aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,50 +16,50 @@ from msgspec import Raw
 
 from preble.core.types import unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused, RequestError
-from preble.gateway.http.client import EVENT_STREAM, JSON_TYPE, Client, HeaderList
-from preble.gateway.requests.intake import Intake, ParsedRequest
-from preble.gateway.requests.one_prompt import check_event_stream, note_usage, read_answer, reply_refusal
-from preble.gateway.requests.relay import Relay, ResponseHead
-from preble.serving.api import Prompt, PromptTokensDetails, Usage
-from preble.serving.dispatcher import Attempt
-from preble.serving.sse import DONE, EventSplitter, StreamMeter, event
+from preble.gateway.http.client import Client
+from preble.gateway.http.errors import JSON_TYPE, HeaderList
+from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
+from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.relay import Relay
+from preble.gateway.requests.replies import check_event_stream, read_answer, reply_refusal
+from preble.serving import ParsedRequest, Prompt, PromptTokensDetails, StreamMeter, Usage
 
+Relays = Callable[[int, bytes], Awaitable[Relay]]
+"""Makes the relay of prompt `index`, given the body for its replica."""
 _MAX_COPIED_BYTES = 128 * 1024 * 1024
-"""What the other fields of a body may take in all the bodies that are made of it: one body of 16 MiB could be
-thousands of that size."""
+"""The most that the fields beside the prompts may take in all the bodies made from one: they are copied into each."""
 _WAITING_EVENTS = 64
-"""Events that wait for a slow client before the replicas are read no further."""
+"""The most events that wait for a slow client; then the replicas are read no further."""
 
 
 class _Refused(Exception):
-    """A replica answered one prompt with an error status; the whole request is answered with it."""
+    """A replica answered one prompt with an error status, and with it the whole request."""
 
-    def __init__(self, head: ResponseHead, body: bytes, call: Attempt | None) -> None:
-        super().__init__(head.status)
-        self.head = head
+    def __init__(self, attempt: Attempt, body: bytes) -> None:
+        super().__init__(attempt.status)
+        self.attempt = attempt
         self.body = body
-        self.call = call
 
 
-async def answer_prompt_list(intake: Intake, client: Client, parsed: ParsedRequest) -> None:
+async def answer_prompt_list(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
     """Answer a completion that has several prompts. Raises: PrebleError."""
     answer = _answer_stream if parsed.fields.stream else _answer_whole
     try:
-        await answer(intake, client, parsed)
+        await answer(client, parsed, relays)
     except ExceptionGroup as group:
-        # The first failure; it has cancelled the others, and those that failed at the same time tell no more.
+        # The first failure cancelled the others; failures at the same moment add nothing.
         first = group.exceptions[0]
         if not isinstance(first, _Refused):
             raise first from None
         if client.status is not None:
-            raise EngineRefused(f"a replica answered one of the prompts with status {first.head.status}") from None
-        await reply_refusal(client, first.head, first.call, first.body)
+            raise EngineRefused(f"a replica answered one of the prompts with status {first.attempt.status}") from None
+        await reply_refusal(client, first.attempt, first.body)
 
 
 def _bodies(parsed: ParsedRequest) -> list[bytes]:
-    """The body for each prompt: the client's own, but for the prompt.
+    """Return the body for each prompt: the client's own with that prompt alone.
 
-    Raises: RequestError: the fields that stand in each of them are too large for so many.
+    Raises: RequestError: the copies of the other fields would take too much memory.
     """
     fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
     shared = sum(len(name) + len(value) for name, value in fields.items() if name != "prompt")
@@ -78,32 +79,26 @@ def _encoded(prompt: Prompt) -> bytes:
 # whole answers
 
 
-async def _answer_whole(intake: Intake, client: Client, parsed: ParsedRequest) -> None:
+async def _answer_whole(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
     async with asyncio.TaskGroup() as group:
         bodies = _bodies(parsed)
-        tasks = [group.create_task(_whole(intake, parsed, i, body)) for i, body in enumerate(bodies)]
+        tasks = [group.create_task(_whole(relays, i, body)) for i, body in enumerate(bodies)]
     parts = [task.result() for task in tasks]
-    merged = _merged([part.answer for part in parts], parsed.fields.n or 1)
-    await client.reply(200, _merged_headers([part.call for part in parts]), merged)
+    merged = _merged([answer for answer, _ in parts], parsed.fields.n or 1)
+    await client.reply(200, _merged_headers([attempt for _, attempt in parts]), merged)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    answer: bytes
-    call: Attempt | None
-
-
-async def _whole(intake: Intake, parsed: ParsedRequest, index: int, body: bytes) -> _Part:
-    relay = await intake.relay(parsed, index, body)
-    async with relay as head:
-        answer = await read_answer(relay, head)
-    if head.status >= 400:
-        raise _Refused(head, answer, relay.placed)
-    return _Part(answer, relay.placed)
+async def _whole(relays: Relays, index: int, body: bytes) -> tuple[bytes, Attempt]:
+    """Return one prompt's answer. Raises: PrebleError, _Refused."""
+    async with await relays(index, body) as attempt:
+        answer = await read_answer(attempt)
+    if attempt.status >= 400:
+        raise _Refused(attempt, answer)
+    return answer, attempt
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
-    """One answer with the choices of all, in order, and the sum of their usage."""
+    """Return one answer with all choices in order and the sum of the usages."""
     decoded = [msgspec.json.decode(answer) for answer in answers]
     total = _Total()
     choices = []
@@ -117,7 +112,7 @@ def _merged(answers: list[bytes], n: int) -> bytes:
 
 
 def _reindexed(answer: dict[str, Any], offset: int) -> list[dict[str, Any]]:
-    """The choices of one prompt's answer, counted on from `offset`. Raises: EngineProtocolError."""
+    """Return the choices of one prompt's answer, their indices raised by `offset`. Raises: EngineProtocolError."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or not all(
         isinstance(c, dict) and isinstance(c.get("index"), int) for c in choices
@@ -134,7 +129,7 @@ class _Total:
     sum: Usage = field(default_factory=Usage)
 
     def add(self, fields: Any) -> None:
-        """Add one usage as decoded, or None. Raises: EngineProtocolError."""
+        """Add one decoded usage, or None. Raises: EngineProtocolError."""
         if fields is None:
             return
         try:
@@ -152,7 +147,7 @@ class _Total:
         self.seen = True
 
     def usage(self) -> dict[str, Any]:
-        """In OpenAI's form: zeros are shown, what nobody reported is not."""
+        """Return the sum in OpenAI's form. Cached tokens are left out where no replica reported any."""
         fields: dict[str, Any] = {
             "prompt_tokens": self.sum.prompt_tokens,
             "completion_tokens": self.sum.completion_tokens,
@@ -163,8 +158,8 @@ class _Total:
         return fields
 
 
-def _merged_headers(calls: list[Attempt | None]) -> HeaderList:
-    placements = [call.placement for call in calls if call is not None]
+def _merged_headers(attempts: list[Attempt]) -> HeaderList:
+    placements = [attempt.placed.placement for attempt in attempts]
     replicas = ",".join(sorted({placement.replica_id for placement in placements}))
     reasons = ",".join(sorted({placement.reason for placement in placements}))
     matched = sum(placement.matched_tokens for placement in placements)
@@ -178,43 +173,41 @@ def _merged_headers(calls: list[Attempt | None]) -> HeaderList:
 
 # streamed answers
 
+_Events = asyncio.Queue[dict[str, Any] | None]
+"""Decoded events of all prompts, with a None at the end of each prompt's stream."""
 
-async def _answer_stream(intake: Intake, client: Client, parsed: ParsedRequest) -> None:
-    events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_WAITING_EVENTS)
+
+async def _answer_stream(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
+    events: _Events = asyncio.Queue(_WAITING_EVENTS)
     async with asyncio.TaskGroup() as group:
         for i, body in enumerate(_bodies(parsed)):
-            group.create_task(_produce(intake, parsed, i, body, events))
+            group.create_task(_produce(relays, i, body, i * (parsed.fields.n or 1), events))
         await _consume(client, parsed, events)
 
 
-async def _produce(
-    intake: Intake, parsed: ParsedRequest, index: int, body: bytes, events: asyncio.Queue[dict[str, Any] | None]
-) -> None:
-    """Read one prompt's stream into the queue, a None at its end. Raises: PrebleError, _Refused."""
-    relay = await intake.relay(parsed, index, body)
-    async with relay as head:
-        if head.status >= 400:
-            raise _Refused(head, await relay.read_all(head), relay.placed)
-        check_event_stream(head)
-        relay.first_token()
-        await _read_events(relay, head, index * (parsed.fields.n or 1), events)
+async def _produce(relays: Relays, index: int, body: bytes, offset: int, events: _Events) -> None:
+    """Read one prompt's stream into the queue. Raises: PrebleError, _Refused."""
+    async with await relays(index, body) as attempt:
+        if attempt.status >= 400:
+            raise _Refused(attempt, await attempt.read_all())
+        check_event_stream(attempt)
+        attempt.placed.first_token()
+        await _read_events(attempt, offset, events)
     await events.put(None)
 
 
-async def _read_events(
-    relay: Relay, head: ResponseHead, offset: int, events: asyncio.Queue[dict[str, Any] | None]
-) -> None:
+async def _read_events(attempt: Attempt, offset: int, events: _Events) -> None:
     meter, splitter = StreamMeter(), EventSplitter()
     try:
-        chunk = head.first
+        chunk = attempt.first
         while chunk:
             meter.feed(chunk)
             for data in splitter.feed(chunk):
                 if data != b"[DONE]":
                     await events.put(_reindexed_event(data, offset))
-            chunk = await anext(relay.rest(), b"")
+            chunk = await anext(attempt.rest(), b"")
     finally:
-        note_usage(relay, meter)
+        attempt.placed.usage(*meter.tokens())
 
 
 def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
@@ -225,8 +218,8 @@ def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
     return {**decoded, "choices": _reindexed(decoded, offset)}
 
 
-async def _consume(client: Client, parsed: ParsedRequest, events: asyncio.Queue[dict[str, Any] | None]) -> None:
-    """Write the events of all prompts as one stream; usage comes once, at the end, as the sum."""
+async def _consume(client: Client, parsed: ParsedRequest, events: _Events) -> None:
+    """Write the events of all prompts as one stream, with the sum of the usages once at its end."""
     total = _Total()
     running = len(parsed.prompts)
     last: dict[str, Any] = {}

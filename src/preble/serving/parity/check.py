@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,9 +24,12 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
 from preble.engines.adapter import Engine, EngineResponse
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
-from preble.serving.api import COMPLETIONS, decode_answer
-from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.answers import decode_answer
+from preble.serving.bodies import COMPLETIONS
+from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.report import Check, Finding, Outcome
+from preble.serving.replicas.live import LiveReplica
+from preble.serving.tokens.pool import TokenIds
 
 MIN_TOKENS = 64
 """Of the prompt that is sent twice, where blocks are small."""
@@ -43,14 +46,6 @@ MIN_DISTINCT_IDS = 16
 REPORTING = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
 MAX_ANSWER_BYTES = 1024 * 1024
 POLL_S = 0.05
-
-
-class TokenIds(Protocol):
-    """Whose token ids the replica's are held against: a `TokenSource`, as far as it is needed here."""
-
-    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens: ...
-
-    async def chat(self, body: bytes, model: str | None) -> PackedTokens: ...
 
 
 class EngineIds:
@@ -250,7 +245,7 @@ class ParityCheck:
 
     def _believed(self, prompt: PackedTokens) -> int:
         replica_id = self.replica.engine.replica_id
-        if replica_id not in self.dispatcher.live:
+        if replica_id not in self.dispatcher.replicas:
             return 0
         return self.dispatcher.scheduler.matched_tokens(replica_id, Request(RequestId("parity"), prompt))
 

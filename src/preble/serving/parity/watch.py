@@ -9,10 +9,12 @@ from random import Random, SystemRandom
 import structlog
 
 from preble.config import ParityConfig
-from preble.serving.dispatcher import Dispatcher, LiveReplica
-from preble.serving.parity.check import EngineIds, ParityCheck, TokenIds
+from preble.serving.dispatcher import Dispatcher
+from preble.serving.parity.check import EngineIds, ParityCheck
 from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome_of
+from preble.serving.replicas.live import LiveReplica
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.tokens.pool import TokenIds
 
 LONGEST_RETRY = 64
 """Of the first wait before a check is repeated."""
@@ -52,7 +54,7 @@ class ParityWatch:
     async def check_all(self) -> list[ParityReport]:
         """Check every live replica now, all at the same time."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.check(replica)) for replica in self._dispatcher.live.values()]
+            tasks = [group.create_task(self.check(replica)) for replica in self._dispatcher.replicas.values()]
         return [task.result() for task in tasks]
 
     async def check(self, replica: LiveReplica) -> ParityReport:
@@ -72,7 +74,7 @@ class ParityWatch:
             took_s=time.monotonic() - started,
             findings=findings,
         )
-        if self._dispatcher.live.get(replica.engine.replica_id) is replica:
+        if self._dispatcher.replicas.get(replica.engine.replica_id) is replica:
             replica.parity = report
             self._telemetry.parity_checked(report, is_known=is_known)
         return report
@@ -81,7 +83,7 @@ class ParityWatch:
         if self._tokens is not None:
             return self._tokens
         model = replica.info.models[0]
-        oldest = next((other for other in self._dispatcher.live.values() if model in other.info.models), replica)
+        oldest = next((other for other in self._dispatcher.replicas.values() if model in other.info.models), replica)
         return None if oldest is replica else EngineIds(oldest.engine)
 
     def _verdict(self, findings: list[Finding]) -> bool | None:

@@ -11,8 +11,9 @@ import structlog
 from preble.config import HealthConfig
 from preble.engines import Engine, EngineServer, Found
 from preble.errors import EngineError, EngineRefused
-from preble.serving.dispatcher import Dispatcher, LiveReplica
+from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.watch import ParityWatch
+from preble.serving.replicas.live import LiveReplica
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What the gateway tells of itself: Prometheus metrics, and one `placed` and one `finished` line a request.
+"""Prometheus metrics of placements and replicas, and one `placed` and one `finished` log line for each placement.
 
-Never the prompt. A line below the configured log level costs a method call that does nothing; the metrics of one
-replica are looked up once, since finding a labelled metric costs more than counting with it.
+No line contains the prompt. A line below the configured log level costs a call that does nothing. The metrics of one
+replica are looked up once: finding a labelled metric costs more than counting with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0
 
 
 class _OfReplica:
-    """The metrics of one replica, found."""
+    """The metrics of one replica."""
 
     __slots__ = (
         "cached_tokens",
@@ -52,7 +52,7 @@ class _OfReplica:
 
 
 class Telemetry:
-    """The metrics and log of one gateway; its registry is its own, so that several can live in one process."""
+    """The metrics and log of one `Serving`. Each has a registry of its own, so that several can run in one process."""
 
     def __init__(self, log_losses: LogLosses | None = None) -> None:
         """`log_losses`: of the log that this process writes, None where nobody counts them."""
@@ -68,30 +68,28 @@ class Telemetry:
         def seconds(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SHORT_S) -> Histogram:
             return Histogram(f"preble_{name}_seconds", text, labels, registry=registry, buckets=buckets)
 
-        self.responses = counter("responses", "Answers to clients; 499: the client went away.", "path", "status")
         self.placements = counter("placements", "Requests placed, by reason.", "replica", "reason")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens placed.", "replica")
-        self.matched_tokens = counter("matched_tokens", "Of them, believed to be cached when placed.", "replica")
+        self.matched_tokens = counter("matched_tokens", "Prompt tokens believed to be cached when placed.", "replica")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the replica reported as cached.", "replica")
         self.output_tokens = counter("output_tokens", "Tokens generated.", "replica")
         self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
-        self.moves = counter("moves", "Requests moved off a replica that failed or refused them.", "replica")
-        self.kv_events = counter("kv_events", "Changes of prefix caches taken in.", "replica", "kind")
-        self.unlocated = counter("kv_blocks_unlocated", "Stored blocks whose parent is unknown, by event.", "replica")
-        self.resyncs = counter("kv_resyncs", "KV event streams asked to start over.", "replica")
+        self.moves = counter("moves", "Requests that left a replica for another one.", "replica")
+        self.kv_events = counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind")
+        self.unlocated = counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica")
+        self.resyncs = counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica")
         self.prefix_homes = counter(
             "prefix_homes", "Prefixes that got a further home or lost one.", "replica", "change"
         )
         self.parity = gauge(
             "replica_parity",
-            "What came of the last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
+            "Last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
             "replica",
             "check",
         )
         self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
         self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
         self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
-        self.body_bytes = gauge("body_bytes", "Bytes of requests that arrive or are being served.")
         self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
         self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
         self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)
@@ -127,6 +125,12 @@ class Telemetry:
             matched_tokens=placement.matched_tokens,
         )
 
+    def moved(self, source: ReplicaId, to: ReplicaId) -> None:
+        """The carrier sent a request to another replica."""
+        self.moves.labels(source).inc()
+        self._of(source).running.dec()
+        self._of(to).running.inc()
+
     def first_byte(self, replica: ReplicaId, ttft_s: float) -> None:
         self._of(replica).ttft.observe(ttft_s)
 
@@ -152,7 +156,7 @@ class Telemetry:
         )
 
     def resynced(self, replica: ReplicaId) -> None:
-        """A replica's KV events were asked to start over, since they build on blocks that are not known."""
+        """A replica's KV events, which build on unknown blocks, were asked to start over."""
         self.resyncs.labels(replica).inc()
         self.log.warning("kv_events_resync", replica=replica, reason="blocks were stored behind unknown ones")
 
@@ -176,7 +180,7 @@ class Telemetry:
         self.log.info("replica_up", replica=replica, **details)
 
     def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
-        """A replica's token ids and cache were compared. `is_known`: the same was found the last time."""
+        """A replica's token ids and cache were checked. `is_known`: the last check found the same."""
         for finding in report.findings:
             self.parity.labels(report.replica, finding.check).set(_PARITY[finding.outcome])
         if is_known:
@@ -192,7 +196,7 @@ class Telemetry:
             log.info("parity_verified", took_s=round(report.took_s, 3))
 
     def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:
-        """A replica left the rotation. `reason`: None where the gateway itself stops."""
+        """A replica left the rotation. `reason`: None at shutdown."""
         self.up.labels(replica).set(0)
         for check in Check:
             with contextlib.suppress(KeyError):  # never checked

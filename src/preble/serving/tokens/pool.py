@@ -20,12 +20,12 @@ from preble.config import GatewayConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused
-from preble.serving.api import decode_chat
+from preble.serving.bodies import decode_chat
 from preble.serving.tokens.tokenizer import PromptTokenizer, find_model_files
 
 
-class TokenSource(Protocol):
-    """Makes token ids of prompts, off the event loop where it would take long."""
+class TokenIds(Protocol):
+    """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
 
     async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
         """Raises: RequestError: the text, or the model, is not usable."""
@@ -35,7 +35,13 @@ class TokenSource(Protocol):
         """Raises: RequestError: the body, or the model, is not usable."""
         ...
 
-    def close(self) -> None: ...
+
+class TokenSource(TokenIds, Protocol):
+    """Token ids for placing."""
+
+    def close(self) -> None:
+        """Release threads and processes."""
+        ...
 
 
 class LocalTokens:

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, API keys, and every failure turned into an answer in OpenAI's form."""
+"""The ASGI application: routes, API keys, and an answer in OpenAI's form for every failure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+import structlog
+from prometheus_client import Counter, Gauge
 
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
+from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_budget import BodyMemoryBudget
-from preble.gateway.http.client import JSON_TYPE, Client, ClientGone, HeaderList, Receive, Send, error_headers
-from preble.gateway.http.debug import DEBUG, PARITY, DebugPages
-from preble.gateway.requests.inference import Inference
-from preble.serving.api import CHAT, COMPLETIONS, ErrorForm, error_form
-from preble.serving.dispatcher import Dispatcher
-from preble.serving.parity.watch import ParityWatch
-from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE, Telemetry
+from preble.gateway.http.client import Client, ClientGone, Receive, Send
+from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList, error_form
+from preble.gateway.requests.completions import Completions
+from preble.serving import CHAT, COMPLETIONS, METRICS_CONTENT_TYPE, Serving
 
 Handler = Callable[[Client], Awaitable[None]]
 
 _WITH_KEY = ("/v1/", DEBUG)
-"""What needs an API key where there are any."""
+"""Paths that need an API key if any are configured."""
 _GONE = 499
-"""The status under which clients that went away are counted; nobody gets to see it."""
+"""The status that metrics show for clients that went away; no client sees it."""
 _BODIES_HELD = 64
-"""Bodies of the largest size for which there is room at once."""
+"""How many bodies of the largest size fit into the memory budget."""
 _UNAUTHORIZED = ErrorForm(
     401, "authentication_error", "invalid_api_key", "give a valid API key, as `Authorization: Bearer KEY`"
 )
@@ -37,27 +37,25 @@ _STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway 
 
 
 class App:
-    """What the gateway answers. One instance serves all connections of one event loop."""
+    """Answers every request. One instance serves all connections of one event loop."""
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        dispatcher: Dispatcher,
-        inference: Inference,
-        telemetry: Telemetry,
-        parity: ParityWatch,
-    ) -> None:
+    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
         self._limits = config.limits
         self._body_s = config.timeouts.body_s
-        self._room = BodyMemoryBudget(
+        self._bodies = BodyMemoryBudget(
             _BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s
         )
-        telemetry.body_bytes.set_function(lambda: self._room.held)
         self._keys = [key.encode() for key in config.auth.api_keys]
-        self._dispatcher = dispatcher
-        self._inference = inference
-        self._telemetry = telemetry
-        self._debug = DebugPages(dispatcher, parity)
+        self._serving = serving
+        self._completions = Completions(serving, config)
+        self._debug = DebugPages(serving)
+        self._log = structlog.get_logger()
+        registry = serving.telemetry.registry
+        self._responses = Counter(
+            "preble_responses", "Answers to clients; 499: the client went away.", ("path", "status"), registry=registry
+        )
+        body_bytes = Gauge("preble_body_bytes", "Bytes of requests that arrive or are being served.", registry=registry)
+        body_bytes.set_function(lambda: self._bodies.held)
         self._started_at = int(time.time())
         self._gets: Mapping[str, Handler] = {
             "/v1/models": self._models,
@@ -69,13 +67,13 @@ class App:
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
         path: str = scope["path"]
-        # A second cancellation, at the server's very end, meets a client that does not even read why.
+        # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], path, client)
-        self._telemetry.responses.labels(self._counted_as(path), str(client.status)).inc()
+        self._responses.labels(self._counted_as(path), str(client.status)).inc()
 
     async def _answer(self, method: str, path: str, client: Client) -> None:
-        """Whatever goes wrong becomes an answer here."""
+        """Every failure becomes an answer here."""
         try:
             await self._route(method, path, client)
         except ClientGone:
@@ -83,13 +81,13 @@ class App:
         except PrebleError as error:
             await self._fail(client, error_form(error), error)
         except asyncio.CancelledError:
-            # Only the server cancels this task, when its patience with running requests ends; the task ends here.
+            # Only the server cancels this task, at the end of the shutdown's grace; the task ends here.
             await client.fail(_STOPPING)
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
             await self._fail(client, error_form(PrebleError()), error)
 
     def _counted_as(self, path: str) -> str:
-        """The path in metrics: one of few."""
+        """Return the path as metrics name it: one of few."""
         if path.startswith(DEBUG):
             return DEBUG
         return path if path in self._gets or path in (COMPLETIONS, CHAT) else "other"
@@ -97,7 +95,7 @@ class App:
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
         if form.status >= 500:
             is_bug = form.code == "internal_error"
-            self._telemetry.log.error(
+            self._log.error(
                 "request_failed",
                 request_id=client.request_id,
                 error=str(error),
@@ -111,9 +109,9 @@ class App:
             await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
         elif path in (COMPLETIONS, CHAT):
             if method == "POST":
-                with self._room.share() as share:
+                with self._bodies.share() as share:
                     body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
-                    await self._inference.answer(path, client, body)
+                    await self._completions.answer(path, client, body)
             else:
                 await self._not_allowed(client, method, b"POST")
         elif path == PARITY and method == "POST":
@@ -128,21 +126,21 @@ class App:
             there = ", ".join((COMPLETIONS, CHAT, *self._gets))
             text = f"there is no {method} {path[:200]}; there are {there} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
-            await client.reply(404, error_headers(form), form.body())
+            await client.reply(404, form.headers(), form.body())
 
     async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
-        await client.reply(405, [*error_headers(form), (b"allow", allowed)], form.body())
+        await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body())
 
     def _is_authorized(self, client: Client) -> bool:
-        """Compares with every key, in a time that tells nothing of them."""
+        """Compare with every key, in a time that does not depend on them."""
         scheme, _, given = client.headers.get(b"authorization", b"").partition(b" ")
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
         return scheme.lower() == b"bearer" and any(matches)
 
     async def _models(self, client: Client) -> None:
-        """The union of what the live replicas serve."""
+        """The models that the live replicas serve."""
         data = [
             {
                 "id": name,
@@ -151,7 +149,7 @@ class App:
                 "owned_by": replica.info.engine,
                 "max_model_len": replica.info.max_model_len,
             }
-            for name, replica in sorted(self._dispatcher.models().items())
+            for name, replica in sorted(self._serving.replicas.models().items())
         ]
         await client.reply(200, [JSON_TYPE], msgspec.json.encode({"object": "list", "data": data}))
 
@@ -159,7 +157,7 @@ class App:
         await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
 
     async def _ready(self, client: Client) -> None:
-        live = self._dispatcher.live.values()
+        live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
         status = "ready" if live else "no replica is up"
         body = msgspec.json.encode({"status": status, "replicas": len(live), "untrusted": untrusted})
@@ -167,4 +165,4 @@ class App:
 
     async def _metrics(self, client: Client) -> None:
         headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]
-        await client.reply(200, headers, self._telemetry.exposition())
+        await client.reply(200, headers, self._serving.telemetry.exposition())

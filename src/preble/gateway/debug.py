@@ -1,4 +1,4 @@
-"""`/debug`: the last decisions with all that was weighed, the scheduler's state per replica, and their parity."""
+"""`/debug`: the last decisions with every candidate, the scheduler's state for each replica, and their parity."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from urllib.parse import parse_qs
 import msgspec
 
 from preble.core.placing.snapshot import ReplicaState
-from preble.decisions.recent import Decision, RecentDecisions
+from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
-from preble.gateway.http.client import JSON_TYPE, Client
-from preble.serving.dispatcher import Dispatcher, LiveReplica
-from preble.serving.parity.report import Outcome, ParityReport
-from preble.serving.parity.watch import ParityWatch
+from preble.gateway.http.client import Client
+from preble.gateway.http.errors import JSON_TYPE
+from preble.serving import LiveReplica, Outcome, ParityReport, Serving
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"
@@ -21,7 +20,7 @@ DEFAULT_LIMIT = 20
 
 
 class NoDecision(RequestError):
-    """No decision of this request is remembered, or there is no such page."""
+    """No decision for this request is kept any more, or there is no such page."""
 
     status = 404
     code = "not_found"
@@ -34,10 +33,10 @@ class DecisionsPage(msgspec.Struct, frozen=True):
 
 
 class ReplicaPage(msgspec.Struct, frozen=True):
-    """One replica as the scheduler sees it. `drift_*`: over the requests of which it reported cached tokens.
+    """One replica as the scheduler sees it. `drift_*`: over the requests for which it reported cached tokens.
 
-    `engine_load`: what the replica says of its own load, other clients' included; None where it does not.
-    `trusted`: whether matches there count. `parity`: what came of the last check, None before any.
+    `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
+    `trusted`: whether matches there count. `parity`: the outcome of the last check, None before any.
     """
 
     replica: str
@@ -59,7 +58,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
 
 
 class ParityPage(msgspec.Struct, frozen=True):
-    """`/debug/parity`: the last report of each live replica that was checked."""
+    """`/debug/parity`: the last report on each live replica that was checked."""
 
     reports: list[ParityReport]
 
@@ -77,18 +76,13 @@ class ReplicasPage(msgspec.Struct, frozen=True):
 
 
 class DebugPages:
-    """Answers GET requests below `/debug/`, and POST where there is something to do."""
+    """Answers GET requests below `/debug/`, and POST to start a parity check."""
 
-    def __init__(self, dispatcher: Dispatcher, parity: ParityWatch) -> None:
-        self._dispatcher = dispatcher
-        self._parity = parity
-
-    @property
-    def _recent(self) -> RecentDecisions:
-        return self._dispatcher.recent
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
 
     async def answer(self, path: str, client: Client) -> None:
-        """Raises: RequestError: there is no such page, or the query makes no sense."""
+        """Raises: RequestError: there is no such page, or the query is invalid."""
         room, _, rest = path.removeprefix(DEBUG).partition("/")
         page: DecisionsPage | ReplicasPage | ParityPage
         if room == "decisions":
@@ -96,7 +90,7 @@ class DebugPages:
         elif room == "replicas" and not rest:
             page = self._replicas()
         elif path == PARITY:
-            page = ParityPage([r.parity for r in self._dispatcher.live.values() if r.parity is not None])
+            page = ParityPage([r.parity for r in self._serving.replicas.values() if r.parity is not None])
         else:
             raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
         await client.reply(200, [JSON_TYPE], msgspec.json.encode(page))
@@ -104,23 +98,24 @@ class DebugPages:
     async def check_parity(self, client: Client) -> None:
         """Check every live replica now; answers with the reports. Raises: ClientGone."""
         async with client.watched():
-            reports = await self._parity.check_all()
+            reports = await self._serving.check_parity()
         await client.reply(200, [JSON_TYPE], msgspec.json.encode(ParityPage(reports)))
 
     def _of_request(self, request_id: str) -> DecisionsPage:
-        decisions = self._recent.of_request(request_id)
+        decisions = self._serving.recent.of_request(request_id)
         if not decisions:
+            count = len(self._serving.recent)
             raise NoDecision(
-                f"no decision about request {request_id[:200]!r} is remembered; the last {len(self._recent)} are."
+                f"no decision about request {request_id[:200]!r} is kept; the last {count} decisions are."
                 " The id is in each answer's x-request-id header"
             )
         return DecisionsPage(decisions)
 
     def _latest(self, query: bytes) -> DecisionsPage:
-        return DecisionsPage(list(self._recent.latest(_limit(query, self._recent.limit))))
+        return DecisionsPage(list(self._serving.recent.latest(_limit(query, self._serving.recent.limit))))
 
     def _replicas(self) -> ReplicasPage:
-        scheduler = self._dispatcher.scheduler
+        scheduler = self._serving.scheduler
         state = scheduler.snapshot()
         return ReplicasPage(
             policy=scheduler.policy.name,
@@ -130,7 +125,7 @@ class DebugPages:
             unindexed=state.num_unindexed,
             replicated_prefixes=state.num_replicated_prefixes,
             replicas=[
-                _replica(one, state.replicas[one.info.spec.replica_id]) for one in self._dispatcher.live.values()
+                _replica(one, state.replicas[one.info.spec.replica_id]) for one in self._serving.replicas.values()
             ],
         )
 
@@ -158,7 +153,7 @@ def _replica(replica: LiveReplica, state: ReplicaState) -> ReplicaPage:
 
 
 def _limit(query: bytes, most: int) -> int:
-    """How many are asked for.
+    """Return the `limit` in a query.
 
     Raises: RequestError: not a number from 1 to `most`.
 

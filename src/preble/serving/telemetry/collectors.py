@@ -1,8 +1,9 @@
-"""The scheduler's state as metrics, read at each scrape."""
+"""The state of the scheduler and the engines' load as metrics, read at each scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,12 +11,21 @@ from prometheus_client.registry import Collector
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import SchedulerState
+from preble.core.types import ReplicaId
+from preble.serving.replicas.live import LiveReplica
 
 _LABELS = ("replica",)
+_ENGINE_LOAD = MappingProxyType(
+    {
+        "running": "Requests that the engine reports as running, with other clients' requests.",
+        "waiting": "Requests that the engine reports as waiting, with other clients' requests.",
+        "kv_tokens": "Tokens of KV cache that the engine reports as in use.",
+    }
+)
 
 
 class LogCounts(Protocol):
-    """A decision log, as far as it is counted."""
+    """The counters of a decision log."""
 
     @property
     def num_written(self) -> int: ...
@@ -25,14 +35,14 @@ class LogCounts(Protocol):
 
 
 class SchedulerCollector(Collector):
-    """What one scheduler believes. `log`: the decision log, None where none is kept."""
+    """The state of one scheduler. `log`: the decision log, None where none is kept."""
 
     def __init__(self, scheduler: GlobalScheduler, log: LogCounts | None = None) -> None:
         self._scheduler = scheduler
         self._log = log
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: names are looked at when collected, so that registering asks the scheduler nothing."""
+        """Return nothing, so that registering does not read the scheduler."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -93,6 +103,25 @@ def _of_replicas(state: SchedulerState) -> Iterator[Metric]:
         reported.add_metric([replica_id], replica.drift.reported_tokens)
         trusted.add_metric([replica_id], replica.trusted)
     yield from (load, waiting, held, predicted, reported, trusted)
+
+
+class EngineLoadCollector(Collector):
+    """The load that engines report, for the replicas whose load is known at the scrape."""
+
+    def __init__(self, replicas: Mapping[ReplicaId, LiveReplica]) -> None:
+        self._replicas = replicas
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing, so that registering does not read the replicas."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        known = {name: replica.engine_load for name, replica in self._replicas.items() if replica.engine_load}
+        for field, text in _ENGINE_LOAD.items():
+            family = GaugeMetricFamily(f"preble_engine_{field}", text, labels=_LABELS)
+            for replica_id, load in known.items():
+                family.add_metric([replica_id], getattr(load, field))
+            yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

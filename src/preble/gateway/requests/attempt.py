@@ -1,0 +1,168 @@
+"""One try to have one replica answer a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+
+from preble.core.types import ReplicaId
+from preble.engines.adapter import EngineResponse
+from preble.errors import EngineGone, EngineProtocolError
+from preble.serving import Placed
+
+NOT_NOW = frozenset({429, 503})
+"""Statuses with which a replica refuses work that another may take."""
+
+
+class CancelScope:
+    """A context, entered once, for work at one replica. `cancel` ends it: the work is cancelled, and leaving raises
+    `EngineGone`. Use it within the task that entered it."""
+
+    __slots__ = ("_is_open", "_reason", "_replica_id", "_scope")
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        self._replica_id = replica_id
+        self._scope = asyncio.timeout(None)
+        self._is_open = False
+        self._reason = ""
+
+    async def __aenter__(self) -> CancelScope:
+        await self._scope.__aenter__()
+        self._is_open = True
+        return self
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the work; nothing happens if it has not begun or is over. The error says "replica NAME `reason`"."""
+        if self._is_open:
+            self._is_open = False
+            self._reason = reason
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError as cancelled:
+            raise EngineGone(
+                f"replica {self._replica_id} {self._reason}", replica_id=self._replica_id, is_silent=True
+            ) from cancelled
+
+
+class Attempt:
+    """One placement, carried to its replica and back. `begin`, read the answer, then `leave`, which ends the placement.
+
+    After `begin`: `status` and `headers` of the answer, and `first`, the first piece of its body; of a refusal
+    (`is_refusal`) `first` is the whole body, and the attempt has ended.
+    """
+
+    def __init__(self, placed: Placed, max_answer_bytes: int) -> None:
+        """`max_answer_bytes`: the most that `read_all` accepts."""
+        self.placed = placed
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.first = b""
+        self._max_answer_bytes = max_answer_bytes
+        self._scope = CancelScope(placed.placement.replica_id)
+        self._context: AbstractAsyncContextManager[EngineResponse] | None = None
+        self._response: EngineResponse | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._has_ended = False
+
+    @property
+    def is_refusal(self) -> bool:
+        return self.status in NOT_NOW
+
+    async def begin(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send the request and wait for the first byte of the answer's body. If it raises, the attempt has ended.
+
+        Raises: EngineError.
+        """
+        self.placed.on_lost = self._on_lost
+        await self._scope.__aenter__()
+        try:
+            await self._open(path, body, headers)
+            if self.is_refusal:
+                self.first = await self.read_all()
+        except BaseException as error:
+            await self.leave(error)
+            raise
+        self.placed.answered(self.status)
+        if self.is_refusal:
+            await self.leave(outcome="refused")
+
+    async def _open(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        engine = self.placed.engine
+        context = engine.send(path, body, headers)
+        self._response = response = await context.__aenter__()
+        self._context = context
+        if not 200 <= response.status <= 599 or 300 <= response.status <= 399:
+            raise EngineProtocolError(
+                f"replica {engine.replica_id} answered with status {response.status}", replica_id=engine.replica_id
+            )
+        self.status, self.headers = response.status, response.headers
+        self._chunks = response.chunks()
+        self.first = await anext(self._chunks, b"")
+
+    def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
+        """The replica has left the rotation. If its machine is silent, so is the connection: give up waiting."""
+        if silent_since is None:
+            return
+        heard_at = self._response.heard_at if self._response is not None else None
+        if heard_at is None or heard_at < silent_since:
+            self._scope.cancel(f"was taken out of the rotation: {reason}")
+
+    def rest(self) -> AsyncIterator[bytes]:
+        """The body after its first piece. Raises, while being read: EngineGone, EngineTimeout."""
+        return _nothing() if self._chunks is None else self._chunks
+
+    async def read_all(self) -> bytes:
+        """Return the whole body. Raises: EngineGone, EngineTimeout. EngineProtocolError: the body is too large."""
+        pieces = [self.first]
+        size = len(self.first)
+        async for chunk in self.rest():
+            pieces.append(chunk)
+            size += len(chunk)
+            if size > self._max_answer_bytes:
+                raise EngineProtocolError(f"the replica's answer is larger than {self._max_answer_bytes} bytes")
+        return b"".join(pieces) if len(pieces) > 1 else self.first
+
+    async def leave(self, error: BaseException | None = None, *, outcome: str = "ok") -> None:
+        """Leave the engine, which aborts work that is not done, and end the placement. A second call does nothing.
+
+        `error`: why the carrier leaves, None if the answer was read to its end.
+        Raises: EngineGone: the replica's machine fell silent meanwhile.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
+        try:
+            await self._scope.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except EngineGone as gone:
+            error = gone
+            raise
+        finally:
+            await self._close(error, outcome)
+
+    async def _close(self, error: BaseException | None, outcome: str) -> None:
+        context, self._context = self._context, None
+        chunks, self._chunks = self._chunks, None
+        try:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+            if context is not None:
+                await context.__aexit__(None, None, None)
+        finally:
+            self.placed.on_lost = None
+            if error is None:
+                self.placed.end(outcome)
+            else:
+                self.placed.failed(error)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""

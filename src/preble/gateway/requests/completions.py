@@ -1,0 +1,66 @@
+"""`/v1/completions` and `/v1/chat/completions`: one request from its body to the end of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from preble.config import GatewayConfig
+from preble.errors import EngineTimeout
+from preble.gateway.http.client import Client
+from preble.gateway.requests.one_prompt import answer_stream, answer_whole
+from preble.gateway.requests.prompt_list import answer_prompt_list
+from preble.gateway.requests.relay import Relay
+from preble.serving import ParsedRequest, Serving
+
+_PASSED_TO_ENGINE = (b"traceparent", b"tracestate")
+
+
+class Completions:
+    """Answers requests for completions."""
+
+    def __init__(self, serving: Serving, config: GatewayConfig) -> None:
+        self._serving = serving
+        self._total_s = config.timeouts.total_s
+        self._max_answer_bytes = config.limits.max_answer_bytes
+        self._passed = (*_PASSED_TO_ENGINE, *((b"authorization",) if config.auth.forward_authorization else ()))
+
+    async def answer(self, path: str, client: Client, body: bytes) -> None:
+        """Answer one request. Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
+        with self._serving.request_id(client.headers) as request_id:
+            client.request_id = request_id
+            parsed = await self._serving.parse(path, client.headers, body, request_id)
+            async with self._serving.admitted(parsed), client.watched():
+                try:
+                    async with asyncio.timeout(self._total_s):
+                        await self._answer(client, parsed)
+                except TimeoutError as error:
+                    raise EngineTimeout(f"the answer took longer than {self._total_s:g} s") from error
+
+    async def _answer(self, client: Client, parsed: ParsedRequest) -> None:
+        headers = self._engine_headers(parsed)
+
+        async def relay(index: int = 0, body: bytes = parsed.body) -> Relay:
+            request = await self._serving.tokenize(parsed, index)
+            return Relay(
+                self._serving,
+                request,
+                parsed.model,
+                parsed.path,
+                body,
+                headers,
+                max_answer_bytes=self._max_answer_bytes,
+            )
+
+        if parsed.num_prompts > 1:
+            await answer_prompt_list(client, parsed, relay)
+        elif parsed.fields.stream:
+            await answer_stream(client, await relay())
+        else:
+            await answer_whole(client, await relay())
+
+    def _engine_headers(self, parsed: ParsedRequest) -> dict[str, str]:
+        headers = {"content-type": "application/json", "x-request-id": parsed.request_id}
+        for name in self._passed:
+            if (value := parsed.headers.get(name)) is not None:
+                headers[name.decode()] = value.decode("latin-1")
+        return headers

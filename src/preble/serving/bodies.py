@@ -1,0 +1,134 @@
+"""Request bodies: the fields that placing needs are decoded, the rest is skipped.
+
+The original bytes go to the replica unchanged, so parameters that Preble has never heard of work too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from preble.core.types import PackedTokens, pack_tokens
+from preble.errors import RequestError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+Prompt = str | PackedTokens
+"""A prompt of a completion: text, or packed token ids."""
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class CompletionBody(Struct):
+    """The fields read from a body for `/v1/completions`."""
+
+    prompt: Raw = Raw(b"")
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+
+class ChatBody(Struct):
+    """The fields read from a body for `/v1/chat/completions`; messages, tools and documents stay encoded."""
+
+    messages: Raw = Raw(b"")
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    cache_salt: str | None = None
+    tools: Raw = Raw(b"null")
+    documents: Raw = Raw(b"null")
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    truncate_prompt_tokens: int | None = None
+
+
+_COMPLETION = msgspec.json.Decoder(CompletionBody)
+_CHAT = msgspec.json.Decoder(ChatBody)
+_TEXT = msgspec.json.Decoder(str)
+_TEXTS = msgspec.json.Decoder(list[str])
+_IDS = msgspec.json.Decoder(list[TokenId])
+_ID_LISTS = msgspec.json.Decoder(list[list[TokenId]])
+_LIST_START = re.compile(rb"\[\s*(.)", re.DOTALL)
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+
+
+def decode_completion(body: bytes) -> CompletionBody:
+    """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
+    decoded: CompletionBody = _decoded(_COMPLETION, body)
+    if not decoded.prompt:
+        raise RequestError("`prompt` is missing; give a text, a list of token ids, or a list of either", param="prompt")
+    return decoded
+
+
+def decode_chat(body: bytes) -> ChatBody:
+    """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
+    decoded: ChatBody = _decoded(_CHAT, body)
+    if not bytes(decoded.messages).startswith(b"["):
+        raise RequestError("`messages` must be a list of messages", param="messages")
+    return decoded
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | None = None) -> Any:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        field = (param or "") + (found[1] if found else "")
+        raise RequestError(f"{_PATH.sub('', text)} in `{field or 'the body'}`", param=field or None) from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply", param=param) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def decode_prompts(raw: Raw) -> list[Prompt]:
+    """Return the prompts of a completion. O(length).
+
+    Raises: RequestError: neither a text, nor token ids, nor a list of either; an empty list.
+
+    >>> decode_prompts(Raw(b'"hello"'))
+    ['hello']
+    >>> decode_prompts(Raw(b'["a", "b"]'))
+    ['a', 'b']
+    >>> [len(prompt) for prompt in decode_prompts(Raw(b'[[1, 2, 3], [4]]'))]
+    [12, 4]
+    """
+    start = _LIST_START.match(raw)
+    if start is None:
+        return [_decoded(_TEXT, raw, "prompt")]
+    match start[1]:
+        case b"]":
+            raise RequestError("`prompt` is an empty list; give at least one token or one text", param="prompt")
+        case b'"':
+            texts: list[Prompt] = _decoded(_TEXTS, raw, "prompt")
+            return texts
+        case b"[":
+            return [_packed(ids) for ids in _decoded(_ID_LISTS, raw, "prompt")]
+        case _:
+            return [_packed(_decoded(_IDS, raw, "prompt"))]
+
+
+def _packed(ids: list[int]) -> PackedTokens:
+    if not ids:
+        raise RequestError("`prompt` has an empty list of token ids; give at least one token", param="prompt")
+    return pack_tokens(ids)

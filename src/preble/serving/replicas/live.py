@@ -1,0 +1,125 @@
+"""The replicas in the rotation: what each one is and which models they serve."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from preble.core.types import ReplicaId, namespace_of
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad
+from preble.errors import NoReplicaError, UnknownModel
+from preble.serving.parity.report import ParityReport
+
+FIRST_WAIT_S = 10.0
+LONGEST_WAIT_S = 640.0
+
+
+class ResyncBackoff:
+    """Allows a restart of the KV events at once, then less and less often while restarts do not help.
+
+    A restart replays thousands of messages. It does not help where the index, at its memory budget, has dropped the
+    blocks on which the events build.
+    """
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_WAIT_S
+        self._next_at = -inf
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to start over now, and if so count it as done. `now`: seconds of a monotonic clock."""
+        if now < self._next_at:
+            return False
+        has_helped = now > self._next_at + LONGEST_WAIT_S
+        self._wait_s = FIRST_WAIT_S if has_helped else min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._next_at = now + self._wait_s
+        return True
+
+
+@dataclass(slots=True)
+class LiveReplica:
+    """A replica in the rotation. Setting `suspect` has its monitor check it at once.
+
+    `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
+    `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
+    """
+
+    engine: Engine
+    info: EngineInfo
+    engine_load: EngineLoad | None = None
+    trusted: bool = True
+    parity: ParityReport | None = None
+    suspect: asyncio.Event = field(default_factory=asyncio.Event)
+    resync_backoff: ResyncBackoff = field(default_factory=ResyncBackoff)
+
+
+class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
+    """The table of live replicas by id, in the order in which they joined. The dispatcher adds and removes them."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[ReplicaId, LiveReplica] = {}
+        self._not_serving: dict[str, frozenset[ReplicaId]] = {}
+
+    def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
+        return self._replicas[replica_id]
+
+    def __iter__(self) -> Iterator[ReplicaId]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def add(self, replica: LiveReplica) -> None:
+        self._replicas[replica.engine.replica_id] = replica
+        self._not_serving.clear()
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        del self._replicas[replica_id]
+        self._not_serving.clear()
+
+    def models(self) -> dict[str, LiveReplica]:
+        """Return every model served now, each with a replica that serves it."""
+        return {name: replica for replica in self.values() for name in replica.info.models}
+
+    def check_model(self, model: str | None) -> None:
+        """Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
+        if not self._replicas:
+            raise NoReplicaError("no replica is up")
+        self.not_serving(model)
+
+    def not_serving(self, model: str | None) -> frozenset[ReplicaId]:
+        """Return the live replicas that do not serve `model`; every replica serves None. Raises: UnknownModel."""
+        if model is None:
+            return frozenset()
+        if (others := self._not_serving.get(model)) is not None:
+            return others
+        others = frozenset(r for r, replica in self.items() if model not in replica.info.models)
+        if self._replicas and len(others) == len(self._replicas):
+            raise UnknownModel(
+                f"no replica serves the model {model[:200]!r}; there are: {', '.join(sorted(self.models()))}",
+                param="model",
+            )
+        self._not_serving[model] = others
+        return others
+
+    def engines_for(self, model: str | None) -> list[Engine]:
+        """Return the clients of the live replicas that serve `model`. Raises: UnknownModel."""
+        others = self.not_serving(model)
+        return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
+
+    def engine(self, replica_id: ReplicaId) -> Engine:
+        """Return a live replica's client. Raises: NoReplicaError: it is not live."""
+        if replica_id not in self._replicas:
+            raise NoReplicaError(f"replica {replica_id} is not live")
+        return self._replicas[replica_id].engine
+
+    def namespace(self, model: str | None, cache_salt: str | None) -> str:
+        """Return the namespace in which prompts with this model and salt share KV."""
+        is_adapter = any(model in replica.info.adapters for replica in self.values())
+        return namespace_of(model if is_adapter else None, cache_salt)
+
+    def suspect(self, replica_id: ReplicaId) -> None:
+        """Have a replica checked at once; nothing happens if it has left the rotation."""
+        if (replica := self._replicas.get(replica_id)) is not None:
+            replica.suspect.set()

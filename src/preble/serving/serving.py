@@ -1,0 +1,194 @@
+"""The serving room's one front: from requests to placements, for any carrier of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+from preble.config import GatewayConfig, ReplicaConfig
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
+from preble.decisions.recent import RecentDecisions
+from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
+from preble.logs import LogLosses
+from preble.serving.admission import Admission
+from preble.serving.bodies import CHAT
+from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.parity.report import ParityReport
+from preble.serving.parity.watch import ParityWatch
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.replicas.monitor import ReplicaMonitor
+from preble.serving.requests import ParsedRequest, RequestIds, parse_request
+from preble.serving.scheduling import Scheduling, start_scheduling
+from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
+from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.tokens.pool import TokenSource, make_token_source
+
+
+class Serving:
+    """Replicas, token ids and placements. Use it within the event loop that started it.
+
+    `replicas`: those that are live. `scheduler`: only to be read. `recent`: the last decisions. `telemetry`: the
+    metrics; a carrier registers its own in `telemetry.registry`.
+
+    ```
+    serving = await Serving.start(config)
+    with serving.request_id(headers) as request_id:
+        parsed = await serving.parse(path, headers, body, request_id)
+        async with serving.admitted(parsed):
+            placed = serving.place(await serving.tokenize(parsed), parsed.model)
+            ...  # carry the bytes to placed.engine and back, reporting to `placed`
+            placed.end()
+    await serving.close()
+    ```
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        scheduling: Scheduling,
+        dispatcher: Dispatcher,
+        tokens: TokenSource,
+        telemetry: Telemetry,
+    ) -> None:
+        """Use `start`."""
+        self.telemetry = telemetry
+        self.replicas: LiveReplicas = dispatcher.replicas
+        self.scheduler: GlobalScheduler = dispatcher.scheduler
+        self.recent: RecentDecisions = dispatcher.recent
+        self._config = config
+        self._scheduling = scheduling
+        self._dispatcher = dispatcher
+        self._tokens = tokens
+        self._ids = RequestIds()
+        self._admission = Admission(config.limits, telemetry)
+        self._parity = ParityWatch(
+            dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity
+        )
+        self._monitors: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(
+        cls, config: GatewayConfig, scheduler: GlobalScheduler | None = None, *, log_losses: LogLosses | None = None
+    ) -> Serving:
+        """Load the tokenizer and start to watch the replicas; does not wait until they are up.
+
+        `scheduler`: made as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
+        Raises: ConfigError: a setting is unusable.
+        """
+        servers = [_server(config, replica) for replica in config.replicas]
+        scheduling = start_scheduling(config, scheduler)
+        try:
+            telemetry = Telemetry(log_losses)
+            dispatcher = Dispatcher(scheduling.scheduler, telemetry, scheduling.recent)
+            replicas = dispatcher.replicas
+            telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
+            telemetry.registry.register(EngineLoadCollector(replicas))
+            tokens = await asyncio.to_thread(make_token_source, config, replicas.engines_for, replicas.suspect)
+        except BaseException:
+            await scheduling.close()
+            raise
+        serving = cls(config, scheduling, dispatcher, tokens, telemetry)
+        serving._watch(servers)
+        return serving
+
+    def _watch(self, servers: list[EngineServer]) -> None:
+        monitors = [ReplicaMonitor(server, self._dispatcher, self._config.health, self._parity) for server in servers]
+        self._monitors = [asyncio.create_task(monitor.run()) for monitor in monitors]
+
+    async def close(self) -> None:
+        """Leave the replicas and write the rest of the decision log. End every placement before."""
+        for task in self._monitors:
+            task.cancel()
+        await asyncio.gather(*self._monitors, return_exceptions=True)
+        self._tokens.close()
+        self._dispatcher.close()
+        await self._scheduling.close()
+
+    # from a request to a placement
+
+    def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
+        """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
+
+        No other request has the id within the context.
+        """
+        return self._ids.take(headers)
+
+    async def parse(self, path: str, headers: Mapping[bytes, bytes], body: bytes, request_id: str) -> ParsedRequest:
+        """Decode a request to `COMPLETIONS` or `CHAT`. `headers`: names in lower case. Raises: RequestError."""
+        return parse_request(path, headers, body, request_id)
+
+    def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[None]:
+        """A context in which a request may be placed and answered.
+
+        Raises, on entering: Overloaded: there is no room now. RequestError: there never is.
+        """
+        return self._admission.admitted(parsed)
+
+    async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
+        """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
+
+        Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
+        """
+        self.replicas.check_model(parsed.model)
+        tokens = parsed.truncated(await self._token_ids(parsed, index))
+        own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
+        namespace = self.replicas.namespace(parsed.model, parsed.fields.cache_salt)
+        return Request(RequestId(own_id), tokens, parsed.max_output_tokens, namespace)
+
+    async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
+        fields = parsed.fields
+        started = time.perf_counter()
+        if parsed.path == CHAT:
+            tokens = await self._tokens.chat(parsed.body, fields.model)
+        elif isinstance(prompt := parsed.prompts[index], str):
+            tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model)
+        else:
+            return prompt
+        self.telemetry.tokenizing.observe(time.perf_counter() - started)
+        return tokens
+
+    def place(self, request: Request, model: str | None = None) -> Placed:
+        """Place a request among the replicas that serve `model`, any if None. End what you get, however it went.
+
+        Raises: NoReplicaError, PromptTooLong, UnknownModel.
+        """
+        return self._dispatcher.place(request, model)
+
+    # for pages
+
+    @property
+    def num_in_flight(self) -> int:
+        """Placements that have not ended."""
+        return self._dispatcher.num_in_flight
+
+    @property
+    def num_admitted(self) -> int:
+        """Prompts between admission and the end of their answer."""
+        return self._admission.num_admitted
+
+    async def check_parity(self) -> list[ParityReport]:
+        """Check now whether every live replica tokenizes and caches as predicted."""
+        return await self._parity.check_all()
+
+
+def _server(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
+    endpoints = None
+    if replica.kv_events is not None:
+        endpoints = KvEventEndpoints(replica.kv_events, replica.kv_events_replay, replica.kv_events_topic)
+    timeouts = HttpTimeouts(
+        connect_s=config.timeouts.connect_s,
+        first_byte_s=config.timeouts.first_byte_s,
+        idle_s=config.timeouts.idle_s,
+        control_s=config.health.check_timeout_s,
+    )
+    return connect(
+        replica.url,
+        replica.engine or config.engine,
+        replica_id=ReplicaId(replica.url),
+        api_key=config.auth.engine_api_key,
+        timeouts=timeouts,
+        kv_events=endpoints,
+    )
