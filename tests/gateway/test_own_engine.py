@@ -68,7 +68,7 @@ async def answered(url: str, engine: str) -> dict[str, Any]:
         replicas=(ReplicaConfig(url),), engine=engine, port=0, policy="round_robin", parity=ParityConfig(enabled=False)
     )
     async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-        await eventually(lambda: len(gateway.dispatcher.live) == 1)
+        await eventually(lambda: len(gateway.serving.replicas) == 1)
         async with http.post("/v1/completions", json={"model": "m", "prompt": [1, 2, 3]}) as answer:
             assert answer.status == 200, await answer.text()
             body: dict[str, Any] = await answer.json()

@@ -1,21 +1,35 @@
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "request-life.md"
-NAME = re.compile(r"`((?:gateway|core|decisions|engines|errors)(?:\.\w+)+)`")
-NAMES = sorted(set(NAME.findall(PAGE.read_text(encoding="utf-8"))))
+from preble.serving import Placed, Serving
+
+PAGES = Path(__file__).parents[2] / "docs" / "concepts"
+LIFE = (PAGES / "request-life.md").read_text(encoding="utf-8")
+SERVING = (PAGES / "serving.md").read_text(encoding="utf-8")
+NAME = re.compile(r"`((?:gateway|serving|core|decisions|engines|errors)(?:\.\w+)+)`")
+NAMES = sorted(set(NAME.findall(LIFE)))
 
 
 def test_the_page_names_the_code_in_eight_steps() -> None:
     assert len(NAMES) > 15
-    assert len(re.findall(r"^## \d\. ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)) == 8
+    assert len(re.findall(r"^## \d\. ", LIFE, re.MULTILINE)) == 8
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_on_the_page_exists(name: str) -> None:
     assert pkgutil.resolve_name(f"preble.{name}") is not None
+
+
+@pytest.mark.parametrize("of", [Serving, Placed])
+def test_the_serving_page_lists_the_whole_interface(of: type) -> None:
+    [table] = re.findall(rf"^\| `{of.__name__}` \| \|\n((?:\|.*\n)+)", SERVING, re.MULTILINE)
+    listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)[^`]*`", row.split("|")[1])}
+    attributes = {"replicas", "scheduler", "recent", "telemetry"} if of is Serving else set()
+    public = {name for name in dir(of) if not name.startswith("_")}
+    assert listed == public | attributes, inspect.getmodule(of)

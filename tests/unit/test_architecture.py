@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from preble import serving
+
 SRC = Path(__file__).parents[2] / "src"
 
 FLOORS = {
@@ -43,6 +45,7 @@ GLOBAL_HALF = {"prefixes", "cluster", "policies", "placing"}
 SHARED = {"types", "replica_index", "costs"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
+CARRIERS = {"gateway", "integrations"}
 HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
 IMPURE_STDLIB = {"asyncio", "logging", "os", "pathlib", "socket", "subprocess", "threading", "time", "datetime"}
 
@@ -96,6 +99,13 @@ def below_core(module: str) -> str:
     return parts[2] if parts[:2] == ["preble", "core"] and len(parts) > 2 else ""
 
 
+def folder(module: str) -> str:
+    """`preble.gateway.http.client.Client` -> `http`; "" for a file at the room's top."""
+    parts = module.split(".")
+    inside = SRC.joinpath(*parts[:3])
+    return parts[2] if len(parts) > 3 and inside.is_dir() else ""
+
+
 def library(found: Import) -> str:
     return found.target.split(".")[0]
 
@@ -121,6 +131,28 @@ def test_imports_go_down_only() -> None:
         and FLOORS[room(found.source)] <= FLOORS[room(found.target)]
     ]
     assert upward == []
+
+
+def test_carriers_use_only_the_serving_rooms_interface() -> None:
+    """Names that `preble.serving` exports: never one of its modules, so that its inside can change."""
+    exported = {f"preble.serving.{name}" for name in serving.__all__}
+    inside = [
+        str(found)
+        for found in OWN_IMPORTS
+        if room(found.source) in CARRIERS and room(found.target) == "serving" and found.target not in exported
+    ]
+    assert inside == []
+
+
+def test_serving_and_gateway_have_no_circle_of_rooms() -> None:
+    """Files at a room's top stand above its folders; folders import each other in one direction only."""
+    arrows = {
+        (folder(found.source), folder(found.target))
+        for found in OWN_IMPORTS
+        if room(found.source) == room(found.target) == "gateway" and folder(found.source) and folder(found.target)
+    }
+    assert {(a, b) for a, b in arrows if a != b and (b, a) in arrows} == set()
+    assert ("http", "requests") not in arrows, "http is the lower one"
 
 
 def test_core_imports_only_the_standard_library_numpy_and_errors() -> None:

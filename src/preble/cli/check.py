@@ -14,7 +14,7 @@ from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
-    from preble.serving.parity.report import ParityReport
+    from preble.serving import ParityReport
 
 TIMEOUT_S = 600.0
 """Longer than any check takes: each of its parts has a bound of its own in the gateway (`parity.answer_s`)."""
@@ -39,7 +39,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
       preble check --url http://gateway:8000 --json -
     """
     from preble.gateway.debug import PARITY, ParityPage
-    from preble.serving.parity.report import Outcome
+    from preble.serving import Outcome
 
     page = gateway_page(url + PARITY, ParityPage, api_key, post=True, timeout_s=TIMEOUT_S)
     write_json(json_file, page)

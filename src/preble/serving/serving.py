@@ -75,7 +75,7 @@ class Serving:
     ) -> Serving:
         """Load the tokenizer and start to watch the replicas; does not wait until they are up.
 
-        `scheduler`: made as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
+        `scheduler`: as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
         Raises: ConfigError: a setting is unusable.
         """
         servers = [_server(config, replica) for replica in config.replicas]

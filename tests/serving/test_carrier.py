@@ -1,0 +1,206 @@
+"""The serving room driven by a carrier that is no gateway: it places requests and reports what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.fakes import FakeReplica, replicas
+from preble import serving as room
+from preble.config import GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.core.types import ReplicaId
+from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
+from preble.serving import COMPLETIONS, ParsedRequest, Placed, Serving
+from support.waiting import eventually
+
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "serving.md"
+BODY = b'{"model": "tiny", "prompt": "hello", "max_tokens": 5}'
+
+
+def config(fakes: list[FakeReplica], **changes: Any) -> GatewayConfig:
+    given = GatewayConfig(
+        replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
+        engine="openai",
+        policy="round_robin",
+        health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
+        parity=ParityConfig(enabled=False),
+    )
+    return msgspec.structs.replace(given, **changes)
+
+
+class Carrier:
+    """Carries nothing: it places requests, and the test says what it saw of each."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+
+    async def parse(self, body: bytes = BODY, request_id: str = "r") -> ParsedRequest:
+        return await self.serving.parse(COMPLETIONS, {}, body, request_id)
+
+    async def place(self, request_id: str = "r") -> Placed:
+        parsed = await self.parse(request_id=request_id)
+        return self.serving.place(await self.serving.tokenize(parsed), parsed.model)
+
+    def in_flight(self) -> dict[str, int]:
+        """Requests in flight on each replica, as the scheduler counts them."""
+        return {name: state.num_requests for name, state in self.serving.scheduler.snapshot().replicas.items()}
+
+    def outcomes(self, request_id: str = "r") -> list[str | None]:
+        return [decision.outcome for decision in self.serving.recent.of_request(request_id)]
+
+
+@asynccontextmanager
+async def carrier(count: int = 2, **changes: Any) -> AsyncIterator[tuple[Carrier, list[FakeReplica]]]:
+    """A carrier before live replicas; at the end nothing may be in flight."""
+    async with replicas(count) as fakes:
+        serving = await Serving.start(config(fakes, **changes))
+        try:
+            await eventually(lambda: len(serving.replicas) == count)
+            yield Carrier(serving), fakes
+            assert (serving.num_in_flight, serving.num_admitted) == (0, 0)
+            serving.scheduler.check()
+        finally:
+            await serving.close()
+
+
+async def test_the_carrier_on_the_page_carries_a_request() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code = code.replace("serving = await Serving.start(config)\n", "").replace("await serving.close()\n", "")
+    names: dict[str, Any] = {"Serving": Serving, "decode_answer": room.decode_answer, "headers": {}, "body": BODY}
+    exec("async def carry(serving):\n" + textwrap.indent(code, "    ") + "    return answer, placed\n", names)
+    async with carrier(1) as (one, [fake]):
+        answer, placed = await names["carry"](one.serving)
+        assert msgspec.json.decode(answer)["choices"][0]["text"] == "hello:0"
+        assert placed.engine.url == fake.url and fake.bodies == [BODY]
+
+
+async def test_a_placement_is_followed_from_its_first_token_to_its_end() -> None:
+    async with carrier(1) as (one, [fake]):
+        placed = await one.place()
+        assert one.in_flight() == {fake.url: 1} and one.serving.num_in_flight == 1
+        placed.answered(200)
+        placed.first_token()
+        placed.usage(1)
+        placed.usage(5, 4)
+        placed.end()
+        [decision] = one.serving.recent.of_request("r")
+        assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 5, 4)
+        assert decision.first_token_s is not None and one.in_flight() == {fake.url: 0}
+
+
+@pytest.mark.parametrize("ends", [("end", "failed", "cancelled"), ("cancelled", "end"), ("failed", "end", "end")])
+async def test_only_the_first_end_counts(ends: tuple[str, ...]) -> None:
+    async with carrier(1) as (one, _):
+        placed = await one.place()
+        for end in ends:
+            getattr(placed, end)(*((ValueError("broken"),) if end == "failed" else ()))
+        assert one.outcomes() == [{"end": "ok", "cancelled": "aborted", "failed": "error"}[ends[0]]]
+
+
+async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_elsewhere() -> None:
+    async with carrier(2) as (one, fakes):
+        placed = await one.place()
+        [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
+        asked = failing.questions
+        placed.failed(EngineRefused("no connection", replica_id=failing.url))
+        again = placed.place_again()
+        assert again.placement.replica_id != failing.url
+        with pytest.raises(NoReplicaError):
+            again.cancelled() or again.place_again()
+        assert one.outcomes() == ["EngineRefused", "aborted"]
+        await eventually(lambda: failing.questions > asked)
+
+
+async def test_a_carrier_may_send_the_request_elsewhere() -> None:
+    async with carrier(2) as (one, fakes):
+        placed = await one.place()
+        source = placed.placement.replica_id
+        [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
+        placed.moved(target)
+        assert one.in_flight() == {source: 0, target: 1}
+        assert (placed.placement.replica_id, placed.engine.url) == (target, target)
+        with pytest.raises(NoReplicaError, match="not live"):
+            placed.moved(ReplicaId("http://nowhere"))
+        placed.end()
+        metrics = one.serving.telemetry.exposition().decode()
+        assert f'preble_in_flight{{replica="{source}"}} 0.0' in metrics
+        assert f'preble_in_flight{{replica="{target}"}} 0.0' in metrics
+
+
+async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well() -> None:
+    async with carrier(1) as (one, [fake]):
+        placed = await one.place()
+        lost: list[tuple[str | None, float | None]] = []
+        placed.on_lost = lambda reason, silent_since: lost.append((reason, silent_since))
+        await fake.stop()
+        await eventually(lambda: len(lost) == 1)
+        assert lost[0][0] and lost[0][1] is None, "it refuses connections, so its machine is not silent"
+        placed.first_token()
+        placed.usage(5)
+        placed.end()
+        [decision] = one.serving.recent.of_request("r")
+        assert decision.replica_lost and decision.outcome == "ok"
+        with pytest.raises(NoReplicaError):
+            await one.place("another")
+
+
+async def test_a_placement_lost_and_failed_can_be_placed_again_where_a_replica_is_left() -> None:
+    async with carrier(2) as (one, fakes):
+        placed = await one.place()
+        [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
+        await failing.stop()
+        await eventually(lambda: len(one.serving.replicas) == 1)
+        placed.failed(EngineGone("broken", replica_id=failing.url))
+        placed.place_again().end()
+        assert one.outcomes() == ["EngineGone", "ok"]
+
+
+async def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
+    async with carrier(2) as (one, _):
+        parsed = await one.parse(b'{"prompt": ["a", "bc"]}')
+        requests = [await one.serving.tokenize(parsed, i) for i in range(parsed.num_prompts)]
+        assert [(r.request_id, r.num_prompt_tokens) for r in requests] == [("r#0", 1), ("r#1", 2)]
+        for request in requests:
+            one.serving.place(request).end()
+
+
+async def test_admission_ids_and_errors_are_the_same_for_every_carrier() -> None:
+    async with carrier(1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
+        parsed = await one.parse()
+        async with one.serving.admitted(parsed):
+            with pytest.raises(Overloaded):
+                await one.serving.admitted(parsed).__aenter__()
+        with pytest.raises(RequestError):
+            await one.parse(b"no JSON")
+        other = await one.parse(b'{"model": "unknown", "prompt": "a"}')
+        with pytest.raises(UnknownModel):
+            await one.serving.tokenize(other)
+        mine = {b"x-request-id": b"mine"}
+        with one.serving.request_id(mine) as first, one.serving.request_id(mine) as second:
+            assert first == "mine" != second
+
+
+async def test_a_carrier_that_is_cancelled_ends_its_placement() -> None:
+    async with carrier(1) as (one, _):
+        placed = await one.place()
+
+        async def carry() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                placed.failed(error)
+                raise
+
+        task = asyncio.create_task(carry())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert one.outcomes() == ["aborted"]
