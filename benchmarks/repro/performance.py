@@ -116,9 +116,27 @@ def spread(numbers: list[float]) -> str:
     return " to ".join(dict.fromkeys(f"{of(numbers):.1f}" for of in (min, max)))
 
 
+def kv_stream_tables() -> str:
+    """What following events costs, and how long a large message holds up the event loop."""
+    kept = known("kv_streams")
+    idle = Table(
+        ("replicas", "share of a core", "threads", "open files"),
+        [
+            (str(row["streams"]), f"{row['core']:.1%}".replace("%", " %"), str(row["threads"]), str(row["files"]))
+            for row in kept["idle"]
+        ],
+    )
+    stall = Table(
+        ("tokens in one message", "KiB", "longest wait of another task"),
+        [(f"{row['tokens']:,}", f"{row['kib']:,}", f"{row['stall_ms']:.1f} ms") for row in kept["stall"]],
+    )
+    return f"{markdown(idle).strip()}\n\n{markdown(stall).strip()}\n"
+
+
 MADE: dict[str, Callable[[], str]] = {
     "place": lambda: fenced("\n".join([place.HEADER, *map(place.row, place_rows())])),
     "place-preble": lambda: markdown(preble_table()),
+    "kv-streams": kv_stream_tables,
     "simulate": lambda: fenced("\n".join(map(str, simulator_rows()))),
     "gateway-cost": lambda: fenced(gateway_cost.cost_table(gateway_rows()[0])),
     "gateway-added": lambda: fenced(gateway_cost.added_table(gateway_rows()[1])),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -397,3 +399,40 @@ async def test_a_cache_salt_told_beside_the_blocks_is_their_namespace() -> None:
         await follower.sees(1, 2)
         namespaces = {event.namespace for event in follower.events if isinstance(event, BlocksStored)}
         assert namespaces == {namespace_of(cache_salt="pepper"), ""}
+
+
+async def test_many_streams_need_no_more_threads_than_one() -> None:
+    async with ScriptedPublisher() as publisher:
+        async with following(publisher):
+            of_one = threading.active_count(), num_threads()
+        async with AsyncExitStack() as stack:
+            for _ in range(20):
+                await stack.enter_async_context(following(publisher))
+            assert (threading.active_count(), num_threads()) == of_one
+
+
+def num_threads() -> int:
+    """Of this process, those of libraries too."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+async def test_other_tasks_go_on_while_a_large_message_is_decoded_and_applied() -> None:
+    blocks = [range(start, start + 2 * 2_000, 2) for start in range(0, 30 * 10_000, 10_000)]
+    turns = 0
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(*(stored(*names) for names in blocks))
+        while not follower.cached:
+            await asyncio.sleep(0)
+            turns += 1
+        await eventually(lambda: len(follower.cached) == 30 * 2_000, "all of it is applied")
+    assert turns > 30, "at least one for each event in it"
+
+
+async def test_closing_ends_a_stream_that_waits_for_its_replica_at_once() -> None:
+    async with ScriptedPublisher() as publisher:
+        endpoints = publisher.endpoints
+    follower = Follower(KvEventStream(REPLICA, endpoints, replay_timeout_s=1000.0))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(follower.run())
+        await eventually(lambda: follower.events != [], "begun")
+        follower.stream.close()

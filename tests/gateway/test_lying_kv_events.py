@@ -45,12 +45,12 @@ class Scene:
         ):
             self.scheduler.add_replica(spec, 0.0)
 
-    def step(self, number: int) -> None:
+    async def step(self, number: int) -> None:
         """Something happens, and the books are looked through."""
         self.now += self.rng.random() / 2
         what = self.rng.choice(["lie", "lie", "lie", "place", "end"])
         if what == "lie":
-            self.lie(number)
+            await self.lie(number)
         elif what == "place":
             request = Request(RequestId(f"r{number}"), pack_tokens(self.tokens(self.rng.randrange(1, 40))), 4, "")
             self.scheduler.place(request, self.now)
@@ -61,10 +61,10 @@ class Scene:
         self.scheduler.on_timer(self.now)
         self.scheduler.check()
 
-    def lie(self, number: int) -> None:
+    async def lie(self, number: int) -> None:
         event = self.rng.choice([self.stored, self.stored, self.removed, self.cleared])()
         payload = msgspec.msgpack.encode([0.0, [event]])
-        for change in self.intake.accept(Message(number, payload)):
+        for change in await self.intake.accept(Message(number, payload)):
             if isinstance(change, BlocksStored):
                 self.scheduler.on_stored(change, self.now)
             else:
@@ -99,10 +99,10 @@ class Scene:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_books_stay_in_order_whatever_a_replica_says(seed: int) -> None:
+async def test_the_books_stay_in_order_whatever_a_replica_says(seed: int) -> None:
     scene = Scene(seed)
     for number in range(150):
-        scene.step(number)
+        await scene.step(number)
     for request_id in scene.running:
         scene.scheduler.on_finish(request_id, 0, scene.now)
     scene.scheduler.check()

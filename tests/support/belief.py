@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, unpack_tokens
 from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, ReplayUnavailable
+from preble.engines.kv_sockets import KvEventEndpoints, ReplayUnavailable, replayed
 from preble.engines.kv_wire import WireEvent, decode_batch
 from support.questions import Replica
 from support.waiting import eventually
@@ -91,31 +91,24 @@ async def newest_message(endpoints: KvEventEndpoints) -> int:
     The engine's publisher takes turns between one waiting message and one such question, so what was waiting when we
     first asked is out when the answer has stayed the same for some turns.
     """
-    sockets = EventSockets(endpoints)
     answers: list[int] = []
     try:
         while len(answers) < 4 or len(set(answers[-4:])) > 1:
             newest = answers[-1] if answers else 0
-            async with aclosing(sockets.replay(newest, REPLAY_TIMEOUT_S)) as messages:
+            async with aclosing(replayed(endpoints, newest, REPLAY_TIMEOUT_S)) as messages:
                 async for message in messages:
                     newest = message.seq
             answers.append(newest)
     except ReplayUnavailable as error:
         raise AssertionError("the engine does not answer replays") from error
-    finally:
-        sockets.close()
     return answers[-1]
 
 
 async def raw_events(endpoints: KvEventEndpoints, since: int) -> list[WireEvent]:
     """The engine's own events in its messages from number `since` on."""
     await newest_message(endpoints)
-    sockets = EventSockets(endpoints)
-    try:
-        async with aclosing(sockets.replay(since, REPLAY_TIMEOUT_S)) as messages:
-            return [event async for message in messages for event in decode_batch(message.payload, unreadable)]
-    finally:
-        sockets.close()
+    async with aclosing(replayed(endpoints, since, REPLAY_TIMEOUT_S)) as messages:
+        return [event async for message in messages for event in decode_batch(message.payload, unreadable)]
 
 
 def unreadable(bad: ValueError) -> None:

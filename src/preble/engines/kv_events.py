@@ -10,7 +10,8 @@ the message that we applied last is still message number `last` of the process t
 - another payload, or none of that number: the engine has restarted, or it no longer keeps what we miss: start over.
 
 It is done at the start, after each lost connection, at each gap in the numbers, whenever a number comes twice with
-different payloads, and every few quiet seconds (a message can be lost without any later one to show the gap).
+different payloads, and when the stream falls silent: a message can be lost without any later one to show the gap. While
+the silence lasts it is done ever less often, because only a full queue loses messages and nothing fills it then.
 
 The engine keeps only its last messages, and nobody can ask it for the blocks stored before those. So after a start over
 there may be blocks below parents that were never heard of. They are passed on as orphans (`BlocksStored.is_orphan`):
@@ -20,7 +21,7 @@ the scheduler finds out from prompts and answers where they belong. `KvEventCoun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -30,8 +31,8 @@ import structlog
 
 from preble.core.types import BlocksEvicted, CacheCleared, KvEvent, ReplicaId
 from preble.engines.block_ref_counts import BlockRefCounts
-from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Message, ReplayUnavailable, Subscription
-from preble.engines.kv_wire import Malformed, UnknownEvent, decode_batch
+from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
+from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_batch, decode_large
 
 __all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
 
@@ -41,14 +42,17 @@ REMEMBERED_MESSAGES = 16_384
 NOTHING_YET = -1
 """In place of the last number: the engine has published nothing so far."""
 
-TICK_S = 0.1
-"""How soon a lost connection, `close` and `resync` are noticed."""
+LARGE_BYTES = 32 * 1024
+"""A message above this is decoded in a thread: some 8,000 tokens, a third of a millisecond."""
+
+LONGEST_IDLE_CHECK_S = 640.0
+"""Between two checks of a stream that stays silent."""
 
 MAX_REPLAYS = 32
 """Replays for one catching-up. Each brings us further, unless the engine talks nonsense."""
 
-YIELD_EVERY = 32
-"""Messages after which other tasks get their turn."""
+TURN_S = 0.002
+"""How long messages are applied before other tasks get their turn."""
 
 
 @dataclass(slots=True)
@@ -102,6 +106,19 @@ class Line:
         self._payloads.pop(message.seq - REMEMBERED_MESSAGES, None)
 
 
+class Turn:
+    """Lets other tasks go on after every `TURN_S` of work."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._ends_at = self._clock() + TURN_S
+
+    async def over(self) -> None:
+        if self._clock() >= self._ends_at:
+            await asyncio.sleep(0)
+            self._ends_at = self._clock() + TURN_S
+
+
 class Intake:
     """Messages in, changes of the cache out: what is known of one replica, whichever way a message came."""
 
@@ -118,24 +135,29 @@ class Intake:
         self.line = Line()
         return replace(self._copies.clear(), is_past=is_past)
 
-    def accept_past(self, message: Message) -> Iterator[KvEvent]:
-        """As `accept`, for a message of old: what it says may have been overtaken by what follows."""
-        for event in self.accept(message):
-            yield replace(event, is_past=True) if isinstance(event, CacheCleared) else event
+    async def decoded(self, message: Message) -> Sequence[WireEvent]:
+        """What a message says. Nothing in it can raise."""
+        if len(message.payload) > LARGE_BYTES:
+            return await decode_large(message.payload, self._on_bad)
+        return decode_batch(message.payload, self._on_bad)
 
-    def accept(self, message: Message) -> Iterator[KvEvent]:
-        """Apply the next message. Nothing in it can raise."""
+    async def accept(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
+        """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since."""
+        changes: list[KvEvent] = []
+        turn = Turn()
+        for event in await self.decoded(message):
+            change = self._copies.apply(event)
+            if isinstance(change, CacheCleared):
+                change = replace(change, is_past=is_past)
+            if change is not None:
+                changes.append(change)
+            await turn.over()
         self.line.accept(message)
         self.counters.messages += 1
-        return merged_evictions(self._changes(message.payload))
-
-    def _changes(self, payload: bytes) -> Iterator[KvEvent]:
-        for event in decode_batch(payload, self._on_bad):
-            if (change := self._copies.apply(event)) is not None:
-                yield change
         if self._copies.num_orphans > self.counters.orphans:
             self.counters.orphans = self._copies.num_orphans
             self.say_once("kv_events_without_their_parents", reason="the engine no longer replays the oldest events")
+        return merged_evictions(changes)
 
     def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
         if isinstance(bad, Malformed):
@@ -164,12 +186,13 @@ class Replay:
         self._stuck_at = stuck_at
         self.complete = False
 
-    async def events(self, sockets: EventSockets, timeout_s: float) -> AsyncGenerator[KvEvent, None]:
+    async def events(self, endpoints: KvEventEndpoints, timeout_s: float) -> AsyncGenerator[KvEvent, None]:
         """Raises: ReplayUnavailable."""
-        intake = self._intake
+        intake, turn = self._intake, Turn()
         in_step = intake.line.is_empty
-        async with aclosing(sockets.replay(max(intake.line.last or 0, 0), timeout_s)) as messages:
+        async with aclosing(replayed(endpoints, max(intake.line.last or 0, 0), timeout_s)) as messages:
             async for message in messages:
+                await turn.over()
                 verdict = intake.line.judge(message)
                 if verdict is Verdict.DUPLICATE:
                     in_step = True
@@ -181,7 +204,7 @@ class Replay:
                     if intake.line.last != self._stuck_at:
                         return
                     yield intake.start_over()
-                for event in intake.accept_past(message):
+                for event in await intake.accept(message, is_past=True):
                     yield event
         if not in_step:
             yield intake.start_over()
@@ -202,12 +225,13 @@ class KvEventStream:
         idle_check_s: float = 10.0,
         replay_timeout_s: float = 10.0,
     ) -> None:
-        """`idle_check_s`: quiet time after which it checks that nothing was missed. `replay_timeout_s`: how long to
-        wait for each past message."""
+        """`idle_check_s`: quiet time after which it first checks that nothing was missed. `replay_timeout_s`: how long
+        to wait for each past message."""
         self._endpoints = endpoints
         self._idle_check_s = idle_check_s
         self._replay_timeout_s = replay_timeout_s
         self._intake = Intake(replica_id)
+        self._subscription: Subscription | None = None
         self._closed = False
         self._resync = False
 
@@ -227,62 +251,60 @@ class KvEventStream:
     def close(self) -> None:
         """End the stream soon; it closes its sockets itself. May be called twice."""
         self._closed = True
+        self._wake()
 
     def resync(self) -> None:
         """Start over soon: for someone who knows better that what was told so far is no longer true."""
         self._resync = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._subscription is not None:
+            self._subscription.wake()
 
     async def events(self) -> AsyncGenerator[KvEvent, None]:
         """As `Engine.kv_events` promises. A block's parent was stored before it, except of orphans.
 
         Nothing that the engine sends makes it raise or end.
         """
-        sockets = EventSockets(self._endpoints)
         try:
             yield self._intake.start_over(is_past=True)
             while not self._closed:
-                with sockets.subscribe() as subscription:
-                    await self._connected(subscription)
-                    async with aclosing(self._follow(sockets, subscription)) as events:
+                with Subscription(self._endpoints) as self._subscription:
+                    await self._connected(self._subscription)
+                    async with aclosing(self._follow(self._subscription)) as events:
                         async for event in events:
                             yield event
         finally:
             self._closed = True
-            sockets.close()
 
     async def _connected(self, subscription: Subscription) -> None:
         """Wait until the live stream is there, for as long as it takes."""
-        loop = asyncio.get_running_loop()
-        warn_at = loop.time() + self._replay_timeout_s
         while not subscription.is_connected() and not self._closed:
-            if loop.time() > warn_at:
+            if not await subscription.wait(self._replay_timeout_s):
                 self._intake.say_once("kv_events_not_connected", endpoint=self._endpoints.endpoint)
-            await asyncio.sleep(TICK_S / 4)
 
-    async def _follow(self, sockets: EventSockets, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
+    async def _follow(self, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
         """Everything from being in step to losing the connection."""
-        async with aclosing(self._catch_up(sockets, trust_silence=False)) as events:
+        if self._closed:
+            return
+        async with aclosing(self._catch_up(trust_silence=False)) as events:
             async for event in events:
                 yield event
-        loop = asyncio.get_running_loop()
-        check_at = loop.time() + self._idle_check_s
+        idle_s, turn = self._idle_check_s, Turn()
         while not self._closed and not subscription.is_lost():
             message = await subscription.take(self._intake.count_malformed)
-            if message is None and not self._resync and loop.time() < check_at:
-                await subscription.wait(TICK_S)
+            if message is None and not self._resync and await subscription.wait(idle_s):
                 continue
-            async with aclosing(self._step(sockets, subscription, message)) as events:
+            idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)
+            await turn.over()
+            async with aclosing(self._step(subscription, message)) as events:
                 async for event in events:
                     yield event
-            check_at = loop.time() + self._idle_check_s
 
-    async def _step(
-        self, sockets: EventSockets, subscription: Subscription, message: Message | None
-    ) -> AsyncGenerator[KvEvent, None]:
+    async def _step(self, subscription: Subscription, message: Message | None) -> AsyncGenerator[KvEvent, None]:
         """One live message after whatever was missed before it; None for a check that nothing was."""
         intake = self._intake
-        if intake.counters.messages % YIELD_EVERY == 0:
-            await asyncio.sleep(0)
         # A message of a new process can only arrive after the end of the old connection has been noted.
         if subscription.is_lost():
             return
@@ -292,24 +314,23 @@ class KvEventStream:
             intake.line.last = NOTHING_YET
         verdict = intake.line.judge(message) if message else None
         if verdict not in (Verdict.NEXT, Verdict.DUPLICATE):
-            async with aclosing(self._catch_up(sockets, trust_silence=True)) as events:
+            async with aclosing(self._catch_up(trust_silence=True)) as events:
                 async for event in events:
                     yield event
         if message is not None:
-            for event in self._settle(message):
+            for event in await self._settle(message):
                 yield event
 
-    def _settle(self, message: Message) -> Iterator[KvEvent]:
+    async def _settle(self, message: Message) -> Sequence[KvEvent]:
         """Apply a live message now that everything that can be had before it is there."""
         verdict = self._intake.line.judge(message)
         if verdict is Verdict.DUPLICATE:
             self._intake.counters.duplicates += 1
-            return
-        if verdict is not Verdict.NEXT:
-            yield self._intake.start_over()
-        yield from self._intake.accept(message)
+            return []
+        forgotten = [] if verdict is Verdict.NEXT else [self._intake.start_over()]
+        return [*forgotten, *await self._intake.accept(message)]
 
-    async def _catch_up(self, sockets: EventSockets, *, trust_silence: bool) -> AsyncGenerator[KvEvent, None]:
+    async def _catch_up(self, *, trust_silence: bool) -> AsyncGenerator[KvEvent, None]:
         """Get in step with the engine by its past messages; see the head of this module.
 
         `trust_silence`: where past messages cannot be had, whether to keep what we have.
@@ -321,7 +342,7 @@ class KvEventStream:
             before = intake.line.last
             replay = Replay(intake, stuck_at)
             try:
-                async with aclosing(replay.events(sockets, self._replay_timeout_s)) as events:
+                async with aclosing(replay.events(self._endpoints, self._replay_timeout_s)) as events:
                     async for event in events:
                         yield event
             except ReplayUnavailable as reason:
@@ -337,12 +358,14 @@ class KvEventStream:
         intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
 
 
-def merged_evictions(changes: Iterator[KvEvent]) -> Iterator[KvEvent]:
+def merged_evictions(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
     """The same changes, evictions that follow one another as one: vLLM sends one for each block."""
+    merged: list[KvEvent] = []
     for evicting, run in groupby(changes, key=lambda change: isinstance(change, BlocksEvicted)):
         if not evicting:
-            yield from run
+            merged += run
             continue
         evictions = [change for change in run if isinstance(change, BlocksEvicted)]
         hashes = tuple(block for eviction in evictions for block in eviction.block_hashes)
-        yield BlocksEvicted(evictions[0].replica_id, hashes)
+        merged.append(BlocksEvicted(evictions[0].replica_id, hashes))
+    return merged

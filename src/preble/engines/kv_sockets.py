@@ -1,6 +1,9 @@
 """The two ZMQ conversations with a KV event publisher: the live stream, and asking for past messages.
 
 The publisher numbers its messages from 0 with each start, keeps the last ones, and repeats them on request.
+
+All streams share one ZMQ context, so one thread of ZMQ's does the input and output of all, and the event loop wakes
+only for a stream that has news. Following hundreds of quiet replicas costs next to nothing.
 """
 
 from __future__ import annotations
@@ -8,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -59,39 +65,33 @@ class ReplayUnavailable(Exception):
     """Past messages cannot be had: no endpoint for them, or no answer in time."""
 
 
-class EventSockets:
-    """The ZMQ context of one stream. Close it when the stream ends."""
+@cache
+def _context() -> zmq.asyncio.Context:
+    """The context of every stream in this process. By default ZMQ allows 1,023 sockets, which 340 streams would use."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
 
-    def __init__(self, endpoints: KvEventEndpoints) -> None:
-        self._endpoints = endpoints
-        self._context = zmq.asyncio.Context()
 
-    def subscribe(self) -> Subscription:
-        """Connect to the live stream. Raises: zmq.ZMQError: the endpoint is no address."""
-        return Subscription(self._context, self._endpoints)
+async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) -> AsyncGenerator[Message, None]:
+    """Past messages from number `start` on, in order, up to the newest.
 
-    async def replay(self, start: int, timeout_s: float) -> AsyncGenerator[Message, None]:
-        """Past messages from number `start` on, in order, up to the newest.
+    Some can be missing in the middle: the publisher's own queue to us may overflow.
 
-        Some can be missing in the middle: the publisher's own queue to us may overflow.
-
-        Raises: ReplayUnavailable: none for `timeout_s`; what came until then is good.
-        """
-        if self._endpoints.replay is None:
-            raise ReplayUnavailable("the engine keeps no past events (no replay endpoint)")
-        # A socket for each request: what a request that timed out still brings must not be taken for an answer.
-        dealer = self._context.socket(zmq.DEALER)
-        try:
-            _configure(dealer, receive_queue=0)  # bounded by what the publisher keeps
-            dealer.connect(self._endpoints.replay)
-            await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-            while (message := await _next_replayed(dealer, timeout_s)) is not None:
-                yield message
-        finally:
-            dealer.close(linger=0)
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
+    Raises: ReplayUnavailable: none for `timeout_s`; what came until then is good.
+    """
+    if endpoints.replay is None:
+        raise ReplayUnavailable("the engine keeps no past events (no replay endpoint)")
+    # A socket for each request: what a request that timed out still brings must not be taken for an answer.
+    dealer = _context().socket(zmq.DEALER)
+    try:
+        _configure(dealer, receive_queue=0)  # bounded by what the publisher keeps
+        dealer.connect(endpoints.replay)
+        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        while (message := await _next_replayed(dealer, timeout_s)) is not None:
+            yield message
+    finally:
+        dealer.close(linger=0)
 
 
 async def _next_replayed(dealer: zmq.asyncio.Socket, timeout_s: float) -> Message | None:
@@ -109,20 +109,25 @@ class Subscription:
     """One connection to the live stream. A context manager; ends for good when the connection is lost.
 
     ZMQ would reconnect by itself and say nothing. But what was published in between, perhaps by a new process that
-    counts from 0 again, is then missing; so whoever loses a connection has to make a new one and catch up.
+    counts from 0 again, is then missing. So whoever loses a connection has to make a new one and catch up.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, endpoints: KvEventEndpoints) -> None:
+    def __init__(self, endpoints: KvEventEndpoints) -> None:
+        """Connects within a running event loop. Raises: zmq.ZMQError: the endpoint is no address."""
         self._topic = endpoints.topic.encode()
         self._connected = False
         self._lost = False
-        self._socket = context.socket(zmq.SUB)
-        self._monitor: zmq.Socket[bytes] = zmq.Socket(context, zmq.PAIR)
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] = zmq.Socket(_context(), zmq.SUB)
+        self._monitor: zmq.Socket[bytes] = zmq.Socket(_context(), zmq.PAIR)
         try:
             self._connect(endpoints.endpoint)
         except BaseException:
             self.close()
             raise
+        self._watch(self._socket)
+        self._watch(self._monitor)
 
     def _connect(self, endpoint: str) -> None:
         _configure(self._socket, receive_queue=RECEIVE_QUEUE_MESSAGES)
@@ -131,6 +136,15 @@ class Subscription:
         self._monitor.connect(name)
         self._socket.subscribe(self._topic)
         self._socket.connect(endpoint)
+
+    def _watch(self, socket: zmq.Socket[bytes]) -> None:
+        self._loop.add_reader(socket.FD, self._on_activity, socket)
+        self._on_activity(socket)
+
+    def _on_activity(self, socket: zmq.Socket[bytes]) -> None:
+        # Asking for the state takes the notice off the descriptor, which would wake the loop again and again.
+        if _has_message(socket):
+            self._news.set()
 
     def __enter__(self) -> Subscription:
         return self
@@ -150,37 +164,54 @@ class Subscription:
         return self._lost
 
     def _read_monitor(self) -> None:
-        while self._monitor.poll(0):
+        while _has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             self._connected |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._lost |= event == zmq.EVENT_DISCONNECTED and self._connected
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return when a message is there, or after `timeout_s`."""
-        await self._socket.poll(int(timeout_s * 1000))
+    def wake(self) -> None:
+        """Make `wait` return."""
+        self._news.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for news: a message, a connection made or lost, or `wake`. Returns False if there is none.
+
+        To be called only after `take` and `is_lost` have found nothing more.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        had_news = self._news.is_set()
+        self._news.clear()
+        return had_news
 
     async def take(self, on_rubbish: Callable[[], None]) -> Message | None:
         """The next message that has arrived, None for no more. Calls `on_rubbish` for each that is no message."""
-        while True:
-            try:
-                frames = await self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
+        while _has_message(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if frames[0] != self._topic:
                 continue  # ZMQ filters by prefix: "kv@a" also brings "kv@ab"
             if (message := _message(frames)) is not None:
                 return message
             on_rubbish()
             await asyncio.sleep(0)
+        return None
 
     def close(self) -> None:
+        for socket in (self._socket, self._monitor):
+            if not socket.closed:
+                self._loop.remove_reader(socket.FD)
         if not self._socket.closed:
             self._socket.disable_monitor()
         self._socket.close(linger=0)
         self._monitor.close(linger=0)
 
 
-def _configure(socket: zmq.asyncio.Socket, *, receive_queue: int) -> None:
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _configure(socket: zmq.Socket[Any], *, receive_queue: int) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.RCVHWM, receive_queue)

@@ -6,6 +6,7 @@ A gauge, not a history: the newest reading is the truth, so nothing that was mis
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated
@@ -16,11 +17,13 @@ from msgspec import Meta
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineLoad
-from preble.engines.kv_sockets import EventSockets, KvEventEndpoints, Subscription
+from preble.engines.kv_sockets import KvEventEndpoints, Subscription
 
 TICK_S = 0.25
-"""How often we look. An engine pushes after every prefill batch, which a gauge need not show, and waking up for each
-would cost a gateway of many replicas more than the load is worth."""
+"""How often we look at most. An engine pushes after every prefill batch, which a gauge need not show, and waking up for
+each would cost a gateway of many replicas more than the load is worth."""
+
+LONGEST_WAIT_S = 3600.0
 
 MAX_READINGS = 256
 """Taken in one look, so that a publisher gone mad cannot keep the event loop."""
@@ -49,24 +52,25 @@ class LoadStream:
         self._silent_after_s = silent_after_s
         self._said: set[str] = set()
         self._log = structlog.get_logger("preble.engines.load").bind(replica=replica_id)
+        self._subscription: Subscription | None = None
         self.closed = False
 
     def close(self) -> None:
         """End the stream soon; it closes its sockets itself. May be called twice."""
         self.closed = True
+        if self._subscription is not None:
+            self._subscription.wake()
 
     async def loads(self) -> AsyncGenerator[EngineLoad | None, None]:
         """As `Engine.loads` promises. Nothing that the engine sends makes it raise or end."""
-        sockets = EventSockets(self._endpoints)
         try:
             while not self.closed:
-                with sockets.subscribe() as subscription:
-                    async with aclosing(self._follow(subscription)) as loads:
+                with Subscription(self._endpoints) as self._subscription:
+                    async with aclosing(self._follow(self._subscription)) as loads:
                         async for load in loads:
                             yield load
         finally:
             self.closed = True
-            sockets.close()
 
     async def _follow(self, subscription: Subscription) -> AsyncGenerator[EngineLoad | None, None]:
         """The readings of one connection; None when they stop coming and when it is lost."""
@@ -78,8 +82,9 @@ class LoadStream:
                 yield load
             elif loop.time() >= silent_at:
                 self._say_once("engine_load_silent", endpoint=self._endpoints.endpoint)
-                silent_at = float("inf")
+                silent_at = math.inf
                 yield None
+            await subscription.wait(min(silent_at - loop.time(), LONGEST_WAIT_S))
             await asyncio.sleep(TICK_S)
         yield None
 
