@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from preble.compare import ComparePlan, CompareResult, compare, read_result
+from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
 from preble.compare.figures import capacity_drawing, curve_drawing
 from preble.compare.numbers import TTFT_P99
 from preble.compare.progress import run_progress
@@ -66,7 +66,7 @@ def draw(result: CompareResult) -> None:
 def main() -> None:
     if "--draw" not in sys.argv[1:]:
         with run_progress() as on_progress:
-            compare(example(), path=RESULTS, on_progress=on_progress)
+            compare_policies(example(), path=RESULTS, on_progress=on_progress)
     result = read_result(RESULTS)
     print(shown(result))
     draw(result)

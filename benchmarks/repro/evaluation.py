@@ -35,7 +35,7 @@ from evaluation_tables import (
 )
 from page import NOT_RUN, filled, markdown
 
-from preble.compare import CompareResult, compare, read_result
+from preble.compare import CompareResult, compare_policies, read_result
 from preble.compare.figures import curve_drawing
 from preble.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
 from preble.compare.progress import run_progress
@@ -168,7 +168,7 @@ def run(case: Case) -> None:
     """Runs of plans that the case had before are not kept."""
     print(f"{case.name}: {case.full_title}", file=sys.stderr)
     with run_progress() as on_progress:
-        result = compare(case.plan(DATA), path=result_path(case), on_progress=on_progress)
+        result = compare_policies(case.plan(DATA), path=result_path(case), on_progress=on_progress)
     write_result(msgspec.structs.replace(result, other_runs=[]), result_path(case))
 
 

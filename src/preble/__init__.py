@@ -1,7 +1,32 @@
-"""Preble: distributed prompt scheduling for LLM serving."""
+"""Preble: distributed prompt scheduling for LLM serving.
+
+The public names are those of `preble.api`. They are imported when the first of them is used, so that `import preble`
+costs nothing. Reference: docs/reference/python.md.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from preble.api import *  # noqa: F403
+
 __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__"]
+
+def __getattr__(name: str) -> Any:
+    from importlib.util import find_spec  # costs more than all of the rest
+
+    # `from preble import sim` asks here first: a module of ours must not import all the others.
+    if (name.startswith("_") and name != "__all__") or find_spec(f"preble.{name}") is not None:
+        raise AttributeError(name)
+    public = import_module("preble.api")
+    if name != "__all__" and name not in public.__all__:
+        raise AttributeError(f"preble has no public name {name!r}; see docs/reference/python.md")
+    value = globals()[name] = getattr(public, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(import_module("preble.api").__all__)

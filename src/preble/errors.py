@@ -12,6 +12,7 @@ PrebleError
 ├── NoReplicaError           no replica can serve it now                                       503 + Retry-After
 ├── Overloaded               too many requests wait                                      429 + Retry-After
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
+├── PolicyError              a bug in the policy: a choice that is no candidate
 └── EngineError              the replica's
     ├── EngineRefused        no connection, or the replica said "not now"                 502, may move
     ├── EngineGone           the connection broke                                         502, may move before 1st byte
@@ -96,6 +97,10 @@ class Overloaded(PrebleError):
 
 class UnknownRequest(PrebleError):
     """A driver named a request that is not in flight, or placed one twice: a bug in the driver."""
+
+
+class PolicyError(PrebleError):
+    """A policy chose a replica that may not get the request: a bug in the policy."""
 
 
 class EngineError(PrebleError):

@@ -83,7 +83,7 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ("replicas = []", "no replica given"),
         ('replicas = ["http://a:1"]\n[health]\nretry_min_s = 9.0', "retry_min_s is larger"),
         ('replicas = ["http://a:1"]\n[rebalance]\ncalm = 2.0', "rebalance.calm is larger"),
-        ('replicas = ["http://a:1"]\npolicy = "best"', "policy = 'best' is not known; choose one of preble, "),
+        ('replicas = ["http://a:1"]\npolicy = "best"', "unknown policy 'best'; choose one of preble, "),
         ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
         ("port =", "not valid TOML"),
     ],

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from preble import plugins
 from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines import Engine, HttpClient, connect, registry
@@ -87,7 +88,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, my_engines: ModuleType) -> None:
     def entry_points(**select: str) -> EntryPoints:
         return EntryPoints((point,)).select(**select)
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
 
 
 @pytest.mark.parametrize("engine", ["mine", "auto"])
@@ -98,8 +99,8 @@ async def test_an_installed_adapter_serves_by_its_name_and_is_found(installed: N
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("my_engines:Nothing", "cannot be loaded: module 'my_engines' has no attribute 'Nothing'"),
-        ("no_such_module:MyEngine", "cannot be loaded: No module named 'no_such_module'"),
+        ("my_engines:Nothing", "the module my_engines has no class 'Nothing'"),
+        ("no_such_module:MyEngine", "there is no module 'no_such_module' in "),
         ("my_engines:About", "is no subclass of preble.engines.Engine"),
     ],
 )

@@ -22,6 +22,8 @@ FLOORS = {
     "errors": 0,
     "logs": 0,
     "core": 1,
+    "plugins": 1,
+    "policies": 2,
     "profiles": 2,
     "report": 2,
     "web": 2,
@@ -37,6 +39,7 @@ FLOORS = {
     "serving": 6,
     "gateway": 7,
     "profiling": 7,
+    "api": 8,
     "cli": 8,
     "__main__": 9,
 }

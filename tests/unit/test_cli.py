@@ -58,7 +58,7 @@ def test_the_version_is_shown() -> None:
         (["serve", "--replica", "gpu1"], "'gpu1' is not a URL of a server"),
         (["serve", "--replica", "http://gpu1:99999"], "is not a URL"),
         (["serve", "--replica", "http://gpu1?x=1"], "query or fragment"),
-        (["serve", "--policy", "best"], "'best' is not one of"),
+        (["serve", "--policy", "best"], "unknown policy 'best'"),
         (["serve", "--port", "70000"], "70000 is not in the range"),
         (["serve"], "no replica given"),
         (["up", "--engine", "emulator", "--profile", "nope"], "no profile is called 'nope'"),

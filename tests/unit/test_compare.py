@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preble.compare import ComparePlan, CompareResult, compare, plan, read_result
+from preble.compare import ComparePlan, CompareResult, compare_policies, plan, read_result
 from preble.compare.figures import curve_drawing, policy_looks
 from preble.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
 from preble.compare.page import compare_page
@@ -50,7 +50,7 @@ def small(**changes: object) -> ComparePlan:
 
 @pytest.fixture(scope="module")
 def result() -> CompareResult:
-    return compare(small(), jobs=1)
+    return compare_policies(small(), jobs=1)
 
 
 class Ticks(list[tuple[int, int]]):
@@ -102,28 +102,28 @@ def test_a_run_is_that_of_preble_simulate(result: CompareResult) -> None:
 
 
 def test_any_number_of_jobs_gives_the_same_file(result: CompareResult, tmp_path: Path) -> None:
-    compare(small(), path=tmp_path / "one.json", jobs=1)
-    compare(small(), path=tmp_path / "two.json", jobs=2)
+    compare_policies(small(), path=tmp_path / "one.json", jobs=1)
+    compare_policies(small(), path=tmp_path / "two.json", jobs=2)
     assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
     assert read_result(tmp_path / "two.json") == result
 
 
 def test_a_whole_number_is_the_same_rate_in_every_process(result: CompareResult, tmp_path: Path) -> None:
-    compare(small(rates=(5, 50)), path=tmp_path / "whole.json", jobs=2)
+    compare_policies(small(rates=(5, 50)), path=tmp_path / "whole.json", jobs=2)
     assert [run.key for run in read_result(tmp_path / "whole.json").runs] == [run.key for run in result.runs]
 
 
 def test_a_workload_can_have_an_slo_of_its_own() -> None:
     two = {name: WorkloadPlan(source="tool_use", requests=12, zipf=zipf) for name, zipf in (("a", 0.0), ("b", 1.0))}
     strict = {"b": CapacitySlo(ttft_p99_s=1e-6)}
-    both = compare(small(workloads=two, slos=strict, rates=(5.0,), seeds=(0,)), jobs=1)
+    both = compare_policies(small(workloads=two, slos=strict, rates=(5.0,), seeds=(0,)), jobs=1)
     assert {one.bound for one in both.standings_of("a")} == {Bound.AT_LEAST}
     assert {one.bound for one in both.standings_of("b")} == {Bound.BELOW}
     assert "≤ 1 s" in ranking_table(both, "a").caption and "≤ 1e-06 s" in ranking_table(both, "b").caption
 
 
 def test_rates_may_be_given_in_any_order(result: CompareResult) -> None:
-    other = compare(small(rates=(50.0, 5.0)), jobs=1)
+    other = compare_policies(small(rates=(50.0, 5.0)), jobs=1)
     assert (other.standings, other.rates, other.runs) == (result.standings, result.rates, result.runs)
 
 
@@ -131,14 +131,14 @@ def test_requests_that_come_all_at_once_have_a_rate_of_their_own(tmp_path: Path)
     trace = tmp_path / "burst.jsonl"
     write_trace(trace, WorkloadPlan(source="tool_use", requests=6, rps=1.0, arrivals="burst").make())
     burst = {"burst": WorkloadPlan(source=str(trace))}
-    own = compare(small(workloads=burst, rates=(None,), seeds=(0,)), jobs=1)
+    own = compare_policies(small(workloads=burst, rates=(None,), seeds=(0,)), jobs=1)
     assert {run.rps for run in own.runs} == {6.0}
     assert all(one.share_of_best == 1.0 for one in own.standings)
 
 
 def test_what_fails_on_a_cluster_fails_in_every_run() -> None:
     cluster = SimConfig(profile=PROFILE, replicas=2, failures=(Failure.parse("0:lost:r0"), Failure.parse("0:lost:r1")))
-    failed = compare(small(cluster=cluster, policies=("e2",), seeds=(0,), rates=(5.0,)), jobs=1)
+    failed = compare_policies(small(cluster=cluster, policies=("e2",), seeds=(0,), rates=(5.0,)), jobs=1)
     assert failed.runs[0].summary.errors == 12
     assert failed.standings[0].bound is Bound.BELOW
 
@@ -146,7 +146,7 @@ def test_what_fails_on_a_cluster_fails_in_every_run() -> None:
 def test_a_trace_can_come_at_its_own_times(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, WorkloadPlan(source="tool_use", requests=5, rps=2.0).make())
-    own = compare(
+    own = compare_policies(
         small(workloads={"mine": WorkloadPlan(source=str(trace))}, rates=(None,), policies=("e2",), seeds=(0,)), jobs=1
     )
     [run] = own.runs
@@ -162,12 +162,12 @@ def test_a_trace_can_come_at_its_own_times(tmp_path: Path) -> None:
 def test_an_interrupted_comparison_goes_on_where_it_was(result: CompareResult, tmp_path: Path) -> None:
     path = tmp_path / "made" / "result.json"
     with pytest.raises(KeyboardInterrupt):
-        compare(small(), path=path, jobs=1, on_progress=Ticks(interrupt_after=5))
+        compare_policies(small(), path=path, jobs=1, on_progress=Ticks(interrupt_after=5))
     halfway = read_result(path)
     assert (len(halfway.runs), halfway.is_complete) == (5, False)
 
     rest = Ticks()
-    assert compare(small(), path=path, jobs=1, on_progress=rest) == result
+    assert compare_policies(small(), path=path, jobs=1, on_progress=rest) == result
     assert rest.num_made == 7
     assert [file.name for file in path.parent.iterdir()] == ["result.json"]
 
@@ -175,30 +175,30 @@ def test_an_interrupted_comparison_goes_on_where_it_was(result: CompareResult, t
 def test_a_search_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     searched = small(rates=(), policies=("e2", "least_load"), seeds=(0,), loads=(0.5,))
     whole = Ticks()
-    in_one_go = compare(searched, jobs=1, on_progress=whole)
+    in_one_go = compare_policies(searched, jobs=1, on_progress=whole)
     with pytest.raises(KeyboardInterrupt):
-        compare(searched, path=tmp_path / "result.json", jobs=1, on_progress=Ticks(interrupt_after=6))
+        compare_policies(searched, path=tmp_path / "result.json", jobs=1, on_progress=Ticks(interrupt_after=6))
     rest = Ticks()
-    assert compare(searched, path=tmp_path / "result.json", jobs=1, on_progress=rest) == in_one_go
+    assert compare_policies(searched, path=tmp_path / "result.json", jobs=1, on_progress=rest) == in_one_go
     assert 6 + rest.num_made == whole.num_made == len(in_one_go.runs)
 
 
 def test_a_comparison_can_be_added_to_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    compare(small(policies=("e2", "least_load"), rates=(5.0,)), path=path, jobs=1)
+    compare_policies(small(policies=("e2", "least_load"), rates=(5.0,)), path=path, jobs=1)
     more = Ticks()
-    compare(small(rates=(5.0,)), path=path, jobs=1, on_progress=more)
+    compare_policies(small(rates=(5.0,)), path=path, jobs=1, on_progress=more)
     assert more.num_made == 2
-    fewer = compare(small(policies=("e2",), rates=(5.0,)), path=path, jobs=1, on_progress=(none := Ticks()))
+    fewer = compare_policies(small(policies=("e2",), rates=(5.0,)), path=path, jobs=1, on_progress=(none := Ticks()))
     assert none.num_made == 0
     assert (len(fewer.runs), len(fewer.other_runs)) == (2, 4)
 
 
 def test_a_label_does_not_make_another_run(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    compare(small(rates=(5.0,)), path=path, jobs=1)
+    compare_policies(small(rates=(5.0,)), path=path, jobs=1)
     renamed = small(rates=(5.0,), workloads={"assistants": WorkloadPlan(source="tool_use", requests=12)})
-    again = compare(renamed, path=path, jobs=1, on_progress=(ticks := Ticks()))
+    again = compare_policies(renamed, path=path, jobs=1, on_progress=(ticks := Ticks()))
     assert ticks.num_made == 0
     assert {run.label for run in again.runs} == {"assistants"}
 
@@ -250,9 +250,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from unit.test_compare import large
-from preble.compare import compare
+from preble.compare import compare_policies
 if __name__ == "__main__":
-    compare(large(), path=Path(sys.argv[2]), jobs=2)
+    compare_policies(large(), path=Path(sys.argv[2]), jobs=2)
 """
 
 
@@ -277,7 +277,7 @@ def test_a_killed_comparison_keeps_what_was_done_and_leaves_no_process(tmp_path:
     kept = read_result(path)
     assert not kept.is_complete and len(kept.runs) >= 3
     first = {run.rps for run in kept.runs}
-    again = compare(small(rates=(min(first),), seeds=(0,)), path=path, jobs=1, on_progress=(ticks := Ticks()))
+    again = compare_policies(small(rates=(min(first),), seeds=(0,)), path=path, jobs=1, on_progress=(ticks := Ticks()))
     assert again.is_complete and ticks.num_made < len(again.runs)
 
 
@@ -304,20 +304,20 @@ def test_a_file_that_is_something_else_is_never_overwritten(content: str, tmp_pa
     path = tmp_path / "notes.json"
     path.write_text(content, encoding="latin-1")
     with pytest.raises(ConfigError, match="not a result of preble compare"):
-        compare(small(), path=path, jobs=1)
+        compare_policies(small(), path=path, jobs=1)
     assert path.read_text(encoding="latin-1") == content
 
 
 def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write"):
-        compare(small(), path=tmp_path / "file" / "result.json", jobs=1)
+        compare_policies(small(), path=tmp_path / "file" / "result.json", jobs=1)
 
 
 def test_a_worker_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preble.compare.run.run_cell", die)
     with pytest.raises(PrebleError, match="fewer --jobs"):
-        compare(small(), jobs=2)
+        compare_policies(small(), jobs=2)
 
 
 def die(cell: object) -> None:
@@ -348,7 +348,7 @@ def test_a_search_asks_for_what_is_not_known_yet() -> None:
 
 
 def test_rates_are_searched_and_then_compared_at_shares_of_the_best_capacity() -> None:
-    found = compare(small(rates=(), loads=(0.5, 0.9), seeds=(0,), slo=CapacitySlo(ttft_p99_s=0.5)), jobs=1)
+    found = compare_policies(small(rates=(), loads=(0.5, 0.9), seeds=(0,), slo=CapacitySlo(ttft_p99_s=0.5)), jobs=1)
     best = found.standings[0]
     assert best.bound is Bound.EXACT
     assert found.rates["tools"] == [float(f"{load * best.capacity_rps.mean:.4g}") for load in (0.5, 0.9)]
@@ -453,17 +453,19 @@ def test_failures_have_a_column_only_if_there_are_any(result: CompareResult) -> 
     assert "failed" not in rate_table(result, "tools", 5.0).columns
     script = (Failure.parse("0.5:lost:r0"), Failure.parse("1:lost:r1"))
     cluster = SimConfig(profile=PROFILE, replicas=2, failures=script)
-    failing = compare(small(cluster=cluster, rates=(5.0,)), jobs=1)
+    failing = compare_policies(small(cluster=cluster, rates=(5.0,)), jobs=1)
     table = rate_table(failing, "tools", 5.0)
     assert table.columns[-2:] == ("failed", "settles") and float(table.rows[0][-2].split()[0]) > 0
 
 
 def test_capacities_that_end_where_requests_fail_are_said_to() -> None:
     script = (Failure.parse("1.5:lost:r0"), Failure.parse("1.5:lost:r1"))
-    failing = compare(small(cluster=SimConfig(profile=PROFILE, replicas=2, failures=script), rates=(5.0,)), jobs=1)
+    failing = compare_policies(
+        small(cluster=SimConfig(profile=PROFILE, replicas=2, failures=script), rates=(5.0,)), jobs=1
+    )
     said = caution(failing, "tools")
     assert "6 of 6 capacities (one a policy and seed) end where requests fail (" in said and "at fixed rates" in said
-    slow = compare(msgspec.structs.replace(failing.plan, slo=CapacitySlo(ttft_p99_s=1e-6)), jobs=1)
+    slow = compare_policies(msgspec.structs.replace(failing.plan, slo=CapacitySlo(ttft_p99_s=1e-6)), jobs=1)
     assert "no policy keeps the SLO" in caution(slow, "tools"), "it would not be kept without failures"
 
 
@@ -474,10 +476,10 @@ def test_short_runs_are_said_to_be_too_short(result: CompareResult) -> None:
 
 
 def test_an_slo_that_nothing_keeps_or_nothing_breaks_is_said(result: CompareResult) -> None:
-    strict = compare(small(slo=CapacitySlo(ttft_p99_s=1e-6), rates=(5.0,), seeds=(0,)), jobs=1)
+    strict = compare_policies(small(slo=CapacitySlo(ttft_p99_s=1e-6), rates=(5.0,), seeds=(0,)), jobs=1)
     assert "no policy keeps the SLO" in caution(strict, "tools")
     assert headline_rate(strict, "tools") == 5.0
-    lax = compare(small(slo=CapacitySlo(ttft_p99_s=99.0), rates=(), seeds=(0,), policies=("e2",)), jobs=1)
+    lax = compare_policies(small(slo=CapacitySlo(ttft_p99_s=99.0), rates=(), seeds=(0,), policies=("e2",)), jobs=1)
     assert "do not fill the replicas" in caution(lax, "tools")
 
 
@@ -495,7 +497,7 @@ def test_several_workloads_get_an_overview() -> None:
         "popular": WorkloadPlan(source="tool_use", requests=12, zipf=2.0),
         "even": WorkloadPlan(source="tool_use", requests=12, zipf=0.0),
     }
-    both = compare(small(workloads=two, seeds=(0,), rates=(20.0,)), jobs=1)
+    both = compare_policies(small(workloads=two, seeds=(0,), rates=(20.0,)), jobs=1)
     table = overview_table(both)
     assert table.columns == ("policy", "popular", "even", "mean", "worst")
     assert {row[0] for row in table.rows} == set(POLICIES)
@@ -555,9 +557,9 @@ def test_a_plan_that_cannot_be_is_refused(changes: dict[str, object], says: str)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_workload_that_cannot_be_made_is_said_as_by_any_command(jobs: int) -> None:
     with pytest.raises(ConfigError, match="neither a file nor one of"):
-        compare(small(workloads={"mine": WorkloadPlan(source="nope.jsonl")}), jobs=jobs)
+        compare_policies(small(workloads={"mine": WorkloadPlan(source="nope.jsonl")}), jobs=jobs)
 
 
 def test_no_jobs_are_refused() -> None:
     with pytest.raises(ConfigError, match="jobs must be at least 1"):
-        compare(small(), jobs=0)
+        compare_policies(small(), jobs=0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.compare import ComparePlan, compare
+from preble.compare import ComparePlan, compare_policies
 from preble.core.costs.model import CostProfile
 from preble.core.policies.registry import policy_names
 from preble.core.types import ReplicaId, pack_tokens
@@ -342,7 +342,7 @@ def test_policies_are_compared_with_the_oracle_by_its_name() -> None:
         rates=(5.0,),
         slo=CapacitySlo(ttft_p99_s=1.0),
     )
-    spread, oracle = compare(plan, jobs=1).runs
+    spread, oracle = compare_policies(plan, jobs=1).runs
     assert (spread.policy, oracle.policy) == ("least_load", PREFIX_ORACLE)
     assert oracle.computed_tokens < spread.computed_tokens
 

@@ -2,18 +2,96 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 import preble
 from preble import errors
 
-PUBLIC_NAMES = ["__version__"]
+PUBLIC_NAMES = [
+    "BlocksEvicted",
+    "BlocksStored",
+    "CacheCleared",
+    "Candidate",
+    "Choice",
+    "ClusterView",
+    "ComparePlan",
+    "CompareResult",
+    "ConfigError",
+    "CostModel",
+    "CostProfile",
+    "Engine",
+    "EngineInfo",
+    "Failure",
+    "FailureKind",
+    "Fleet",
+    "GlobalScheduler",
+    "LaunchOptions",
+    "NoReplicaError",
+    "Placement",
+    "Policy",
+    "PrebleError",
+    "PromptTooLong",
+    "Reason",
+    "RebalanceSettings",
+    "RefitSettings",
+    "ReplicaId",
+    "ReplicaSpec",
+    "ReplicaState",
+    "ReplicaView",
+    "Request",
+    "RequestId",
+    "SchedulerListener",
+    "SchedulerState",
+    "SimConfig",
+    "SimResult",
+    "UnknownRequest",
+    "Workload",
+    "WorkloadPlan",
+    "WorkloadRequest",
+    "__version__",
+    "choose_by",
+    "compare_policies",
+    "load_profile",
+    "make_policy",
+    "make_workload",
+    "pack_tokens",
+    "policy_names",
+    "profile_names",
+    "read_trace",
+    "simulate",
+    "workload_names",
+    "write_trace",
+]
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(preble.__all__) == PUBLIC_NAMES
+    assert list(preble.__all__) == PUBLIC_NAMES == dir(preble)
 
 
 def test_every_public_name_exists() -> None:
-    assert [name for name in preble.__all__ if not hasattr(preble, name)] == []
+    assert [name for name in PUBLIC_NAMES if not hasattr(preble, name)] == []
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^::: preble\.(?:.*\.)?(\w+)$", page, flags=re.MULTILINE))
+    assert documented >= {*PUBLIC_NAMES} - {"__version__"}
+
+
+def test_a_name_that_is_not_public_is_refused() -> None:
+    with pytest.raises(AttributeError, match="preble has no public name 'Nothing'"):
+        preble.Nothing  # noqa: B018
+
+
+def test_importing_preble_or_one_room_of_it_imports_nothing_else() -> None:
+    code = "import sys, preble; from preble import errors; print(*sorted(n for n in sys.modules if 'preble' in n))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["preble", "preble.errors"]
 
 
 def test_every_error_is_drawn_in_the_tree() -> None:

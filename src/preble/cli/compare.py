@@ -154,7 +154,7 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
       preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
-    from preble.compare import compare
+    from preble.compare import compare_policies
     from preble.compare.progress import run_progress
     from preble.report import require_matplotlib
 
@@ -165,7 +165,7 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     path = None if to_stdout else json_file
     try:
         with run_progress() as on_progress:
-            result = compare(plan, path=path, jobs=jobs, on_progress=on_progress)
+            result = compare_policies(plan, path=path, jobs=jobs, on_progress=on_progress)
     except KeyboardInterrupt:
         kept = f"what was done is in {path}; the same command goes on from there" if path else "nothing was kept"
         click.echo(f"preble: interrupted; {kept}", err=True)

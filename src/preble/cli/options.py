@@ -28,7 +28,7 @@ class HttpUrl(click.ParamType[str]):
 
 
 class PolicyName(click.ParamType[str]):
-    """One of the policies, which are asked for when they are needed: the module that knows them loads numpy."""
+    """A policy's name, or module:Class. The module that knows them is imported when needed: it loads numpy."""
 
     name = "policy"
 
@@ -36,14 +36,13 @@ class PolicyName(click.ParamType[str]):
         return "NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in self._names():
-            self.fail(f"{value!r} is not one of {', '.join(self._names())}", param, ctx)
+        from preble.policies import make_policy
+
+        try:
+            make_policy(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
         return str(value)
-
-    def _names(self) -> tuple[str, ...]:
-        from preble.core.policies.registry import policy_names
-
-        return policy_names()
 
 
 class FiniteRange(click.FloatRange):
@@ -71,7 +70,7 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
         type=PolicyName(),
         default=default,
         help="How a replica is chosen: preble, e2 (the paper's), round_robin, least_load, or another of "
-        "docs/reference/policies.md." + ("" if default else "  [default: preble]"),
+        "docs/reference/policies.md; or module:Class, your own." + ("" if default else "  [default: preble]"),
         show_default=default is not None,
     )
 

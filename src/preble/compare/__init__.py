@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from preble.compare.plan import ComparePlan
 from preble.compare.result import CompareResult, Run, Standing, read_result
-from preble.compare.run import compare
+from preble.compare.run import compare_policies
 
-__all__ = ["ComparePlan", "CompareResult", "Run", "Standing", "compare", "read_result"]
+__all__ = ["ComparePlan", "CompareResult", "Run", "Standing", "compare_policies", "read_result"]

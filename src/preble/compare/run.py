@@ -18,7 +18,7 @@ from preble.metrics import Summary
 from preble.metrics.capacity import Capacity
 
 
-def compare(
+def compare_policies(
     plan: ComparePlan,
     *,
     path: Path | None = None,

@@ -30,7 +30,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         str,
         about(
-            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}.",
+            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}; or `module:Class`, yours.",
             why="first in our evaluation; `e2` is the paper's",
         ),
     ] = policy_names()[0]

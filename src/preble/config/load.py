@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from preble.config import GatewayConfig, Knob, ReplicaConfig, knobs
-from preble.core.policies.registry import policy_names
 from preble.errors import ConfigError
+from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
@@ -165,5 +165,4 @@ def _check_whole(config: GatewayConfig) -> None:
         raise ConfigError("health.retry_min_s is larger than health.retry_max_s; make it the smaller one")
     if config.rebalance.calm > config.rebalance.threshold:
         raise ConfigError("rebalance.calm is larger than rebalance.threshold; make it the smaller one")
-    if config.policy not in policy_names():
-        raise ConfigError(f"policy = {config.policy!r} is not known; choose one of {', '.join(policy_names())}")
+    make_policy(config.policy)

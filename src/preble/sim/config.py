@@ -10,11 +10,11 @@ import msgspec
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostProfile
 from preble.core.costs.refit import CostFactors, scaled
-from preble.core.policies.registry import make_policy
 from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import ReplicaId
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
+from preble.policies import make_policy
 
 PREFIX_ORACLE = "prefix_oracle"
 """The policy that knows the whole workload beforehand, see `preble.sim.oracle`. It cannot serve, only be simulated."""

@@ -32,7 +32,7 @@ from preble.core.types import (
     Request,
     RequestId,
 )
-from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
+from preble.errors import NoReplicaError, PolicyError, PromptTooLong, UnknownRequest
 
 
 class GlobalScheduler:
@@ -86,7 +86,8 @@ class GlobalScheduler:
 
         O(prompt tokens at memcmp speed + what the policy weighs).
         Raises: NoReplicaError: there is no replica, or the request must avoid each of them. PromptTooLong: no replica
-        can hold it. UnknownRequest: a request of this id is in flight already.
+        can hold it. UnknownRequest: a request of this id is in flight already. PolicyError: the policy chose a
+        replica that is no candidate.
         """
         if request.request_id in self._in_flight:
             raise UnknownRequest(f"request {request.request_id!r} is in flight already")
@@ -106,7 +107,10 @@ class GlobalScheduler:
         match = self._cluster.index.match(request.prompt, request.namespace)
         view = ClusterView(request, eligible, match, self._cluster, now)
         choice = self.policy.choose(view, self._rng)
-        assert eligible >> choice.replica & 1, f"{self.policy.name} chose a replica that it must not"
+        if choice.replica < 0 or not eligible >> choice.replica & 1:
+            raise PolicyError(
+                f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
+            )
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched)
         self._in_flight.start(request, choice.replica, matched, prefill_s, match, choice.prefix, now)

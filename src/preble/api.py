@@ -1,0 +1,99 @@
+"""The public names of Preble, which `import preble` gives. All else is private and may change at any time."""
+
+from __future__ import annotations
+
+from preble import __version__
+from preble.compare import ComparePlan, CompareResult, compare_policies
+from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.costs.refit import RefitSettings
+from preble.core.placing.listener import SchedulerListener
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.placing.snapshot import ReplicaState, SchedulerState
+from preble.core.policies.policy import Choice, Policy
+from preble.core.policies.scoring import choose_by
+from preble.core.policies.view import ClusterView, ReplicaView
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    Candidate,
+    Placement,
+    Reason,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+)
+from preble.engines.adapter import Engine, EngineInfo
+from preble.engines.launch import Fleet, LaunchOptions
+from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLong, UnknownRequest
+from preble.policies import make_policy, policy_names
+from preble.profiles import load_profile, profile_names
+from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
+from preble.workloads import (
+    Workload,
+    WorkloadPlan,
+    WorkloadRequest,
+    make_workload,
+    read_trace,
+    workload_names,
+    write_trace,
+)
+
+__all__ = [
+    "BlocksEvicted",
+    "BlocksStored",
+    "CacheCleared",
+    "Candidate",
+    "Choice",
+    "ClusterView",
+    "ComparePlan",
+    "CompareResult",
+    "ConfigError",
+    "CostModel",
+    "CostProfile",
+    "Engine",
+    "EngineInfo",
+    "Failure",
+    "FailureKind",
+    "Fleet",
+    "GlobalScheduler",
+    "LaunchOptions",
+    "NoReplicaError",
+    "Placement",
+    "Policy",
+    "PrebleError",
+    "PromptTooLong",
+    "Reason",
+    "RebalanceSettings",
+    "RefitSettings",
+    "ReplicaId",
+    "ReplicaSpec",
+    "ReplicaState",
+    "ReplicaView",
+    "Request",
+    "RequestId",
+    "SchedulerListener",
+    "SchedulerState",
+    "SimConfig",
+    "SimResult",
+    "UnknownRequest",
+    "Workload",
+    "WorkloadPlan",
+    "WorkloadRequest",
+    "__version__",
+    "choose_by",
+    "compare_policies",
+    "load_profile",
+    "make_policy",
+    "make_workload",
+    "pack_tokens",
+    "policy_names",
+    "profile_names",
+    "read_trace",
+    "simulate",
+    "workload_names",
+    "write_trace",
+]
