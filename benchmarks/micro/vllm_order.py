@@ -147,5 +147,5 @@ if __name__ == "__main__":
         import vllm  # noqa: F401
     except ModuleNotFoundError:
         run_inside_vllm()
-    sys.path.insert(0, str(ROOT / "engines"))
+    sys.path.insert(0, str(ROOT / "dev" / "engines"))
     main()

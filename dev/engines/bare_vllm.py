@@ -20,7 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-TINY_MODEL = Path(__file__).resolve().parents[1] / ".engines" / "models" / "tiny-llama"
+TINY_MODEL = Path(__file__).resolve().parents[2] / ".engines" / "models" / "tiny-llama"
 BLOCK_SIZE = 16
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROJECT = HERE.parent
+PROJECT = HERE.parents[1]
 DEFAULT_ROOT = PROJECT / ".engines"
 STAMP, PROJECT_STAMP = "preble-stamp", "preble-project-stamp"
 EXIT_FAILED, EXIT_UNSUPPORTED = 1, 3

@@ -214,7 +214,7 @@ def test_sglang_of_our_own_environment_starts_through_the_launcher_for_cpus(
     python.touch(0o755)
     monkeypatch.chdir(tmp_path)
     [command] = commands_for(LaunchOptions(engine="sglang", replicas=1, log_dir=tmp_path, model="org/model"))
-    assert command.argv[:2] == (str(python), str(tmp_path / "engines" / "sglang_cpu" / "launch.py"))
+    assert command.argv[:2] == (str(python), str(tmp_path / "dev" / "engines" / "sglang_cpu" / "launch.py"))
     assert "cpu" in command.argv and "--enable-cache-report" in command.argv
     assert command.environ["SGLANG_USE_CPU_ENGINE"] == "1"
     assert command.ready_path != "/health", "which computes a token each time"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "engines" / "setup.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "dev" / "engines" / "setup.py"
 PROJECT = """\
 [build-system]
 requires = []

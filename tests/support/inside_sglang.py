@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engines" / "sglang_cpu"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev" / "engines" / "sglang_cpu"))
 import stand_ins  # noqa: F401 (makes SGLang importable)
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams

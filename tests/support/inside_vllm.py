@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "engines"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev" / "engines"))
 
 from bare_vllm import BareVllm
 from vllm.v1.core.sched.scheduler import Scheduler

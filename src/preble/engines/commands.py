@@ -24,7 +24,7 @@ CPU_KV_TOKENS = 65_536
 DEFAULT_PROFILE = "tiny-cpu"
 OWN_VLLM = Path(".engines") / "vllm" / "bin" / "vllm"
 OWN_SGLANG = Path(".engines") / "sglang" / "bin" / "python"
-SGLANG_CPU_LAUNCHER = Path("engines") / "sglang_cpu" / "launch.py"
+SGLANG_CPU_LAUNCHER = Path("dev") / "engines" / "sglang_cpu" / "launch.py"
 
 SGLANG_PAGE_SIZE = 16
 """Tokens that it caches and announces together. Its own default is 1: an event for every token."""
