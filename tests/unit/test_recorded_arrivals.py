@@ -76,7 +76,7 @@ def test_a_stretch_without_a_gap_is_refused(tmp_path: Path, stretch: str) -> Non
 
 def test_a_burst_cannot_be_scaled(tmp_path: Path) -> None:
     path = str(trace_of(tmp_path, (5, 5)))
-    with pytest.raises(ConfigError, match="all arrive at once"):
+    with pytest.raises(ConfigError, match="arrive at once"):
         recorded_arrivals(path, 2, 1.0)
     assert recorded_arrivals(path, 3, None) == [0.0, 0.0, 0.0]
 
@@ -107,7 +107,7 @@ def test_a_plan_takes_the_arrivals_of_one_file_for_the_requests_of_another(tmp_p
 
 
 def test_arrivals_that_are_neither_a_kind_nor_a_file_are_refused_with_both_named() -> None:
-    with pytest.raises(ConfigError, match=r"'poison' are not known; choose one of poisson, .*or a trace file"):
+    with pytest.raises(ConfigError, match=r"unknown arrivals 'poison'; choose one of poisson, .*or a trace file"):
         make_arrivals("poison", 2, 1.0, random.Random(0))
 
 

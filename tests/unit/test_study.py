@@ -142,7 +142,7 @@ def test_a_distribution_has_every_percentile() -> None:
     spread = distribution(range(101))
     assert spread.percentiles == pytest.approx(range(101))
     assert (spread.mean, spread.sd) == (fmean(range(101)), pytest.approx(pstdev(range(101))))
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="at least one number"):
         distribution([])
 
 

@@ -97,7 +97,7 @@ def test_without_matplotlib_the_page_is_refused_before_any_work(trace: str, monk
     [
         (("nope",), "neither a file nor one of"),
         (("video+agent",), "preble workload make"),
-        (("{trace}", "--requests", "9"), "has 3 requests, fewer than the 9 asked for"),
+        (("{trace}", "--requests", "9"), "has 3 requests, fewer than 9"),
         (("{trace}", "--tokenizer", "{trace}"), "cannot be used"),
         (("{trace}", "--json", "{trace}/study.json"), "is no folder"),
         ((), "Missing argument"),

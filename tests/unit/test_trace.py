@@ -100,7 +100,7 @@ CHILD = {"kind": "request", "id": "b", "output_tokens": 4, "text": "And?", "sess
         ([], "", "empty"),
         ([HEADER], "", "no request"),
         ([FIRST], ":1", "first line"),
-        ([HEADER | {"version": 2}], ":1", "version 2 is not known"),
+        ([HEADER | {"version": 2}], ":1", "unknown version 2"),
         ([HEADER, HEADER], ":2", "second line of kind 'trace'"),
         ([HEADER, "{not json"], ":2", "malformed"),
         (
@@ -112,12 +112,12 @@ CHILD = {"kind": "request", "id": "b", "output_tokens": 4, "text": "And?", "sess
         ([HEADER, SYSTEM, FIRST | {"ouput_tokens": 3}], ":3", "ouput_tokens"),
         ([HEADER, FIRST], ":2", "segment 'sys' is not defined above"),
         ([HEADER, SYSTEM, SYSTEM], ":3", "defined twice"),
-        ([HEADER, SYSTEM, FIRST, FIRST], ":4", "there twice"),
+        ([HEADER, SYSTEM, FIRST, FIRST], ":4", "occurs twice"),
         ([HEADER, SYSTEM | {"num_tokens": 3}], ":2", "exactly one of"),
         ([HEADER, {"kind": "segment", "id": "x"}], ":2", "exactly one of"),
         ([HEADER, SYSTEM, FIRST | {"output_tokens": 0}], ":3", "output_tokens"),
         ([HEADER, SYSTEM, FIRST | {"arrival_s": -1}], ":3", "arrival_s"),
-        ([HEADER, SYSTEM, FIRST | {"token_ids": [1]}], ":3", "only one of them"),
+        ([HEADER, SYSTEM, FIRST | {"token_ids": [1]}], ":3", "more than one of text"),
         ([HEADER, SYSTEM, FIRST | {"num_tokens": 0}], ":3", "num_tokens"),
         ([HEADER, {**FIRST, "segments": [], "text": None, "num_tokens": 10**12}], ":2", "num_tokens"),
         ([HEADER, SYSTEM, FIRST | {"output_tokens": 10**12}], ":3", "output_tokens"),
@@ -206,7 +206,7 @@ def test_only_openers_get_arrival_times(tmp_path: Path) -> None:
 def test_asking_for_more_requests_than_a_file_has_is_refused(tmp_path: Path) -> None:
     path = trace_of(tmp_path, HEADER, SYSTEM, FIRST)
     assert len(make_workload(str(path), 1, seed=0).requests) == 1
-    with pytest.raises(ConfigError, match="has 1 requests, fewer than the 2 asked for"):
+    with pytest.raises(ConfigError, match="has 1 requests, fewer than 2"):
         make_workload(str(path), 2, seed=0)
 
 

@@ -62,9 +62,9 @@ def test_a_file_goes_before_a_mix_of_the_same_name(tmp_path: Path, monkeypatch: 
         ({"source": "video:0+agent"}, "share of 'video' must be positive"),
         ({"source": "video+nope"}, "'nope' is neither a file nor one of"),
         ({"source": "video:999+agent"}, "leave none for a part"),
-        ({"source": "video+agent", "requests": None}, "say how many requests"),
+        ({"source": "video+agent", "requests": None}, "give the number of requests"),
         ({"source": "video+agent", "rps": None}, "'video' has no arrival times of its own"),
-        ({"source": "video@often"}, "arrivals 'often' are not known"),
+        ({"source": "video@often"}, "unknown arrivals 'often'"),
     ],
 )
 def test_a_mix_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:

@@ -97,7 +97,7 @@ def test_sessions_are_drawn_whole_and_the_last_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("num_requests", "num_prefixes", "says"),
-    [(10, 4, "4 prefixes were asked for, but workload 'recorded' has 3"), (0, None, "at least"), (5, 0, "at least")],
+    [(10, 4, "workload 'recorded' has 3 prefixes, not 4"), (0, None, "at least"), (5, 0, "at least")],
 )
 def test_what_cannot_be_drawn_is_refused(num_requests: int, num_prefixes: int | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -1,4 +1,4 @@
-"""What is asked of a cluster: traces, arrivals, popularity, and workloads made on the spot."""
+"""Workloads: traces, arrivals, popularity, and generated requests."""
 
 from __future__ import annotations
 

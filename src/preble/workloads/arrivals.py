@@ -1,4 +1,4 @@
-"""When requests arrive: n times in seconds, fixed before the run (open loop), from a passed-in generator."""
+"""Arrival times in seconds, fixed before the run (open loop)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from preble.workloads.recorded import is_recording, recorded_arrivals
 
 ARRIVALS = ("poisson", "gamma", "uniform", "onoff", "burst")
 ON_S = OFF_S = 10.0
-"""How long the periods of on-off arrivals are, in seconds."""
+"""Lengths of the periods of on-off arrivals, in seconds."""
 
 
 def make_arrivals(
     kind: str, num_requests: int, rps: float | None, rng: random.Random, *, cv: float = 1.0
 ) -> list[float]:
-    """Arrival times, ascending, the first at 0.0.
+    """Return ascending arrival times, the first at 0.0.
 
-    `rps`: mean requests a second. `cv`: coefficient of variation of the gaps, for gamma only: 1 is Poisson, above it
-    come bursts. Kinds: poisson, gamma, uniform (equal gaps), onoff (Poisson at twice the rate for ten seconds, then
+    `rps`: mean requests a second. `cv`: coefficient of variation of the gaps, for gamma only: 1 is Poisson, more means
+    bursts. Kinds: poisson, gamma, uniform (equal gaps), onoff (Poisson at twice the rate for ten seconds, then
     nothing for ten), burst (all at once), or recorded: a trace file or a stretch of one, FILE[200:2200], whose gaps are
-    scaled to `rps`, or left as they are where it is None.
+    scaled to `rps`, or kept if it is None.
 
-    Raises: ConfigError: an unknown kind, a rate or cv that is not positive, no rate for what needs one, a recording
+    Raises: ConfigError: an unknown kind, a rate or cv that is not positive, a missing rate, a recording
     without times. TraceFormatError: a bad trace file.
     """
     if kind not in ARRIVALS and is_recording(kind):
@@ -45,18 +45,18 @@ def make_arrivals(
     if kind == "burst":
         return [0.0] * num_requests
     raise ConfigError(
-        f"arrivals {kind!r} are not known; choose one of {', '.join(ARRIVALS)}, or a trace file, FILE or FILE[200:2200]"
+        f"unknown arrivals {kind!r}; choose one of {', '.join(ARRIVALS)}, or a trace file, FILE or FILE[200:2200]"
     )
 
 
 def gamma_arrivals(num_requests: int, rps: float, cv: float, rng: random.Random) -> list[float]:
-    """Gaps from a gamma distribution of mean 1/rps and coefficient of variation cv: shape 1/cv², scale cv²/rps."""
+    """Draw gaps from a gamma distribution of mean 1/rps and coefficient of variation cv: shape 1/cv², scale cv²/rps."""
     shape = 1 / cv**2
     return _from_gaps(rng.gammavariate(shape, 1 / (shape * rps)) for _ in range(num_requests - 1))
 
 
 def onoff_arrivals(num_requests: int, rps: float, rng: random.Random) -> list[float]:
-    """Poisson arrivals of mean `rps` that all fall into the on-periods: `ON_S` of arrivals, then `OFF_S` of none."""
+    """Return Poisson arrivals of mean `rps` in on-periods only: `ON_S` of arrivals, then `OFF_S` of none."""
     rate_on = rps * (ON_S + OFF_S) / ON_S
     busy_s = _from_gaps(rng.expovariate(rate_on) for _ in range(num_requests - 1))
     return [time_s + OFF_S * (time_s // ON_S) for time_s in busy_s]

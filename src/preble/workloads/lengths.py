@@ -12,10 +12,9 @@ Family = Literal["normal", "lognormal", "gamma"]
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of whole numbers: of this family, with this mean and standard deviation, within `low` and `high`.
+    """A distribution of whole numbers: its family, mean, standard deviation and bounds.
 
-    What falls outside is moved to the nearer bound, so that the mean and deviation of what is drawn are a little
-    off `mean` and `sd` where the bounds are near.
+    A draw outside `low` and `high` moves to the nearer bound, so narrow bounds shift the mean and deviation a little.
     """
 
     family: Family

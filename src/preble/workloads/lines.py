@@ -19,7 +19,7 @@ Line = TypeVar("Line")
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not empty, numbered from 1; a compressed file is known by its first bytes, not its name.
+    """Yield the non-empty lines, numbered from 1; the first bytes of a file, not its name, say if it is compressed.
 
     Raises: TraceFormatError: the file cannot be read.
     """
@@ -35,7 +35,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def decoded_lines(path: Path, line_type: type[Line], example: str) -> Iterator[tuple[int, Line]]:
-    """Each line as JSON of this type, with its number. `example`: a good line, shown where one is bad.
+    """Yield each line, decoded as JSON of this type, with its number. `example`: a good line for error messages.
 
     Raises: TraceFormatError: the file cannot be read, or a line is not JSON or not of this type.
     """
@@ -49,5 +49,5 @@ def decoded_lines(path: Path, line_type: type[Line], example: str) -> Iterator[t
 
 
 def bad_line(path: Path, number: int, message: str) -> TraceFormatError:
-    """The error that says what is wrong with one line of a file."""
+    """Return the error about one line of a file."""
     return TraceFormatError(f"{path}:{number}: {message}")

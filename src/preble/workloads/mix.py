@@ -1,4 +1,4 @@
-"""Several workloads at once: what a source such as `toolbench:2+video@azure.csv` says, and the requests merged."""
+"""Mixes of workloads: sources such as `toolbench:2+video@azure.csv`, and their merged requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PART = re.compile(r"(?P<source>[^@]+?)(?::(?P<share>\d+(?:\.\d*)?|\.\d+))?(?:@(
 class Part:
     """One workload of a mix.
 
-    `source`: its name or file. `share`: of the requests, in proportion to the shares of the others. `arrivals`: its
-    own, None for those of the whole.
+    `source`: its name or file. `share`: of the requests, relative to the other shares. `arrivals`: its own; None for
+    those of the mix.
     """
 
     source: str
@@ -27,9 +27,9 @@ class Part:
 
 
 def parts_of(source: str) -> tuple[Part, ...]:
-    """The parts of `NAME|FILE[:SHARE][@ARRIVALS]`, several of them with + between; a file of that name goes before.
+    """Return the parts of `NAME|FILE[:SHARE][@ARRIVALS]+…`; if a file has this whole name, it is the only part.
 
-    Raises: ConfigError: an empty part, or a share of nothing.
+    Raises: ConfigError: an empty part, or a share that is not positive.
 
     >>> parts_of("toolbench:0.5+video@gamma")
     (Part(source='toolbench', share=0.5, arrivals=None), Part(source='video', share=1.0, arrivals='gamma'))
@@ -40,9 +40,9 @@ def parts_of(source: str) -> tuple[Part, ...]:
 
 
 def mixed(name: str, parts: Sequence[Workload]) -> Workload:
-    """One workload of several, each with arrival times: sessions in order of arrival.
+    """Merge workloads with arrival times into one: sessions in order of arrival.
 
-    The ids of requests and sessions get the number of their part in front, for parts may have the same.
+    Ids of requests and sessions get the number of their part in front, because parts may use the same ids.
     """
     sessions = [session for i, part in enumerate(parts) for session in _numbered(i, part).sessions()]
     sessions.sort(key=lambda session: session[0].arrival_s or 0.0)

@@ -12,9 +12,9 @@ from preble.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of prompt, of text or of token ids (exactly one is set). Prompts share it by reference.
+    """A piece of prompt: text or token ids (exactly one is set). Prompts share it by reference.
 
-    `segment_id`: None for a piece that only one prompt has.
+    `segment_id`: None if only one prompt has it.
     """
 
     segment_id: str | None = None
@@ -23,18 +23,18 @@ class Segment:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens in the segment; None for text, whose tokens depend on the model."""
+        """Return the number of tokens; None for text, whose tokens depend on the model."""
         return None if self.tokens is None else len(self.tokens) // TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request to be sent.
+    """One request to send.
 
-    `segments`: the prompt, one after another, all text or all token ids. `output_tokens`: how many to ask for.
-    `arrival_s`: when to send it, from the start of the run; None until arrivals are assigned. `parent`: the request
-    of the same `session` that must have been answered before, `delay_s` seconds earlier at least. `group`: a label
-    for reports, such as the tool that is asked about.
+    `segments`: the prompt in order, all text or all token ids. `output_tokens`: how many to ask for. `arrival_s`: when
+    to send it, from the start of the run; None until arrivals are assigned. `parent`: the earlier request of the same
+    `session`; this one is sent at least `delay_s` after its answer. `group`: a label for reports, such as the tool
+    that the request is about.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class WorkloadRequest:
     group: str | None = None
 
     def prompt(self) -> str | list[int]:
-        """The whole prompt, as text or as token ids. O(its length).
+        """Return the whole prompt, as text or as token ids. O(its length).
 
         >>> WorkloadRequest("r", (Segment(text="Be brief. "), Segment(text="Why?")), 8).prompt()
         'Be brief. Why?'
@@ -59,7 +59,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order in which they are to be sent. `note`: where they come from, for results."""
+    """Requests in sending order. `note`: their origin, for results."""
 
     name: str
     requests: tuple[WorkloadRequest, ...]
@@ -67,11 +67,11 @@ class Workload:
 
     @property
     def openers(self) -> tuple[WorkloadRequest, ...]:
-        """The requests that wait for no other: those that need an arrival time."""
+        """Return the requests that wait for no other: they need an arrival time."""
         return tuple(request for request in self.requests if request.parent is None)
 
     def children(self) -> dict[str, list[WorkloadRequest]]:
-        """The requests that wait for another one, by its id, in order. O(requests)."""
+        """Return the requests that wait for another one, by its id, in order. O(requests)."""
         children: dict[str, list[WorkloadRequest]] = {}
         for request in self.requests:
             if request.parent is not None:
@@ -79,7 +79,7 @@ class Workload:
         return children
 
     def sessions(self) -> list[tuple[WorkloadRequest, ...]]:
-        """Each opener with all that waits for it, directly or not, in order. O(requests)."""
+        """Return each opener with all requests that wait for it, directly or not, in order. O(requests)."""
         opener_of: dict[str, str] = {}
         sessions: dict[str, list[WorkloadRequest]] = {}
         for request in self.requests:
@@ -93,21 +93,21 @@ class Workload:
         return all(request.arrival_s is not None for request in self.openers)
 
     def first(self, num_requests: int) -> Workload:
-        """The same workload cut after `num_requests`; no parent is lost, for parents come first.
+        """Return the workload cut after `num_requests`; parents come first, so none is lost.
 
         Raises: ConfigError: there are fewer.
         """
         if num_requests > len(self.requests):
             raise ConfigError(
-                f"workload {self.name!r} has {len(self.requests)} requests, fewer than the {num_requests} asked for; "
+                f"workload {self.name!r} has {len(self.requests)} requests, fewer than {num_requests}; "
                 "draw some of them again with popularity recorded, or ask for fewer"
             )
         return replace(self, requests=self.requests[:num_requests])
 
     def with_arrivals(self, times_s: Sequence[float]) -> Workload:
-        """The same workload, its openers arriving at these times, in order.
+        """Return the workload with these arrival times for its openers, in order.
 
-        Raises: ValueError: not one time an opener.
+        Raises: ValueError: the number of times is not that of openers.
         """
         times = iter(times_s)
         if len(times_s) != len(self.openers):

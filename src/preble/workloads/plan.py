@@ -1,4 +1,4 @@
-"""A workload with every arrival fixed: what a load generator sends and a simulator plays."""
+"""Workload plans: which requests a load generator sends, or a simulator plays, and when."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from preble.workloads.streams import Scenario, Stream, is_scenario, read_scenari
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides what is asked and when; kept in results, so that a run can be repeated.
+    """Everything that decides which requests are sent and when; kept in results, so that a run can be repeated.
 
-    `source`: a workload's name, a trace file, or a mix: several of them with + between, each with a share of the
-    requests and arrivals of its own if wanted, `toolbench:2+video:1@azure.csv[200:2200]`; or a scenario, NAME.toml.
-    `requests`: how many in all;
-    None for all of a file. `rps`: requests a second on average, those of sessions that wait for their parents
-    included; None for the file's own arrival times, or for recorded `arrivals` as they are. `arrivals`, `cv`: see
+    `source`: a workload's name, a trace file, a mix of them, each with an optional share of the requests and arrivals
+    (`toolbench:2+video:1@azure.csv[200:2200]`), or a scenario, NAME.toml. `requests`: the total; None for all of a file.
+    `rps`: mean requests a second, those that wait for parents included; None for the file's own arrival times, or for
+    recorded `arrivals` as they are. `arrivals`, `cv`: see
     `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`. `streams`: the workload itself, in place
     of one that `source` names, for `requests` / `rps` seconds after `warm_s`; see `stream_workload`.
     """
@@ -43,9 +42,9 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 0.0
 
     def make(self, *, needs_times: bool = True) -> Workload:
-        """The workload, its openers with arrival times. The same plan gives the same workload.
+        """Return the workload with arrival times. The same plan gives the same workload.
 
-        `needs_times`: False for a workload without times where nothing says them.
+        `needs_times`: False accepts a workload without times.
 
         Raises: ConfigError, TraceFormatError.
         """
@@ -66,7 +65,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return read_scenario(Path(self.source)) if is_scenario(self.source) else None
 
     def files(self) -> tuple[Path, ...]:
-        """The files that the workload and its arrivals are read from, for whoever keeps results of them."""
+        """Return the files that the workload and its arrivals come from, for results."""
         if self.streams:
             return ()
         if is_scenario(self.source):
@@ -78,9 +77,9 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(path for path in dict.fromkeys(paths) if path.is_file())
 
     def _split(self, parts: Sequence[Part]) -> Iterator[tuple[Part, int, float | None, int]]:
-        """Each part with its number of requests, its rate and a seed of its own, so that no two ask for the same."""
+        """Yield each part with its number of requests, its rate and a seed of its own, so that parts differ."""
         if self.requests is None:
-            raise ConfigError(f"the mix {self.source!r} has no end of its own; say how many requests")
+            raise ConfigError(f"the mix {self.source!r} has no end; give the number of requests")
         counts = in_proportion(self.requests, [part.share for part in parts])
         if 0 in counts:
             raise ConfigError(f"{self.requests} requests leave none for a part of {self.source!r}; ask for more")

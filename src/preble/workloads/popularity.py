@@ -1,4 +1,4 @@
-"""Which of n things a request asks for."""
+"""Popularity: which of n things a request asks for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from preble.errors import ConfigError
 Kind = Literal["uniform", "zipf", "recorded"]
 POPULARITIES: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_ZIPF = 1.1
-"""The exponent of the paper's ablation; measured on the clients of a large service: 1.1 to 1.25 (ServeGen)."""
+"""The exponent of the paper's ablation. ServeGen measured 1.1 to 1.25 on the clients of a large service."""
 
 
 class Zipf:
-    """Ranks 0 … n−1, rank i with a probability in proportion to 1 / (i + 1)^a. a = 0 is uniform. Immutable."""
+    """Ranks 0 … n−1; the probability of rank i is proportional to 1 / (i + 1)^a. a = 0 is uniform. Immutable."""
 
     __slots__ = ("_cumulative",)
 
@@ -38,7 +38,7 @@ class Zipf:
         return (self._cumulative[rank] - below) / self._cumulative[-1]
 
     def pick(self, rng: random.Random) -> int:
-        """A rank. O(log n).
+        """Draw a rank. O(log n).
 
         >>> Zipf(1, 1.1).pick(random.Random(0))
         0
@@ -50,7 +50,7 @@ class Zipf:
 class Popularity:
     """How requests are spread over the things that they ask for, such as tools or documents.
 
-    `kind`: uniform, all alike; zipf, by Zipf's law with exponent `a`; recorded, as the workload itself has it.
+    `kind`: uniform; zipf, by Zipf's law with exponent `a`; or recorded, as in the workload itself.
     """
 
     kind: Kind = "recorded"
@@ -61,7 +61,7 @@ class Popularity:
 
     @classmethod
     def of(cls, kind: str | None, zipf: float | None) -> Popularity | None:
-        """What was asked for; None if nothing was. An exponent alone means zipf.
+        """Return the popularity for these options; None if both are None. An exponent alone means zipf.
 
         Raises: ConfigError: an unknown kind, or an exponent for one that has none.
 
@@ -71,7 +71,7 @@ class Popularity:
         if kind is None:
             return None if zipf is None else cls("zipf", zipf)
         if kind not in POPULARITIES:
-            raise ConfigError(f"popularity {kind!r} is not known; choose one of {', '.join(POPULARITIES)}")
+            raise ConfigError(f"unknown popularity {kind!r}; choose one of {', '.join(POPULARITIES)}")
         if kind == "zipf":
             return cls("zipf", DEFAULT_ZIPF if zipf is None else zipf)
         if zipf is not None:
@@ -79,10 +79,10 @@ class Popularity:
         return cls(cast(Kind, kind))
 
     def picks(self, num_picks: int, recorded: Sequence[int], rng: random.Random) -> list[int]:
-        """An index into `recorded` for each pick. `recorded`: how often each is asked for in the workload itself.
+        """Return an index into `recorded` for each pick. `recorded`: how often the workload itself asks for each.
 
-        Recorded popularity gives each its share of the picks exactly, in random order, as if the workload were
-        shuffled; the others draw each pick by itself, index 0 being the most popular by Zipf's law.
+        Recorded popularity gives each index exactly its share of the picks, in random order, like a shuffled workload.
+        The others draw each pick independently; with zipf, index 0 is the most popular.
 
         >>> sorted(Popularity("recorded").picks(6, [4, 2, 6], random.Random(0)))
         [0, 0, 1, 2, 2, 2]
@@ -96,9 +96,9 @@ class Popularity:
 
 
 def in_proportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to `total`, each within one of its share; the largest remainders are rounded up.
+    """Return whole numbers that add up to `total`, each within one of its share; largest remainders round up.
 
-    Raises: ConfigError: no weight, a negative one, or nothing but zeros.
+    Raises: ConfigError: no weight, a negative one, or only zeros.
 
     >>> in_proportion(10, [1, 1, 2])
     [3, 2, 5]

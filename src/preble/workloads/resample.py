@@ -1,4 +1,4 @@
-"""Other requests from a recorded workload: more or fewer, with other popularity, the same for the same seed."""
+"""Resampling: more or fewer requests from a recorded workload, with another popularity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preble.workloads.popularity import Popularity, Zipf
 from preble.workloads.trace import made_up_tokens
 
 Session = tuple[WorkloadRequest, ...]
-"""A request, and those that wait for it, directly or not."""
+"""A request and those that wait for it, directly or not."""
 
 NONCE_TOKENS = 8
 
@@ -26,23 +26,23 @@ def resample(
     popularity: Popularity | None = None,
     num_prefixes: int | None = None,
 ) -> Workload:
-    """`num_requests` requests drawn from `workload`, without arrival times.
+    """Draw `num_requests` requests from `workload`, without arrival times; the same seed draws the same requests.
 
-    Sessions are drawn whole; only the last is cut. `num_prefixes`: keep only so many groups, the most requested.
-    `popularity`: recorded (also for None) draws from all alike, so that each group is asked for as often as recorded;
-    uniform and zipf choose the group first, rank 0 being the most requested. None is drawn a second time before all
-    (recorded), or all of its group, were drawn. A session drawn again gets a few tokens, or a few letters, of its own
-    after the segments that all its prompts begin with, so that what was asked once is still unique.
+    Sessions are drawn whole; only the last is cut. `num_prefixes`: keep only this many groups, the most requested.
+    `popularity`: recorded (also None) draws from all sessions, so that each group keeps its recorded share; uniform and
+    zipf choose the group first, rank 0 being the most requested. No session is drawn twice before all (recorded), or
+    all of its group, were drawn once. A session that is drawn again gets some tokens or letters of its own after the
+    segments that all its prompts begin with, so that a part unique to one request stays unique.
 
-    Raises: ConfigError: fewer groups than `num_prefixes`, no groups where they are needed, or nothing to draw.
+    Raises: ConfigError: fewer groups than `num_prefixes`, requests without the groups that are needed, or no request.
     """
     if num_requests < 1 or (num_prefixes is not None and num_prefixes < 1):
-        raise ConfigError(f"at least one request and one prefix must be drawn, got {num_requests} and {num_prefixes}")
+        raise ConfigError(f"cannot draw {num_requests} requests of {num_prefixes} prefixes; draw at least one of each")
     rng = random.Random(f"resample/{seed}")
     popularity = popularity or Popularity()
     groups = _groups(workload, needed=num_prefixes is not None or popularity.kind != "recorded")
     if num_prefixes is not None and num_prefixes > len(groups):
-        raise ConfigError(f"{num_prefixes} prefixes were asked for, but workload {workload.name!r} has {len(groups)}")
+        raise ConfigError(f"workload {workload.name!r} has {len(groups)} prefixes, not {num_prefixes}; ask for fewer")
     drawn: list[WorkloadRequest] = []
     times_drawn: dict[str, int] = {}
     for session in _draws(groups[:num_prefixes], popularity, rng):
@@ -56,20 +56,20 @@ def resample(
 
 
 def _groups(workload: Workload, *, needed: bool) -> list[list[Session]]:
-    """The sessions by group, the most requested first. Where groups are not `needed`, those without one are one."""
+    """Return the sessions by group, the most requested first. If not `needed`, sessions without a group form one."""
     groups: dict[str | None, list[Session]] = {}
     for session in workload.sessions():
         groups.setdefault(session[0].group, []).append(session)
     if needed and None in groups:
         raise ConfigError(
-            f"request {groups[None][0][0].request_id!r} of workload {workload.name!r} has no group, so that popularity "
-            "and prefixes mean nothing there; leave them out, or give each request a group"
+            f"request {groups[None][0][0].request_id!r} of workload {workload.name!r} has no group, so popularity "
+            "and prefixes have no meaning; leave them out, or give each request a group"
         )
     return sorted(groups.values(), key=lambda sessions: -sum(map(len, sessions)))
 
 
 def _draws(groups: list[list[Session]], popularity: Popularity, rng: random.Random) -> Iterator[Session]:
-    """Sessions without end."""
+    """Yield sessions without end."""
     if popularity.kind == "recorded":
         yield from _shuffled_for_ever([session for sessions in groups for session in sessions], rng)
     decks = [_shuffled_for_ever(sessions, rng) for sessions in groups]
@@ -84,7 +84,7 @@ def _shuffled_for_ever(sessions: list[Session], rng: random.Random) -> Iterator[
 
 
 def _copy(session: Session, number: int) -> Iterator[WorkloadRequest]:
-    """The session without times; from the second copy on with ids and a piece of prompt of its own."""
+    """Return the session without times; later copies get new ids and a piece of prompt of their own."""
     if number == 1:
         yield from (replace(request, arrival_s=None) for request in session)
         return
@@ -102,7 +102,7 @@ def _copy(session: Session, number: int) -> Iterator[WorkloadRequest]:
 
 
 def _num_shared_segments(session: Session) -> int:
-    """How many leading segments all prompts of the session have, up to the first that only one prompt has."""
+    """Return how many leading segments all prompts of the session share, before the first unique one."""
     columns = zip(*(request.segments for request in session), strict=False)
     return sum(1 for _ in takewhile(_is_shared, columns))
 

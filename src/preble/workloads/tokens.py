@@ -1,4 +1,4 @@
-"""Prompts as packed token ids, without any model: a tokenizer that needs no files."""
+"""A tokenizer that needs no model files: prompts as packed token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD = re.compile(r" ?\w{1,12}|\s|[^\w\s]")
 
 
 def split_words(text: str) -> list[str]:
-    """Words (with the space before them), white space and signs: what the built-in tokenizer makes tokens of.
+    """Return words (with the space before them), white space and signs: the tokens of the built-in tokenizer.
 
     >>> split_words("One word, two")
     ['One', ' word', ',', ' two']
@@ -24,19 +24,19 @@ def split_words(text: str) -> list[str]:
 
 
 def word_tokens(text: str) -> list[int]:
-    """A token id for each word, a stable hash of it: the same text has the same ids for ever. O(length)."""
+    """Return a token id for each word, a stable hash: the same text always has the same ids. O(length)."""
     return [crc32(word.encode("utf-8", "surrogatepass")) % VOCABULARY for word in split_words(text)]
 
 
 def packed_prompt(request: WorkloadRequest) -> PackedTokens:
-    """The whole prompt as packed ids; text by `word_tokens`. O(its length); shared texts are tokenized once."""
+    """Return the whole prompt as packed ids; text by `word_tokens`. O(its length); shared texts are tokenized once."""
     if request.segments[0].tokens is not None:
         return PackedTokens(b"".join(segment.tokens or b"" for segment in request.segments))
     parts: list[PackedTokens] = []
     rest = ""
     for segment in request.segments:
         text = segment.text or ""
-        # No word goes over the end of a line, so what ends with one can be tokenized by itself.
+        # No word crosses the end of a line, so a text that ends with one can be tokenized on its own.
         if segment.segment_id is not None and text.endswith("\n") and (not rest or rest.endswith("\n")):
             parts += [pack_tokens(word_tokens(rest)), _shared_tokens(text)]
             rest = ""

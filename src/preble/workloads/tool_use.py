@@ -1,8 +1,8 @@
-"""Tool use, from what every Python has: the tools are standard-library modules, their documentation is the prompt.
+"""Tool use with real text: the tools are standard-library modules, their documentation is the prompt.
 
-A prompt is a system prompt that all share, one tool's documentation (signatures and docstrings, taken at run time), and
-a question that nobody asked before. Tools are asked for by Zipf's law. The same seed and the same Python version give
-the same workload, byte for byte.
+A prompt is a shared system prompt, one tool's documentation (signatures and docstrings, read at run time), and a unique
+question. The popularity of tools follows Zipf's law. The same seed and the same Python version give the same workload,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -75,12 +75,11 @@ def tool_use(
     num_prefixes: int = 64,
     output_tokens: tuple[int, int] = (8, 24),
 ) -> Workload:
-    """A tool-use workload without arrival times. Which tools are popular depends on the seed.
+    """Return a tool-use workload without arrival times. The seed decides which tools are popular.
 
-    `num_prefixes`: how many tools there are. `output_tokens`: the least and the most that a request asks for, uniform
-    between.
+    `num_prefixes`: the number of tools. `output_tokens`: the least and the most that a request asks for; uniform.
 
-    Raises: ConfigError: more tools than there are, or a popularity that is none.
+    Raises: ConfigError: too many tools, or a bad popularity.
     """
     rng = random.Random(f"tool_use/{seed}")
     names = list(TOOL_MODULES)
@@ -100,9 +99,9 @@ def tool_use(
 
 
 def tool_documentation(module: ModuleType, max_chars: int = MAX_TOOL_CHARS) -> str:
-    """The module's docstring, then signature and docstring of each public name, up to `max_chars`, whole lines only.
+    """Return the module's docstring, then each public name's signature and docstring, in whole lines up to `max_chars`.
 
-    Without anything that changes from run to run, such as addresses in the representation of defaults.
+    It omits what changes from run to run, such as addresses in the representation of defaults.
     """
     parts = [f"## Tool: {module.__name__}\n\n{_doc(module)}\n"]
     length = len(parts[0])
@@ -117,7 +116,7 @@ def tool_documentation(module: ModuleType, max_chars: int = MAX_TOOL_CHARS) -> s
 
 
 def _documented(names: list[str], num_tools: int) -> list[tuple[str, Segment]]:
-    """The first `num_tools` modules that exist here and have enough documentation."""
+    """Return the first `num_tools` modules that exist here and have enough documentation."""
     tools: list[tuple[str, Segment]] = []
     for name in names:
         text = _documentation_of(name)
@@ -125,11 +124,11 @@ def _documented(names: list[str], num_tools: int) -> list[tuple[str, Segment]]:
             tools.append((name, Segment(f"tool:{name}", text=text)))
         if len(tools) == num_tools:
             return tools
-    raise ConfigError(f"{num_tools} tools were asked for, but only {len(tools)} modules are documented enough")
+    raise ConfigError(f"only {len(tools)} modules have enough documentation for a tool, not {num_tools}; ask for fewer")
 
 
 def _documentation_of(name: str) -> str:
-    """Documentation of the module; "" where this Python was built without it."""
+    """Return the module's documentation; "" if this Python lacks the module."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -139,7 +138,7 @@ def _documentation_of(name: str) -> str:
 
 
 def _members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Public functions and classes with a docstring, by name."""
+    """Return public functions and classes with a docstring, by name."""
     for name in sorted(getattr(module, "__all__", vars(module))):
         member = getattr(module, name, None)
         if not name.startswith("_") and (inspect.isroutine(member) or inspect.isclass(member)) and _doc(member):

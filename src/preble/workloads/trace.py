@@ -1,7 +1,7 @@
-"""The trace format: JSON lines, one object a line, told apart by `kind`; see docs/reference/trace-format.md.
+"""The trace format: JSON lines, one object per line, distinguished by `kind`; see docs/reference/trace-format.md.
 
-Strict: what the format does not define is refused, with file, line and remedy, so that a typing error in a trace does
-not become a quietly different experiment.
+The reader is strict: it refuses what the format does not define, with file, line and remedy, so that a typing error in
+a trace does not silently change an experiment.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from preble.workloads.model import Segment, Workload, WorkloadRequest
 VERSION = 1
 REFERENCE = "the format is described in docs/reference/trace-format.md"
 MAX_TOKENS = 10_000_000
-"""Of a piece of prompt of which only the length is told, and of an answer: above any model's context, and a slip of the
-keyboard does not fill the memory."""
+"""The most tokens allowed for an answer, or for a piece of prompt given by its length alone. No model's context is
+longer, and the limit keeps a typing error from filling the memory."""
 
 Id = Annotated[str, Meta(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 AnswerTokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
-"""As recorded; an answer of no token counts as one."""
+"""Output tokens as recorded; an empty answer counts as one token."""
 
 
 class _Line(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
 ):
-    """What every line has in common."""
+    """What all lines have in common."""
 
 
 class TraceLine(_Line, frozen=True, tag="trace"):
-    """The first line: which version of the format, and what this is."""
+    """The first line: the version of the format and the trace's name."""
 
     version: int
     name: Id
@@ -51,7 +51,7 @@ class TraceLine(_Line, frozen=True, tag="trace"):
 
 
 class SegmentLine(_Line, frozen=True, tag="segment"):
-    """A piece of prompt that requests name. `num_tokens` stands for so many made-up tokens, unique to the segment."""
+    """A piece of prompt that requests name. `num_tokens`: the number of made-up tokens, unique to the segment."""
 
     id: Id
     text: Annotated[str, Meta(min_length=1)] | None = None
@@ -60,7 +60,7 @@ class SegmentLine(_Line, frozen=True, tag="segment"):
 
 
 class RequestLine(_Line, frozen=True, tag="request"):
-    """One request: the segments it names, then its own text or token ids, or so many made-up tokens of its own."""
+    """One request: the segments it names, then its own text, token ids or `num_tokens` made-up tokens."""
 
     id: Id
     output_tokens: NumTokens
@@ -76,9 +76,9 @@ class RequestLine(_Line, frozen=True, tag="request"):
 
 
 def read_trace(path: Path) -> Workload:
-    """The workload in a trace file, plain or compressed. O(file).
+    """Return the workload in a trace file, plain or compressed. O(file).
 
-    Raises: TraceFormatError: the file cannot be read or a line is not what the format says; names file and line.
+    Raises: TraceFormatError: the file cannot be read or a line breaks the format; names file and line.
     """
     reader = _Reader(path)
     for number, line in numbered_lines(path):
@@ -87,9 +87,9 @@ def read_trace(path: Path) -> Workload:
 
 
 def write_trace(path: Path, workload: Workload) -> None:
-    """Write a workload as a trace file; compressed where the name ends in `.gz`. Overwrites.
+    """Write a workload as a trace file, compressed if the name ends in `.gz`. Overwrites.
 
-    Made-up tokens are written as their number, so that a trace of lengths stays small.
+    Of made-up tokens only the number is written, so that a trace of lengths stays small.
 
     Raises: OSError. ValueError: two different segments have the same id.
     """
@@ -100,10 +100,10 @@ def write_trace(path: Path, workload: Workload) -> None:
 
 
 def made_up_tokens(segment_id: str, num_tokens: int) -> PackedTokens:
-    """Token ids that stand for a segment whose content is not known: a function of its id and length only.
+    """Return token ids that stand for a segment of unknown content; they depend only on its id and length.
 
-    Ids are in 10 … 1009, which every model's vocabulary has. The first tokens of a longer run are those of a shorter
-    one of the same id. O(num_tokens), about 10 ns each.
+    Ids are in 10 … 1009, which every model's vocabulary has. A longer run begins with the shorter run of the same id.
+    O(num_tokens), about 10 ns each.
 
     >>> made_up_tokens("video:7", 3) == made_up_tokens("video:7", 5)[:12] != made_up_tokens("video:8", 3)
     True
@@ -113,7 +113,7 @@ def made_up_tokens(segment_id: str, num_tokens: int) -> PackedTokens:
 
 
 def own_tokens(request_id: str, num_tokens: int) -> PackedTokens:
-    """Made-up token ids that stand for a part of a prompt that no other request has, of a content that is not known."""
+    """Return made-up token ids that stand for a part of a prompt unique to this request."""
     return made_up_tokens(f"own:{request_id}", num_tokens)
 
 
@@ -122,7 +122,7 @@ def _open_to_write(path: Path) -> BinaryIO:
 
 
 class _Reader:
-    """Takes the lines of one file in order and puts the workload together."""
+    """Builds the workload from the lines of one file, in order."""
 
     _decoder: ClassVar = msgspec.json.Decoder(TraceLine | SegmentLine | RequestLine)
 
@@ -140,12 +140,12 @@ class _Reader:
             raise bad_line(self._path, number, f"{error}; {REFERENCE}") from error
 
     def workload(self) -> Workload:
-        """Everything taken, as a whole. Raises: TraceFormatError: it does not make a workload."""
+        """Return the workload. Raises: TraceFormatError: the lines do not form one."""
         if self._header is None:
             raise TraceFormatError(f"{self._path}: the file is empty; {REFERENCE}")
         workload = Workload(self._header.name, tuple(self._requests.values()), self._header.note)
         if not workload.requests:
-            raise TraceFormatError(f"{self._path}: there is no request in it; add lines of kind 'request'")
+            raise TraceFormatError(f"{self._path}: it has no request; add lines of kind 'request'")
         with_arrival = [r for r in workload.openers if r.arrival_s is not None]
         if with_arrival and not workload.has_arrivals:
             missing = next(r for r in workload.openers if r.arrival_s is None)
@@ -156,7 +156,7 @@ class _Reader:
         return workload
 
     def _add(self, line: TraceLine | SegmentLine | RequestLine) -> None:
-        """Take one decoded line. Raises: ValueError: it does not fit what came before; says why."""
+        """Add one decoded line. Raises: ValueError: it contradicts earlier lines; says why."""
         if isinstance(line, TraceLine):
             self._begin(line)
         elif self._header is None:
@@ -167,14 +167,14 @@ class _Reader:
             self._segments[line.id] = _segment(line)
         else:
             if line.id in self._requests:
-                raise ValueError(f"request {line.id!r} is there twice; give each its own id")
+                raise ValueError(f"request {line.id!r} occurs twice; give each its own id")
             self._requests[line.id] = self._request(line)
 
     def _begin(self, line: TraceLine) -> None:
         if self._header is not None:
-            raise ValueError("a second line of kind 'trace'; keep one trace a file")
+            raise ValueError("a second line of kind 'trace'; keep one trace per file")
         if line.version != VERSION:
-            raise ValueError(f"version {line.version} is not known; this Preble reads version {VERSION}")
+            raise ValueError(f"unknown version {line.version}; this Preble reads version {VERSION}")
         self._header = line
 
     def _request(self, line: RequestLine) -> WorkloadRequest:
@@ -204,7 +204,7 @@ class _Reader:
         if unknown:
             raise ValueError(f"segment {unknown[0]!r} is not defined above; define a segment before it is used")
         if sum(content is not None for content in (line.text, line.token_ids, line.num_tokens)) > 1:
-            raise ValueError("a request has text, token_ids or num_tokens, and only one of them")
+            raise ValueError("a request has more than one of text, token_ids and num_tokens; keep one")
         segments = [self._segments[name] for name in line.segments]
         if line.text is not None:
             segments.append(Segment(text=line.text))
@@ -250,7 +250,7 @@ def _lines(workload: Workload) -> Iterator[_Line]:
 
 
 def _named_and_own(request: WorkloadRequest) -> tuple[list[tuple[str, Segment]], list[Segment]]:
-    """The prompt up to its last segment with an id, and what is its own after it; what has none before gets one."""
+    """Split the prompt after its last segment with an id; earlier segments without an id get one."""
     ids = [segment.segment_id for segment in request.segments]
     end = max((place for place, segment_id in enumerate(ids, start=1) if segment_id is not None), default=0)
     names = [f"{request.request_id}/{place}" if name is None else name for place, name in enumerate(ids[:end])]

@@ -1,6 +1,6 @@
-"""What a workload is like: how long prompts are, how much of them is shared, and how requests arrive.
+"""Studies of workloads: lengths of prompts, what they share, and how requests arrive.
 
-`study` computes the numbers of the paper's Table 1 and more of any workload, `study_page` shows several side by side.
+`study` computes the numbers of the paper's Table 1, and more, for any workload; `study_page` compares several.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How some numbers are spread."""
+"""Distributions of numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Mean, standard deviation and percentiles of some numbers, in the unit of the numbers.
+    """Mean, standard deviation and percentiles of numbers, in their unit.
 
     `sd`: of the numbers themselves (divided by n, not n − 1). `percentiles`: 101 of them, for 0, 1 … 100 percent,
-    linear between the two nearest ranks, as `preble.metrics.summary.percentile` has them; the least comes first, the
-    greatest last.
+    linear between the two nearest ranks, as in `preble.metrics.summary.percentile`, from the
+    least to the greatest.
     """
 
     mean: float
@@ -22,7 +22,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def distribution(values: Sequence[float]) -> Distribution:
-    """Of at least one number. O(n log n).
+    """Return the distribution of at least one number. O(n log n).
 
     Raises: ValueError: no numbers.
 
@@ -31,7 +31,7 @@ def distribution(values: Sequence[float]) -> Distribution:
     (3.0, 1.871, 2.5, 6.0)
     """
     if not values:
-        raise ValueError("no numbers have no mean; ask for the distribution of at least one")
+        raise ValueError("a distribution needs at least one number")
     numbers = np.asarray(values, dtype=np.float64)
     percentiles = np.percentile(numbers, np.arange(101)).tolist()
     return Distribution(float(numbers.mean()), float(numbers.std()), tuple(percentiles))

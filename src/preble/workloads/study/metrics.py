@@ -1,4 +1,4 @@
-"""The distributions that a study has, each with its name and how its numbers are shown."""
+"""The distributions of a study, each with its name and format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from preble.workloads.study.study import Study
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One distribution of a study. `of`: None where a workload has no such numbers. `is_share`: numbers in 0 … 1."""
+    """One distribution of a study. `of`: returns None if a workload has no such numbers. `is_share`: 0 … 1."""
 
     name: str
     of: Callable[[Study], Distribution | None]
@@ -19,7 +19,7 @@ class Metric:
     is_share: bool = False
 
     def text(self, value: float) -> str:
-        """A number of it for people.
+        """Return one of its numbers as text.
 
         >>> GAP.text(0.1184), SHARED.text(0.88), PROMPT.text(9865.04)
         ('118 ms', '88.0 %', '9,865')
@@ -29,7 +29,7 @@ class Metric:
         return seconds(value) if self.unit == "s" else number(value)
 
     def mean_and_sd(self, study: Study) -> str:
-        """Mean ± standard deviation; a dash where the workload has no such numbers."""
+        """Return mean ± standard deviation; a dash if the workload has no such numbers."""
         spread = self.of(study)
         if spread is None:
             return "-"

@@ -36,14 +36,14 @@ CACHE = (
 ARRIVALS = "Requests that wait for another one's answer have no time of their own and are not among these."
 WORDS = "Its prompts are text; their tokens are counted so: {}."
 LEGEND_CHARS = 52
-"""What fits into one row of a legend."""
+"""Characters in one row of a legend."""
 
 _LINES = ("-", "--", ":")
 _SHARES = tuple(percent / 100 for percent in range(101))
 
 
 def study_page(report: StudyReport) -> str:
-    """The page.
+    """Return the page.
 
     Raises: ConfigError: matplotlib is not installed.
     """
@@ -63,9 +63,9 @@ def study_page(report: StudyReport) -> str:
 
 
 def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
-    """The cumulative distribution of one metric, a line for each workload that has it.
+    """Return the cumulative distribution of one metric, a line for each workload that has it.
 
-    A workload's colour depends on its place among `studies` only, so that it is the same in every drawing.
+    A workload's colour depends only on its place in `studies`, so that it is the same in every drawing.
     """
     spreads = [(place, _shown(label), metric.of(study)) for place, (label, study) in enumerate(_named(studies))]
 
@@ -83,12 +83,12 @@ def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
 
 
 def _shown(label: str) -> str:
-    """The label so that matplotlib shows it as it is: it hides what begins with _ and reads mathematics between $."""
+    """Escape the label for matplotlib, which hides a leading _ and reads mathematics between $."""
     return ("\u200b" if label.startswith("_") else "") + label.replace("$", r"\$")
 
 
 def _line(place: int) -> dict[str, Any]:
-    """How the workload at this place is drawn."""
+    """Return the line style of the workload at this place."""
     return {"color": PALETTE[place % len(PALETTE)], "linestyle": _LINES[place // len(PALETTE) % len(_LINES)]}
 
 

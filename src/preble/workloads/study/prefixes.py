@@ -1,7 +1,7 @@
-"""How much of the prompts is shared, by one prefix tree over all of them: a cache that never forgets.
+"""How much of the prompts is shared: one prefix tree over all of them, like a cache that never evicts.
 
-Source: Preble, section on the workload study. A prompt is a path in the tree; a node is a run of tokens in which no
-prompt parts from another or ends. The *key portion* of a prompt is the deepest node on its path that has more tokens
+Source: the workload study of the paper. A prompt is a path in the tree; a node is a run of tokens inside which no
+prompt ends or branches off. The *key portion* of a prompt is the deepest node on its path that has more tokens
 than all the nodes before it together.
 """
 
@@ -20,8 +20,8 @@ from preble.workloads.study.distribution import Distribution, distribution
 class KeyPortions(msgspec.Struct, frozen=True):
     """The key portions of a workload's prompts.
 
-    `fraction`: tokens of the key portion / tokens of the prompt, over the requests. `requests`: how many have the same
-    node as their key portion, over these nodes. `nodes`: how many such nodes there are.
+    `fraction`: tokens of the key portion / tokens of the prompt, over the requests. `requests`: the requests of each
+    node that is a key portion, over these nodes. `nodes`: the number of these nodes.
     """
 
     fraction: Distribution
@@ -30,11 +30,11 @@ class KeyPortions(msgspec.Struct, frozen=True):
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """How much of the prompts an earlier prompt began with; "seen" means that.
+    """How much of each prompt is the beginning of an earlier prompt; such tokens are "seen".
 
-    `fraction`: seen tokens / tokens of the prompt, over the requests in their order. `hit_rate`: all seen tokens / all
-    prompt tokens: what a cache without bounds saves. `mostly_shared`: share of requests of which more is seen than
-    not: those that E2 sends where the prefix is. `prompt_tokens`: of all requests. `distinct_tokens`: in the tree: what
+    `fraction`: seen tokens / tokens of the prompt, over the requests in order. `hit_rate`: all seen tokens / all prompt
+    tokens, which an unlimited cache would save. `mostly_shared`: the share of requests with more seen than unseen
+    tokens, which E2 sends to their prefix. `prompt_tokens`: of all requests. `distinct_tokens`: the tree, which
     that cache would hold in the end.
     """
 
@@ -47,9 +47,9 @@ class Sharing(msgspec.Struct, frozen=True):
 
 
 def study_sharing(prompts: Iterable[PackedTokens]) -> Sharing:
-    """Sharing between prompts, in the order in which they are sent.
+    """Return the sharing between prompts, in sending order.
 
-    Takes one prompt after another and keeps what is distinct of them: four bytes a token, memcmp speed.
+    It reads one prompt at a time and keeps the distinct tokens, four bytes each, at memcmp speed.
 
     Raises: ValueError: no prompts, or an empty one.
     """
@@ -59,9 +59,9 @@ def study_sharing(prompts: Iterable[PackedTokens]) -> Sharing:
     seen: list[int] = []
     for prompt in prompts:
         if not prompt:
-            raise ValueError(f"prompt number {len(ends)} (from 0) is empty, so nothing of it can be shared")
+            raise ValueError(f"prompt number {len(ends)} (from 0) is empty; leave it out")
         match = tree.match(prompt)
-        # A node that is split later keeps its end, so the path of a prompt can be found again when all are in.
+        # A node that is split later keeps its end, so the path of each prompt can still be found at the end.
         ends.append(tree.extend(match, prompt)[-1])
         lengths.append(len(prompt) // TOKEN_BYTES)
         seen.append(match.num_tokens)
@@ -77,7 +77,7 @@ def study_sharing(prompts: Iterable[PackedTokens]) -> Sharing:
 
 
 def key_portion(end: Node) -> Node:
-    """The key portion of the prompt whose last token is the last of node `end`. O(depth)."""
+    """Return the key portion of the prompt that ends with node `end`. O(depth)."""
     return next(node for node in end.ancestors() if node.num_tokens > node.start)
 
 

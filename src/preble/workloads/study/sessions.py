@@ -1,4 +1,4 @@
-"""Sessions: requests that belong together, one after another."""
+"""Sessions: requests that follow one another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from preble.workloads.study.distribution import Distribution, distribution
 class SessionStudy(msgspec.Struct, frozen=True):
     """The sessions of a workload.
 
-    `requests`: of a session, over the sessions. `waiting`: requests that wait for another one's answer.
-    `growth_tokens`: how much longer their prompts are than that one's. `delay_s`: how long after its end they are
-    sent. Both None where no request waits.
+    `requests`: of a session, over the sessions. `waiting`: the number of requests that wait for their parent's answer.
+    `growth_tokens`: how much longer their prompts are than the parent's. `delay_s`: how long after its end they are
+    sent. Both None if no request waits.
     """
 
     sessions: int
@@ -27,7 +27,7 @@ class SessionStudy(msgspec.Struct, frozen=True):
 
 
 def study_sessions(requests: Sequence[WorkloadRequest], prompt_tokens: Sequence[int]) -> SessionStudy | None:
-    """Of requests and the lengths of their prompts; None where no request is of a session. O(requests)."""
+    """Return the sessions of requests and their prompt lengths; None if there are no sessions. O(requests)."""
     sizes = Counter(request.session for request in requests if request.session is not None)
     if not sizes:
         return None

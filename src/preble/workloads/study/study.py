@@ -1,4 +1,4 @@
-"""All the numbers of one workload."""
+"""The study of one workload."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from preble.workloads.study.timing import ArrivalStudy, study_arrivals
 from preble.workloads.tokens import packed_prompt
 
 Tokenize = Callable[[WorkloadRequest], PackedTokens]
-"""The whole prompt of a request as packed token ids."""
+"""Makes a request's prompt packed token ids."""
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload is like. Lengths are in tokens.
+    """The numbers of a workload. Lengths are in tokens.
 
-    `prompt_to_output`: prompt tokens / output tokens of a request. `has_text`: prompts are text, so that their lengths
-    depend on the tokenizer. `arrivals`: None where the workload has no times of its own. `sessions`: None where it has
-    none.
+    `prompt_to_output`: prompt tokens / output tokens of a request. `has_text`: prompts are text, so their lengths
+    depend on the tokenizer. `arrivals`: None if the workload has no times. `sessions`: None if it has none.
     """
 
     name: str
@@ -41,10 +40,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyReport(msgspec.Struct, frozen=True):
-    """Studies side by side, and what was asked for.
+    """Studies side by side, with their settings.
 
-    `sources`: names and files, as given. `requests`: how many of each, None for all of a trace. `seed`: of named
-    workloads. `tokenizer`: the file that prompts of text were counted by, None where a word is a token.
+    `sources`: names and files, as given. `requests`: of each; None for all of a trace. `seed`: of named workloads.
+    `tokenizer`: the file that counted the tokens of text; None if a word counts as a token.
     """
 
     sources: tuple[str, ...]
@@ -58,15 +57,15 @@ class StudyReport(msgspec.Struct, frozen=True):
 def study(
     workload: Workload, *, tokenize: Tokenize = packed_prompt, on_request: Callable[[], None] = lambda: None
 ) -> Study:
-    """Every number of a workload. Calls `on_request` after each request, for progress.
+    """Return the study of a workload. Calls `on_request` after each request, for progress.
 
-    `tokenize`: a model's tokenizer for prompts of text; the built-in one takes words for tokens. Keeps the distinct
-    tokens of all prompts in memory, four bytes each; one prompt at a time is put together.
+    `tokenize`: a model's tokenizer for prompts of text; the built-in one counts words. Keeps the distinct tokens of all
+    prompts in memory, four bytes each, and one whole prompt at a time.
 
     Raises: ConfigError: the workload has no request, or a prompt has no token.
     """
     if not workload.requests:
-        raise ConfigError(f"workload {workload.name!r} has no request, so there is nothing to study")
+        raise ConfigError(f"workload {workload.name!r} has no request; choose another one")
     lengths: list[int] = []
 
     def prompt(request: WorkloadRequest) -> PackedTokens:

@@ -1,4 +1,4 @@
-"""Studies side by side, as tables: one row a workload."""
+"""Studies side by side, as tables: one row per workload."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Column = tuple[str, Callable[[Study], str]]
 
 
 def labels(studies: Sequence[Study]) -> list[str]:
-    """The names of the workloads, numbered where several have the same.
+    """Return the names of the workloads, numbered if several have the same.
 
     >>> from types import SimpleNamespace as Named
     >>> labels([Named(name="a"), Named(name="b"), Named(name="a")])
@@ -46,7 +46,7 @@ def labels(studies: Sequence[Study]) -> list[str]:
 
 
 def prompts_table(studies: Sequence[Study]) -> Table:
-    """Table 1 of the paper, with the prompt-to-output ratio."""
+    """Return Table 1 of the paper, with the prompt-to-output ratio."""
     columns = [
         ("requests", lambda study: f"{study.requests:,}"),
         *((metric.name, metric.mean_and_sd) for metric in (PROMPT, OUTPUT, RATIO, SHARED, KEY_PORTION, KEY_REQUESTS)),
@@ -55,7 +55,7 @@ def prompts_table(studies: Sequence[Study]) -> Table:
 
 
 def cache_table(studies: Sequence[Study]) -> Table:
-    """What a prefix cache has to do with it."""
+    """Return what a prefix cache can save."""
     columns: list[Column] = [
         ("prompt tokens", lambda study: f"{study.sharing.prompt_tokens:,}"),
         ("distinct tokens", lambda study: f"{study.sharing.distinct_tokens:,}"),
@@ -67,7 +67,7 @@ def cache_table(studies: Sequence[Study]) -> Table:
 
 
 def arrivals_table(studies: Sequence[Study]) -> Table | None:
-    """None where no workload has arrival times."""
+    """Return the arrivals; None if no workload has arrival times."""
     if not any(study.arrivals for study in studies):
         return None
     columns: list[Column] = [
@@ -83,7 +83,7 @@ def arrivals_table(studies: Sequence[Study]) -> Table | None:
 
 
 def sessions_table(studies: Sequence[Study]) -> Table | None:
-    """None where no workload has sessions."""
+    """Return the sessions; None if no workload has any."""
     if not any(study.sessions for study in studies):
         return None
     columns: list[Column] = [
@@ -96,7 +96,7 @@ def sessions_table(studies: Sequence[Study]) -> Table | None:
 
 
 def percentiles_table(metric: Metric, studies: Sequence[Study]) -> Table | None:
-    """One distribution of every workload that has it; None where none does."""
+    """Return one distribution of every workload that has it; None if none does."""
     spreads = ((label, metric.of(study)) for label, study in zip(labels(studies), studies, strict=True))
     rows = [(label, *(metric.text(spread.percentiles[p]) for p in PERCENTS)) for label, spread in spreads if spread]
     caption = metric.name + (f", {metric.unit}" if metric.unit == "tokens" else "")
@@ -105,7 +105,7 @@ def percentiles_table(metric: Metric, studies: Sequence[Study]) -> Table | None:
 
 
 def summary_tables(studies: Sequence[Study]) -> list[Table]:
-    """What a terminal shows: a column for each workload, and percentiles of the lengths."""
+    """Return the tables for a terminal: a column per workload, and percentiles of the lengths."""
     tables = (prompts_table(studies), cache_table(studies), arrivals_table(studies), sessions_table(studies))
     rows = [row for table in tables if table is not None for row in _columns_of(table)]
     side_by_side = Table(("", *labels(studies)), rows, "Mean ± standard deviation, lengths in tokens")
@@ -114,7 +114,7 @@ def summary_tables(studies: Sequence[Study]) -> list[Table]:
 
 
 def _columns_of(table: Table) -> Iterator[Sequence[str]]:
-    """The columns but the first, which only names the rows, each behind its heading."""
+    """Return the columns after the first, each behind its heading."""
     return islice(zip(table.columns, *table.rows, strict=True), 1, None)
 
 

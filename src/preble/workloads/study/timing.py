@@ -1,4 +1,4 @@
-"""How requests arrive."""
+"""Arrivals of requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from preble.workloads.study.distribution import Distribution, distribution
 
 PEAK_S = 10.0
-"""How long the busiest stretch is that a peak rate is taken over."""
+"""Seconds over which a peak rate is measured."""
 
 
 class ArrivalStudy(msgspec.Struct, frozen=True):
     """Arrivals of the requests that wait for no other.
 
-    `duration_s`: from the first to the last. `requests_per_s`: gaps / duration; None where all arrive at once.
-    `gap_s`: seconds from one to the next. `gap_cv`: sd / mean of the gaps: 1 for Poisson, above it come bursts; None
-    where all arrive at once. `peak_requests_per_s`: most arrivals within any 10 s / 10 s.
+    `duration_s`: from the first to the last. `requests_per_s`: gaps / duration; None if all arrive at once.
+    `gap_s`: seconds from one to the next. `gap_cv`: sd / mean of the gaps: 1 for Poisson, more means bursts; None if
+    all arrive at once. `peak_requests_per_s`: most arrivals within any 10 s / 10 s.
     """
 
     requests: int
@@ -30,7 +30,7 @@ class ArrivalStudy(msgspec.Struct, frozen=True):
 
 
 def study_arrivals(times_s: Sequence[float]) -> ArrivalStudy | None:
-    """Of arrival times in any order; None for fewer than two. O(n log n).
+    """Study arrival times in any order; None for fewer than two. O(n log n).
 
     >>> arrivals = study_arrivals([0.0, 1.0, 4.0])
     >>> arrivals.requests_per_s, arrivals.gap_s.mean, arrivals.gap_cv, arrivals.peak_requests_per_s
