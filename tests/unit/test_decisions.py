@@ -297,7 +297,7 @@ def test_what_is_no_log_is_refused_with_file_and_line(log_path: Path, number: in
 
 def test_a_version_that_is_not_known_and_an_empty_file_are_refused(log_path: Path) -> None:
     header = log_path.read_text().splitlines()[0]
-    with pytest.raises(TraceFormatError, match="version 2 is not known"):
+    with pytest.raises(TraceFormatError, match="unknown version 2"):
         LogReader(with_line(log_path, 1, header.replace('"version":1', '"version":2')))
     log_path.write_text("")
     with pytest.raises(TraceFormatError, match="the log is empty"):
@@ -423,7 +423,7 @@ def explained(
 def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
     text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
     assert "placed at 0.000 s on a (exploit, policy e2)" in text
-    assert "Of 100 prompt tokens 80 are cached at best, 20 are missing, so the cache is worth exploiting" in text
+    assert "Of 100 prompt tokens, 80 are cached at best and 20 are missing, so the request follows the cache" in text
     assert "of the 2 that hold the cached part and serve it, a shares the lowest L + M + P with 1" in text
     assert "* a 80 100.0 2.0 50.0 152.0 b 80" in text
     assert "First token after 0.250 s. Finished after 1.500 s with 7 output tokens." in text
@@ -433,10 +433,13 @@ def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
 @pytest.mark.parametrize(
     ("reason", "says"),
     [
-        (Reason.EXPLORE, "too little to be bound by it; of the 2 that could take it, b has the lowest L + M + P"),
-        (Reason.BALANCE, "b mostly decodes, which leaves its compute room for a prefill"),
-        (Reason.REDIRECT, "it belongs on a, which caches 48 tokens of it, but that is much more loaded than b"),
-        (Reason.REPLICATE, "given further homes; of the 2 that serve it, b has the lowest L + M + P"),
+        (Reason.EXPLORE, "too little to follow the cache; of the 2 that could take it, b has the lowest L + M + P"),
+        (Reason.BALANCE, "b mostly decodes, so it has compute to spare for a prefill"),
+        (
+            Reason.REDIRECT,
+            "Its prefix is on a, which caches 48 tokens of it, but that replica is much more loaded than b",
+        ),
+        (Reason.REPLICATE, "the scheduler replicates it; of the 2 that serve it, b has the lowest L + M + P"),
         (Reason.POLICY, "The rule of e2 chose it"),
     ],
 )
@@ -450,14 +453,14 @@ def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
         (
             Reason.EXPLOIT,
             "a",
-            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
+            "and 52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
         ),
         (
             Reason.EXPLORE,
             "a",
-            "52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
+            "and 52 are missing. Of the 2 replicas a is the one where it adds the least delay, to",
         ),
-        (Reason.REPLICATE, "b", "although only 0 are cached there: its prefix gets a further home."),
+        (Reason.REPLICATE, "b", "although only 0 are cached there: the replica computes its prefix too."),
     ],
 )
 def test_the_default_policy_is_told_by_the_delay_it_adds_not_by_e2s_rule(
@@ -466,7 +469,7 @@ def test_the_default_policy_is_told_by_the_delay_it_adds_not_by_e2s_rule(
     costs = {"a": (48, 0.9, 0.0, 0.05), "b": (0, 0.9, 0.0, 0.06)}
     costs[chosen] = (costs[chosen][0], 0.1, 0.0, 0.05)
     text = explained(reason, chosen, *((name, *cost) for name, cost in costs.items()), policy="preble")
-    assert "Of 100 prompt tokens 48 are cached at best, " in text and says in text
+    assert "Of 100 prompt tokens, 48 are cached at best " in text and says in text
     assert "to wait to evict to compute sum (ms of delay, of all requests) * " in text
     assert "L + M + P" not in text
 
@@ -493,10 +496,10 @@ def scored(policy: str, reason: Reason, replica: str, *candidates: tuple[str, in
 @pytest.mark.parametrize(
     ("reason", "says"),
     [
-        (Reason.EXPLOIT, "at best where lmetric looked, enough for it to follow the cache; of the 2 weighed, a has"),
-        (Reason.EXPLORE, "at best where lmetric looked, too little for it to follow the cache; of the 2 weighed"),
-        (Reason.BALANCE, "but load is too uneven for it to look at the cache; of the 2 weighed"),
-        (Reason.REDIRECT, "but who caches most of it is too loaded for it; of the 2 weighed"),
+        (Reason.EXPLOIT, "at best where lmetric looked, enough to follow the cache; of the 2 weighed, a has"),
+        (Reason.EXPLORE, "at best where lmetric looked, too little to follow the cache; of the 2 weighed"),
+        (Reason.BALANCE, "but load is too uneven to follow the cache; of the 2 weighed"),
+        (Reason.REDIRECT, "but the replica that caches most of it is too loaded; of the 2 weighed"),
         (Reason.POLICY, "Of 100 prompt tokens 80 are cached at best where lmetric looked; of the 2 weighed, a has"),
     ],
 )

@@ -58,7 +58,7 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 
 def _logged(request_id: str, log: Path) -> DecisionsPage:
     """The same page, from a log. Raises: Failure: the request is not in it."""
-    from preble.decisions.retold import decisions_about
+    from preble.decisions.log_lookup import decisions_about
     from preble.gateway.debug import DecisionsPage
 
     decisions = decisions_about(log, request_id)

@@ -1,1 +1,1 @@
-"""Decisions kept and looked at: the log of everything that goes through the scheduler's door, replay, explanation."""
+"""Decisions: the log of every call of the scheduler, its replay, and the explanation of one decision."""

@@ -1,4 +1,4 @@
-"""One decision as text that a person can follow."""
+"""One decision as text for people."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from preble.decisions.recent import CandidateCost, Decision
 
 WIDTH = 100
 LEAST_DELAY = "preble"
-"""The policy whose L, M and P are no seconds of GPU time but of delay, added to all requests together."""
+"""The policy whose L, M and P are seconds of delay that the request adds to all requests together."""
 SIMULATED_BEFORE_S = 1e9
-"""A clock that shows less than a year of this century is a simulation's, which begins at 0."""
+"""An earlier Unix time is a simulation's, whose clock begins at 0."""
 SHOWN_CANDIDATES = 12
-"""Of a large cluster only the cheapest are shown, and the chosen one."""
+"""How many candidates of a large cluster are shown: the cheapest, and the chosen one."""
 
 
 def explain(decision: Decision) -> str:
-    """What was known, why this replica, and what came of it. Several lines, the last one without a line break."""
+    """Return what was known, why this replica was chosen, and how the request ended, in several lines."""
     parts = [_headline(decision), _why(decision), *_untrusted(decision), *_table(decision), *_afterwards(decision)]
     return "\n".join(parts)
 
@@ -53,14 +53,14 @@ def _why(decision: Decision) -> str:
 
 
 def _prompt(decision: Decision) -> str:
-    """The prompt against the longest cached part among the candidates."""
+    """Return how much of the prompt the best candidate has cached."""
     cached = max((c.matched_tokens for c in decision.candidates), default=0)
     missing = decision.num_prompt_tokens - cached
-    return f"Of {decision.num_prompt_tokens} prompt tokens {cached} are cached at best, {missing} are missing"
+    return f"Of {decision.num_prompt_tokens} prompt tokens, {cached} are cached at best and {missing} are missing"
 
 
 def _cheapest(decision: Decision, who: str) -> str:
-    """Who won among the candidates, which are `who`."""
+    """Return which candidate was cheapest; the candidates are those `who`."""
     if len(decision.candidates) == 1:
         return f"{decision.replica} is the only one {who}."
     ties = _ties(decision)
@@ -69,24 +69,24 @@ def _cheapest(decision: Decision, who: str) -> str:
 
 
 def _ties(decision: Decision) -> int:
-    """How many others cost as little as the cheapest."""
+    """Return how many others cost as little as the cheapest."""
     lowest_s = min(c.cost_s for c in decision.candidates)
     return sum(c.cost_s == lowest_s for c in decision.candidates) - 1
 
 
 def _exploit(decision: Decision) -> str:
     who = "that hold the cached part and serve it"
-    return f"{_prompt(decision)}, so the cache is worth exploiting; {_cheapest(decision, who)}"
+    return f"{_prompt(decision)}, so the request follows the cache; {_cheapest(decision, who)}"
 
 
 def _explore(decision: Decision) -> str:
-    return f"{_prompt(decision)}: too little to be bound by it; {_cheapest(decision, 'that could take it')}"
+    return f"{_prompt(decision)}: too little to follow the cache; {_cheapest(decision, 'that could take it')}"
 
 
 def _balance(decision: Decision) -> str:
     return (
-        f"Too little of the {decision.num_prompt_tokens} prompt tokens is cached to be bound by it, and"
-        f" {decision.replica} mostly decodes, which leaves its compute room for a prefill; costs were not compared."
+        f"Too little of the {decision.num_prompt_tokens} prompt tokens is cached to follow the cache, and"
+        f" {decision.replica} mostly decodes, so it has compute to spare for a prefill; costs were not compared."
     )
 
 
@@ -94,14 +94,14 @@ def _redirect(decision: Decision) -> str:
     heavy = next((c for c in decision.candidates if c.replica != decision.replica), None)
     holder = f"{heavy.replica}, which caches {heavy.matched_tokens} tokens of it," if heavy else "its holder"
     return (
-        f"By its cache it belongs on {holder} but that is much more loaded than {decision.replica}, the lightest:"
-        " waiting there would have cost more than computing the prefix again."
+        f"Its prefix is on {holder} but that replica is much more loaded than {decision.replica}, the lightest:"
+        " waiting there would cost more than computing the prefix again."
     )
 
 
 def _replicate(decision: Decision) -> str:
     return (
-        "Its prefix is so much in demand that it was given further homes; "
+        "Its prefix is in such demand that the scheduler replicates it; "
         f"{_cheapest(decision, 'that serve it')} It caches {decision.matched_tokens} tokens so far."
     )
 
@@ -123,7 +123,7 @@ _SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
 
 
 def _by_delay(decision: Decision) -> str:
-    """Why the policy `preble` took it: it weighs all replicas by the delay that the request adds to all requests."""
+    """Return why the policy `preble` chose it: the request adds the least delay there, to all requests together."""
     if len(decision.candidates) == 1:
         return f"{_prompt(decision)}. {decision.replica} is the only one that could take it."
     ties = _ties(decision)
@@ -133,22 +133,22 @@ def _by_delay(decision: Decision) -> str:
         "to itself and to all others"
     )
     if decision.reason is Reason.REPLICATE:
-        where += f", although only {decision.matched_tokens} are cached there: its prefix gets a further home"
+        where += f", although only {decision.matched_tokens} are cached there: the replica computes its prefix too"
     return f"{_prompt(decision)}. {where}."
 
 
 _RULES: Mapping[Reason, str] = MappingProxyType(
     {
-        Reason.EXPLOIT: "enough for it to follow the cache",
-        Reason.EXPLORE: "too little for it to follow the cache",
-        Reason.BALANCE: "but load is too uneven for it to look at the cache",
-        Reason.REDIRECT: "but who caches most of it is too loaded for it",
+        Reason.EXPLOIT: "enough to follow the cache",
+        Reason.EXPLORE: "too little to follow the cache",
+        Reason.BALANCE: "but load is too uneven to follow the cache",
+        Reason.REDIRECT: "but the replica that caches most of it is too loaded",
     }
 )
 
 
 def _has_scores(decision: Decision) -> bool:
-    """True if the rule of a baseline reckoned in scores of its own."""
+    """Return whether the policy used scores of its own."""
     return any(c.score is not None for c in decision.candidates)
 
 
@@ -175,7 +175,7 @@ def _lowest_score(decision: Decision) -> str:
 def _untrusted(decision: Decision) -> Iterator[str]:
     if decision.untrusted:
         names = ", ".join(decision.untrusted)
-        yield fill(f"Not trusted, so that whatever is cached there counted as nothing: {names}.", WIDTH)
+        yield fill(f"Not trusted, so their caches did not count: {names}.", WIDTH)
 
 
 _COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
@@ -184,7 +184,7 @@ _SCORE_HEAD = f"{'score':>14}  (lower is better)"
 
 
 def _table(decision: Decision) -> Iterator[str]:
-    """The candidates, cheapest first: tokens cached, and costs in ms or the score."""
+    """Yield the candidates, cheapest first: cached tokens, and costs in ms or the score."""
     scored = _has_scores(decision)
     if decision.reason is Reason.POLICY and not scored:
         yield f"  {decision.replica} had {decision.matched_tokens} tokens cached."

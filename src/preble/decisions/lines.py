@@ -1,4 +1,4 @@
-"""The decision log's lines: JSON, one object a line, told apart by `kind`. Described in docs/reference/decision-log.md.
+"""The decision log's lines: JSON, one object per line, distinguished by `kind`; see docs/reference/decision-log.md.
 
 Each function here makes the line for one call through the scheduler's door, from that call's own values.
 """
@@ -34,11 +34,11 @@ Count = Annotated[int, Meta(ge=0)]
 class _Line(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
 ):
-    """What every line has in common."""
+    """What all lines have in common."""
 
 
 class Header(_Line, frozen=True, tag="log"):
-    """The first line. `tokens`: whether token ids are the model's own. `unix_time_s` was the time when t was `t`."""
+    """The first line. `tokens`: whether token ids are the model's own. `unix_time_s`: the Unix time at `t`."""
 
     version: int
     written_by: str
@@ -66,7 +66,7 @@ class CandidateRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The scheduler's answer."""
+    """The scheduler's decision."""
 
     replica: str
     reason: Reason
@@ -148,7 +148,7 @@ class RemoveReplicaLine(_Event, frozen=True, tag="remove_replica"):
 
 
 class TrustLine(_Event, frozen=True, tag="trust"):
-    """Whether matches on a replica count from now on."""
+    """Whether the replica's cache counts from now on."""
 
     replica: str
     trusted: bool
@@ -159,13 +159,13 @@ class TimerLine(_Event, frozen=True, tag="timer"):
 
 
 class DroppedLine(_Line, frozen=True, tag="dropped"):
-    """So many lines that belong here are missing: the writer was too slow, or the disk took no more."""
+    """`count` lines are missing here: the writer was too slow, or the disk was full."""
 
     count: Count
 
 
 class FullLine(_Line, frozen=True, tag="full"):
-    """The log has reached its bound; nothing follows."""
+    """The log has reached its size limit; this is the last line."""
 
 
 Event = (

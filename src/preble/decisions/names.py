@@ -1,10 +1,10 @@
 """How tokens, blocks and namespaces are named in a log, and packed into text.
 
-Decisions depend on which tokens are equal, never on which they are. So a log may name them by a secret permutation of
-all 2**32 ids, drawn for that log and written nowhere: it replays to the same decisions, and the text cannot be looked
-up in the model's vocabulary. That is no encryption: whoever can guess a prompt's structure or count frequencies may
-learn something. Block hashes and namespaces only need to be equal or not, and are always written as hashes of their
-own (a namespace contains the client's cache salt, an engine's block hash is a fingerprint of text).
+Decisions depend on which tokens are equal, not on their ids. So a log may rename them by a secret permutation of all
+2**32 ids, drawn for that log and stored nowhere: the log replays to the same decisions, and nobody can look the text up
+in the model's vocabulary. That is not encryption: guessed prompt structures and token frequencies reveal something.
+Block hashes and namespaces also only need to be equal or not. They are always hashed again: a namespace contains the
+client's cache salt, and an engine's block hash is a fingerprint of text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens
 
 KEY_BYTES = 32
 MAX_PROMPT_BYTES = 256 * 1024 * 1024
-"""Of one prompt when it is unpacked; more is not a prompt but a damaged or hostile log."""
+"""The most bytes of one unpacked prompt; a longer one means a damaged or hostile log."""
 _ROUNDS = 4
 _HALF = 1 << 16
 
@@ -41,26 +41,26 @@ class LogNames:
         return bool(self._tables)
 
     def tokens(self, packed: bytes) -> str:
-        """Packed token ids as text: renamed, little-endian, compressed, base64. O(n)."""
+        """Return packed token ids as text: renamed, little-endian, compressed, base64. O(n)."""
         ids = np.frombuffer(packed, np.uint32)
         renamed = self._permuted(ids) if self._tables else ids
         return base64.b64encode(zlib.compress(renamed.astype("<u4", copy=False).tobytes(), 1)).decode()
 
     def _permuted(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """A Feistel network over the two halves of an id: a bijection, whatever the tables are."""
+        """Apply a Feistel network to the two halves of each id: a bijection for any tables."""
         left, right = (ids >> 16).astype(np.uint16), (ids & 0xFFFF).astype(np.uint16)
         for table in self._tables:
             left, right = right, left ^ table[right]
         return (left.astype(np.uint32) << np.uint32(16)) | right.astype(np.uint32)
 
     def block(self, block_hash: BlockHash) -> int:
-        """Another name of a block, 63 bits: equal for equal ones (and, once in 10**19 pairs, for others)."""
+        """Return a block's name, 63 bits: equal for equal blocks (and for one in 10**19 other pairs)."""
         raw = block_hash if isinstance(block_hash, bytes) else b"%d" % block_hash
         digest = hashlib.blake2b(raw, digest_size=8, key=self._key, person=b"block").digest()
         return int.from_bytes(digest, "little") >> 1
 
     def namespace(self, namespace: str) -> str:
-        """Another name of a namespace; "" for the common one, as everywhere."""
+        """Return a namespace's name; "" for the common one."""
         if not namespace:
             return ""
         return hashlib.blake2b(namespace.encode(), digest_size=16, key=self._key, person=b"namespace").hexdigest()
@@ -72,7 +72,7 @@ def _table(key: bytes, number: int) -> NDArray[np.uint16]:
 
 
 def unpack_text(text: str) -> PackedTokens:
-    """Packed token ids from the text that `LogNames.tokens` made, under the log's names.
+    """Return the packed token ids in a text of `LogNames.tokens`, under the log's names.
 
     Raises: ValueError: it is not such a text.
 

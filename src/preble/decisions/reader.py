@@ -1,4 +1,4 @@
-"""Reads a decision log, strictly: what its format does not define is refused with file and line."""
+"""The strict reader of decision logs: it refuses what the format does not define, with file and line."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REFERENCE = "the format is described in docs/reference/decision-log.md"
 
 
 class Numbered(NamedTuple):
-    """An event of the log and its line's number in the file, from 1."""
+    """An event of the log and its line number, from 1."""
 
     number: int
     event: Event
 
 
 class LogReader:
-    """The events of one log, up to where lines are missing. Iterate over it once.
+    """Yields the events of one log, up to the first missing line. Iterate over it once.
 
-    `header` is read at once. `ended_at`, after iterating: why not all of the log could be given, None if all was. A
-    last line without its line break is left out: the log is still being written, or its writer was killed.
+    `header` is read at once. `ended_at`, after iterating: why the events end before the log does; None if they do not.
+    A last line without a line break is ignored: the log is still being written, or its writer was killed.
 
     Raises, on construction and while iterating: TraceFormatError: it cannot be read or is not a log.
     """
@@ -44,7 +44,7 @@ class LogReader:
         if not isinstance(first, Header):
             raise self.error(number, 'the first line must be of kind "log"')
         if first.version != VERSION:
-            raise self.error(number, f"version {first.version} is not known; this Preble reads version {VERSION}")
+            raise self.error(number, f"unknown version {first.version}; this Preble reads version {VERSION}")
         self.header = first
 
     def __iter__(self) -> Iterator[Numbered]:
@@ -52,7 +52,7 @@ class LogReader:
         for number, line in self._lines:
             match line:
                 case Header():
-                    raise self.error(number, "a second log begins here; keep one log a file")
+                    raise self.error(number, "a second log begins here; keep one log per file")
                 case DroppedLine(count=count):
                     self.ended_at = f"line {number}: {count} lines are missing from the log here"
                     return
@@ -65,7 +65,7 @@ class LogReader:
             yield Numbered(number, line)
 
     def error(self, number: int, what: object) -> TraceFormatError:
-        """An error that names this log and the line."""
+        """Return an error that names this log and the line."""
         return TraceFormatError(f"{self.path}:{number}: {what}; {REFERENCE}")
 
     def _read(self) -> Iterator[tuple[int, Line]]:

@@ -1,4 +1,4 @@
-"""The last decisions, kept in memory to be asked for: what was weighed, what was chosen, what became of it."""
+"""The last decisions, kept in memory for questions: the candidates, the choice, and how the request ended."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from preble.core.types import Placement, Reason
 
 CANDIDATES_PER_DECISION = 25
-"""Room reckoned for each decision: of a cluster of more replicas fewer decisions are kept, so memory is bounded."""
+"""Candidates budgeted per decision. With more replicas fewer decisions are kept, so memory is bounded."""
 
 
 class CandidateCost(msgspec.Struct, frozen=True):
-    """One replica as it was weighed. Costs in seconds: L, M and P of Algorithm 2. `score`: see `Candidate`."""
+    """One candidate replica. Costs in seconds: L, M and P of Algorithm 2. `score`: see `Candidate`."""
 
     replica: str
     matched_tokens: int
@@ -29,12 +29,12 @@ class CandidateCost(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One placement and what became of it.
+    """One placement and how its request ended.
 
-    `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: after the placement; None while that has not happened.
+    `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: seconds after the placement; None before they happen.
     `outcome`: how it ended, "ok", "aborted" or the name of an error. `replica_lost`: the replica left the rotation
     while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
-    `untrusted`: replicas whose matches counted as none.
+    `untrusted`: replicas whose caches did not count.
     """
 
     request_id: str
@@ -55,7 +55,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord:
-    """One placement while it is kept. Whoever carries it out fills it in."""
+    """One placement while it is kept. Its driver fills it in."""
 
     __slots__ = (
         "cached_tokens",
@@ -80,7 +80,7 @@ class DecisionRecord:
 
     @property
     def client_request_id(self) -> str:
-        """The id that the client knows; a request with several prompts has one placement for each, named ID#N."""
+        """Return the id that the client knows; a request with several prompts has one placement for each, ID#N."""
         return self.placement.request_id.partition("#")[0]
 
     def finished(self, now: float, outcome: str, output_tokens: int, cached_tokens: int | None) -> None:
@@ -93,7 +93,7 @@ class DecisionRecord:
 class RecentDecisions:
     """The last `limit` decisions, fewer on a cluster of more than 25 replicas. O(1) a decision.
 
-    `unix_offset_s`: Unix time less the scheduler's.
+    `unix_offset_s`: Unix time minus the scheduler's time.
     """
 
     def __init__(self, policy: str, limit: int, *, unix_offset_s: float = 0.0) -> None:
@@ -110,7 +110,7 @@ class RecentDecisions:
         return len(self._records)
 
     def placed(self, placement: Placement, now: float) -> DecisionRecord:
-        """Keep a placement, and forget old ones; returns the record to be filled in."""
+        """Keep a placement and forget old ones; return the record to fill in."""
         record = DecisionRecord(placement, now)
         self._records.append(record)
         self._by_request.setdefault(record.client_request_id, deque()).append(record)
@@ -129,7 +129,7 @@ class RecentDecisions:
             del self._by_request[record.client_request_id]
 
     def of_request(self, request_id: str) -> list[Decision]:
-        """Every placement of this request that is still known, in order; of one prompt of it, if ID#N is asked for."""
+        """Return the placements of this request that are still known, in order; for ID#N only those of prompt N."""
         records = self._by_request.get(request_id.partition("#")[0], ())
         return [
             self._decision(record)
@@ -138,7 +138,7 @@ class RecentDecisions:
         ]
 
     def latest(self, count: int) -> Iterator[Decision]:
-        """The last `count`, newest first."""
+        """Return the last `count`, newest first."""
         newest_first = reversed(self._records)
         return (self._decision(record) for record, _ in zip(newest_first, range(count), strict=False))
 

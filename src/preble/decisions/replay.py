@@ -1,4 +1,4 @@
-"""A decision log played through a fresh scheduler of the same settings: the same calls make the same placements."""
+"""Replay of a decision log through a fresh scheduler: the same settings and calls make the same placements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLon
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Where a replay first decided otherwise. `line`: of the log; `request_id`: None where it is not a placement."""
+    """The first decision that differs. `line`: of the log; `request_id`: None if it is not a placement."""
 
     line: int
     request_id: str | None
@@ -38,10 +38,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a replay.
+    """The result of a replay.
 
-    `compared`: placements that were held against the log, all equal before `difference`. `ended_at`: why the replay
-    could not go on to the log's end, None if it did.
+    `compared`: the placements that were compared with the log, all equal before `difference`. `ended_at`: why the
+    replay stopped before the log's end; None if it did not.
     """
 
     policy: str
@@ -52,27 +52,27 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """One replay of one log. `scheduler`: in the state in which the log's was after the events played so far.
+    """One replay of one log. `scheduler`: in the state of the logged one after the events so far.
 
-    `placement`: what came of the event that was played last, None unless it was a request that could be placed.
+    `placement`: of the last event; None unless it placed a request.
     """
 
     def __init__(self, log: LogReader) -> None:
-        """Raises: ConfigError: there is no such policy, or it goes by token ids and those of the log are renamed."""
+        """Raises: ConfigError: no such policy, or it uses token ids and the log's are renamed."""
         policy = log.header.settings.policy
         if reads_token_ids(policy) and log.header.tokens != "plain":
             raise ConfigError(
-                f"{log.path} cannot be replayed: {policy} chooses by token ids, and those of the log are renamed; "
-                'log them as they are (decisions.log_tokens = "plain")'
+                f"{log.path} cannot be replayed: {policy} chooses by token ids, and the log's are renamed; "
+                'log plain ones (decisions.log_tokens = "plain")'
             )
         self._log = log
         self.scheduler = make_scheduler(log.header.settings, log.header.profile)
         self.placement: Placement | None = None
 
     def run(self) -> ReplayResult:
-        """Play the whole log, and stop at the first difference. Deterministic.
+        """Play the log up to the first difference. Deterministic.
 
-        Raises: TraceFormatError: the log is damaged, or could not have come from a scheduler.
+        Raises: TraceFormatError: the log is damaged, or no scheduler could have written it.
         """
         compared = 0
         difference = None
@@ -90,7 +90,7 @@ class Replay:
         )
 
     def play(self, numbered: Numbered) -> Difference | None:
-        """The log's next event. Raises: as `run`."""
+        """Play the log's next event. Raises: as `run`."""
         number, event = numbered
         self.placement = None
         try:
@@ -113,7 +113,7 @@ def _difference(number: int, line: PlaceLine, placement: Placement | None, error
 
 
 def place(scheduler: GlobalScheduler, line: PlaceLine) -> tuple[Placement | None, str | None]:
-    """Place a logged request. Returns the placement, or else the name of the error."""
+    """Place a logged request. Return the placement, or the name of the error."""
     try:
         return scheduler.place(line.request(), line.t), None
     except (NoReplicaError, PromptTooLong) as error:
@@ -129,7 +129,7 @@ def _compare_stored(scheduler: GlobalScheduler, number: int, line: StoredLine) -
 
 
 def _tell(scheduler: GlobalScheduler, event: Event) -> None:
-    """Everything that needs no comparison."""
+    """Play an event without a result to compare."""
     match event:
         case MoveLine(t=t, id=request_id, to=to):
             scheduler.move(RequestId(request_id), ReplicaId(to), t)

@@ -1,4 +1,4 @@
-"""Everything that a scheduler's decisions depend on beside what goes through its door."""
+"""The settings that a scheduler's decisions depend on, besides the calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from preble.policies import make_policy
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The arguments of `GlobalScheduler`, under its own names; `policy` by name, `refit` with its own settings.
+    """The arguments of `GlobalScheduler`, by their names; `policy` by name, `refit` with its settings.
 
-    Kept in the header of each log.
+    Each log has them in its header.
     """
 
     policy: str = "preble"
@@ -29,9 +29,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 def make_scheduler(settings: SchedulerSettings, profile: CostProfile, policy: Policy | None = None) -> GlobalScheduler:
-    """A scheduler without replicas. Equal arguments and equal calls make equal decisions.
+    """Return a scheduler without replicas. Equal arguments and equal calls make equal decisions.
 
-    `policy`: a fresh one, in place of the one that `settings` names. Raises: ConfigError: there is no such policy.
+    `policy`: a fresh one, instead of the one that `settings` names. Raises: ConfigError: no such policy.
     """
     return GlobalScheduler(
         policy if policy is not None else make_policy(settings.policy),

@@ -1,9 +1,9 @@
 """What another policy would have done with the requests of a log.
 
-A log cannot tell what the engines would have cached, evicted and answered had the requests gone elsewhere: its KV
-events and reported cached tokens belong to the placements that were made. So here every replica counts as one that
-reports nothing; what it caches is the scheduler's belief, bounded by its KV capacity. Times of first tokens and ends,
-and output lengths, are taken as logged. The logged policy is played in the same way, to compare on equal terms.
+A log does not show what the engines would have cached and evicted if the requests had gone elsewhere: its KV events and
+reported cached tokens belong to the placements that were made. So here no replica reports anything; the scheduler
+estimates what it caches, within its KV capacity. Times of first tokens and ends, and output lengths, are as logged. The
+logged policy is played in the same way, so that the comparison is fair.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from preble.errors import PrebleError
 
 
 class ReplicaShare(msgspec.Struct):
-    """What one replica got. `work_s`: seconds of GPU time of what was placed there, by the log's cost profile."""
+    """One replica's share. `work_s`: GPU seconds of the requests placed there, by the log's cost profile."""
 
     placements: int = 0
     prompt_tokens: int = 0
@@ -46,10 +46,10 @@ class ReplicaShare(msgspec.Struct):
 class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One policy over the whole log.
 
-    `failed`: requests that could not be placed, which is the same for every policy. `hit_rate`: prompt tokens believed
-    to be cached where they were placed, of all placed; 0 for none. `load_imbalance`: the busiest replica's work over
-    the mean of all replicas; 1 is even, and so is no work at all. `moved`: placements on another replica than in the
-    log; `moves` names them, as [request, logged replica, replica here].
+    `failed`: requests that no policy could place. `hit_rate`: prompt tokens estimated to be cached where they were
+    placed / all that were placed; 0 for none. `load_imbalance`: the busiest replica's work / the mean of all replicas;
+    1 is even, and also stands for no work. `moved`: placements on another replica than in the log; `moves` lists them
+    as [request, logged replica, replica here].
     """
 
     policy: str
@@ -64,7 +64,7 @@ class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Tally:
-    """Counts placements and, once their output length is known, their work."""
+    """Counts placements and, when their output length is known, their work."""
 
     def __init__(self, model: CostModel) -> None:
         self.failed = 0
@@ -110,7 +110,7 @@ class _Tally:
 
 
 def logged_outcome(path: Path) -> PolicyOutcome:
-    """What was done, from the log alone. Raises: TraceFormatError."""
+    """Return what was done, from the log alone. Raises: TraceFormatError."""
     log = LogReader(path)
     tally = _Tally(CostModel(log.header.profile))
     for _, event in log:
@@ -128,9 +128,9 @@ def logged_outcome(path: Path) -> PolicyOutcome:
 
 
 def what_if(path: Path, policy: str) -> PolicyOutcome:
-    """What `policy` would have done; see the head of this module. Deterministic.
+    """Return what `policy` would have done; see the head of this module. Deterministic.
 
-    Raises: TraceFormatError: the log is damaged. ConfigError: there is no such policy.
+    Raises: TraceFormatError: the log is damaged. ConfigError: no such policy.
     """
     log = LogReader(path)
     run = _Run(log, policy)
@@ -140,10 +140,10 @@ def what_if(path: Path, policy: str) -> PolicyOutcome:
 
 
 class _Run:
-    """A log's requests before another scheduler. `logged`: where each request in flight is in the log."""
+    """Plays a log's requests through another scheduler. `logged`: the logged replica of each request in flight."""
 
     def __init__(self, log: LogReader, policy: str) -> None:
-        # What requests took is known for where they were, not for where they would have been: nothing to learn from.
+        # The log has times of the logged placements only, so there is nothing to correct the cost model with.
         settings = msgspec.structs.replace(log.header.settings, policy=policy, refit=False)
         self._log = log
         self._scheduler = make_scheduler(settings, log.header.profile)
@@ -161,7 +161,7 @@ class _Run:
             raise self._log.error(number, error) from error
 
     def _run_timers(self, until_s: float) -> None:
-        """This scheduler's own timers, each at its time; the logged ones belong to another."""
+        """Run this scheduler's own timers at their times; the logged ones belong to another scheduler."""
         while (due_s := self._scheduler.next_timer()) is not None and due_s <= until_s:
             self._scheduler.on_timer(due_s)
 
@@ -190,7 +190,7 @@ class _Run:
             return
         placement, error = place(self._scheduler, line)
         if placement is None:
-            raise ValueError(f"request {line.id!r} was placed, which no policy can do ({error})")
+            raise ValueError(f"request {line.id!r} was placed, but no policy can place it ({error})")
         self.tally.placed(line, logged, placement_row(placement))
         self._logged[line.id] = logged.replica
         self._in_flight.add(line.id)
@@ -204,7 +204,7 @@ class _Run:
             self._scheduler.on_finish(RequestId(line.id), line.output_tokens, line.t)
 
     def _remove(self, replica: str, now: float) -> None:
-        """What was lost with the replica ends, in the log and here; what only here was on it has nowhere to go."""
+        """End the requests that were lost with the replica in the log; drop those that are on it only here."""
         for request in self._scheduler.remove_replica(ReplicaId(replica), now):
             self._in_flight.discard(request.request_id)
         for request_id in [r for r, where in self._logged.items() if where == replica]:
@@ -219,7 +219,7 @@ def _unreporting(spec: ReplicaSpec) -> ReplicaSpec:
 
 
 def outcomes(path: Path, policies: tuple[str, ...]) -> Iterator[PolicyOutcome]:
-    """What was done, then the logged policy and each of `policies`, in turn, on equal terms."""
+    """Return what was done, then the logged policy and each of `policies`, all played in the same way."""
     logged = logged_outcome(path)
     yield logged
     for policy in dict.fromkeys((logged.policy, *policies)):

@@ -1,4 +1,4 @@
-"""The decisions about one request, from a decision log: the log is replayed, as what was weighed is not all in it."""
+"""The decisions about one request, from a replay of a decision log, which lacks some of the candidates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from preble.decisions.replay import Replay
 from preble.errors import ConfigError
 
 MAX_PLACEMENTS = 10_000
-"""Of one request; more, and the first are forgotten."""
+"""The most decisions about one request; of more, the first are forgotten."""
 
 
 def decisions_about(path: Path, request_id: str) -> list[Decision]:
-    """Every placement of this request in order; of one prompt of it, if ID#N is asked for. O(log).
+    """Return the placements of this request in order; for ID#N only those of prompt N. O(log).
 
-    Times are Unix times by the log's clock. The log does not tell how a request ended: with output, it ended well.
+    Times are Unix times by the log's clock. The log does not say how a request ended; one with output ended well.
 
     Raises: TraceFormatError: the log is damaged. ConfigError: it cannot be replayed.
     """
@@ -28,7 +28,7 @@ def decisions_about(path: Path, request_id: str) -> list[Decision]:
     running: dict[str, DecisionRecord] = {}
     for numbered in log:
         if replay.play(numbered) is not None:
-            raise ConfigError(f"{path} does not replay from line {numbered.number} on; see `preble replay {path}`")
+            raise ConfigError(f"{path} does not replay from line {numbered.number} on; run `preble replay {path}`")
         placement = replay.placement
         if placement is None:
             _follow(running, numbered.event)
@@ -38,7 +38,7 @@ def decisions_about(path: Path, request_id: str) -> list[Decision]:
 
 
 def _follow(running: dict[str, DecisionRecord], event: Event) -> None:
-    """Note what became of placements that are not over."""
+    """Update placements whose requests have not ended."""
     match event:
         case FirstTokenLine(t=t, id=request_id) if request_id in running:
             running[request_id].first_token_at = t
