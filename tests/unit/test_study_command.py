@@ -37,7 +37,7 @@ def test_people_get_tables_and_are_told_what_goes_on_on_stderr(trace: str) -> No
     assert rows["requests"][0].strip() == "3" and len(rows["requests"]) == 2
     assert rows["prompt"][0].strip() == "5 ± 0"
     assert rows["best hit rate"][0].strip() == "53.3 %"
-    assert "words: 3 requests" in result.stderr and "a word is a token" in result.stderr
+    assert "words: 3 requests" in result.stderr and "counts as a token" in result.stderr
 
 
 def test_programs_get_every_number_and_what_was_asked_for(trace: str, tmp_path: Path) -> None:

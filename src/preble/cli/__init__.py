@@ -1,7 +1,6 @@
-"""The command `preble`: one module a command, imported when the command is used.
+"""The command `preble`: one module per command, imported when the command is used.
 
-Results go to stdout, talk to stderr. Exit status: 0 done, 1 it failed, 2 the user's flag, file or URL is wrong,
-130 interrupted.
+Results go to stdout, messages to stderr. Exit status: 0 done, 1 failed, 2 a wrong flag, file or URL, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ COMMANDS = MappingProxyType(
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for, and speaks of failures in one line.
+    """A group that imports a command's module on use, and reports a failure in one line.
 
-    `modules`: command -> module that has it as `command`, in the order in which help lists them.
+    `modules`: command -> the module that has it as `command`, in the order of the help.
     """
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **settings: Any) -> None:
@@ -73,7 +72,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="preble")
 def cli() -> None:
-    """Preble: one endpoint in front of many LLM replicas; each prompt goes where its prefix is cached.
+    """Preble: one endpoint in front of many LLM replicas. Each prompt goes where it is served soonest.
 
     \b
     Start with one of these:
@@ -83,7 +82,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit. A bug is reported in one line too; `PREBLE_TRACEBACK=1` shows where it is."""
+    """Run the command line and exit. A bug is reported in one line; `PREBLE_TRACEBACK=1` shows its traceback."""
     try:
         cli.main(prog_name="preble")
     except Exception as bug:
@@ -91,7 +90,7 @@ def main() -> None:
             raise
         click.echo(
             f"preble: internal error, {type(bug).__name__}: {bug}\n"
-            "This is a bug in Preble. Run it again with PREBLE_TRACEBACK=1 and report what that shows.",
+            "This is a bug in Preble. Run it again with PREBLE_TRACEBACK=1 and report the output.",
             err=True,
         )
         sys.exit(1)

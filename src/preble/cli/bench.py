@@ -1,4 +1,4 @@
-"""`preble bench`: load for an endpoint, open loop."""
+"""`preble bench`: send load to an endpoint, open loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from preble.bench import BenchResult, BenchRun, BenchSettings
 
 DEFAULT_REQUESTS = 200
-"""Of a named workload, which has no end of its own."""
+"""Requests of a named workload, which has no end."""
 
 
 @click.command("bench", short_help="Send a workload to an endpoint and measure it.")
@@ -32,27 +32,32 @@ DEFAULT_REQUESTS = 200
     "replicas",
     type=HttpUrl(),
     multiple=True,
-    help="A replica behind the endpoint, whose own cache counters are read too; once for each.",
+    help="A replica behind the endpoint; its own cache counters are read too. Repeatable.",
 )
-@click.option("--slo-ttft", type=POSITIVE_FLOAT, metavar="S", help="Bound on TTFT in seconds; reports goodput.")
-@click.option("--slo-tpot", type=POSITIVE_FLOAT, metavar="S", help="Bound on TPOT in seconds; reports goodput.")
+@click.option("--slo-ttft", type=POSITIVE_FLOAT, metavar="S", help="Limit of TTFT in seconds; reports goodput.")
+@click.option("--slo-tpot", type=POSITIVE_FLOAT, metavar="S", help="Limit of TPOT in seconds; reports goodput.")
 @click.option(
-    "--timeout", "timeout_s", type=POSITIVE_FLOAT, default=600.0, show_default=True, help="Seconds a request may take."
+    "--timeout",
+    "timeout_s",
+    type=POSITIVE_FLOAT,
+    default=600.0,
+    show_default=True,
+    help="The most seconds that a request may take.",
 )
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
-    help="Ask for exactly the workload's output lengths; turn it off for servers that do not know the field.",
+    help="Ask for exactly the workload's output lengths; turn it off for servers without this field.",
 )
 @api_key_option
 @json_option("the result with every record")
 @click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
 def command(api_key: str | None, json_file: Path | None, plot: Path | None, **options: Any) -> None:
-    """Send a workload to an endpoint at times fixed beforehand (open loop), and measure TTFT, TPOT, E2E and hit rate.
+    """Send a workload to an endpoint at fixed times (open loop), and measure TTFT, TPOT, E2E and hit rate.
 
-    Latencies count from the scheduled time, so that a slow server cannot hide by slowing the load down. Ctrl-C ends
-    the run and reports what had been measured, as partial.
+    Latencies count from the scheduled time, so that a slow server does not slow the load down. Ctrl-C ends the run and
+    reports a partial result.
 
     \b
     Examples:
@@ -90,7 +95,7 @@ def _settings(
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C inside ends the block and leaves a mark in the list."""
+    """Ctrl-C inside the block ends it and appends to the list."""
     mark: list[bool] = []
     try:
         yield mark

@@ -1,4 +1,4 @@
-"""`preble check`: whether replicas make the token ids that the gateway makes, and cache what it predicts."""
+"""`preble check`: whether replicas compute the gateway's token ids, and cache what it predicts."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from preble.serving import ParityReport
 
 TIMEOUT_S = 600.0
-"""Longer than any check takes: each of its parts has a bound of its own in the gateway (`parity.answer_s`)."""
+"""Longer than any check: the gateway limits each of its parts (`parity.answer_s`)."""
 
 
 @click.command("check", short_help="Do the replicas' token ids and caches agree with the gateway's?")
-@click.option("--url", type=HttpUrl(), default=GATEWAY, show_default=True, help="The gateway to be asked.")
+@click.option("--url", type=HttpUrl(), default=GATEWAY, show_default=True, help="The gateway to ask.")
 @api_key_option
 @json_option("the reports")
 def command(url: str, api_key: str | None, json_file: Path | None) -> None:
-    """Have a running gateway check all its replicas now, as it does when each of them joins.
+    """Make a running gateway check all its replicas now, as it does when a replica joins.
 
-    Compared are the token ids of a text, of special characters, of a chat and of a chat with tools; the tokens that a
-    replica reports as cached of a prompt sent twice; and whether its KV events tell of that prompt. It costs each
-    replica a prompt of a few blocks, twice.
+    It compares the token ids of a text, of special characters, of a chat and of a chat with tools. It sends a prompt of
+    a few blocks twice, and compares the tokens that the replica reports as cached, and its KV events, with the
+    prediction.
 
-    Exit status 1 if anything does not agree. What to do then: docs/howto/parity.md
+    Exit status 1 if anything differs; docs/howto/parity.md says what to do then.
 
     \b
     Examples:
@@ -46,13 +46,13 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     if json_file != STDOUT:
         click.echo("\n".join(line for report in page.reports for line in _told(report)), nl=bool(page.reports))
     if not page.reports:
-        raise Failure("no replica is up, so there is nothing to check")
+        raise Failure("no replica is up; start one, then check again")
     if any(report.outcome is Outcome.MISMATCH for report in page.reports):
         raise click.exceptions.Exit(1)
 
 
 def _told(report: ParityReport) -> Iterator[str]:
-    """One replica: a line, and one for each check."""
+    """Return the lines of one replica: one for it, and one for each check."""
     count = "" if report.trusted else ", so that its matches count as none"
     yield f"{report.replica} ({report.engine}): {report.outcome}{count}; took {report.took_s:.1f} s"
     for finding in report.findings:

@@ -1,4 +1,4 @@
-"""What commands that simulate ask of the cluster, and what they make of their options."""
+"""Options of commands that simulate a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def cluster_options(command: Command) -> Command:
-    """The options of a simulated cluster, but for its policy and seed; `simulated_cluster` makes something of them."""
+    """Add the options of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -33,7 +33,7 @@ def simulated_cluster(
     kv_shares: tuple[tuple[str, float], ...],
     **rest: Any,
 ) -> SimConfig:
-    """The cluster, from the values of `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
+    """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
     from preble.profiles import load_profile
     from preble.sim import Failure, SimConfig
 
@@ -51,9 +51,9 @@ def simulated_cluster(
 def workload_plan(
     source: str, requests: int | None, default_requests: int, **rest: Any
 ) -> tuple[WorkloadPlan, dict[str, Any]]:
-    """The plan, from the values of `workload_options` among `rest`; and the other values.
+    """Return the plan for the values of `workload_options` among `rest`, and the other values.
 
-    `requests`: None for all of a file, and for `default_requests` of what has no end of its own.
+    `requests`: None for all of a file, and for `default_requests` of a workload without end.
     """
     from preble.workloads import WorkloadPlan, is_endless
 
@@ -78,7 +78,9 @@ class ReplicaNumber(click.ParamType[tuple[str, float]]):
 
 
 _OPTIONS = (
-    click.option("--replicas", type=POSITIVE, default=4, show_default=True, help="How many: r0, r1, and so on."),
+    click.option(
+        "--replicas", type=POSITIVE, default=4, show_default=True, help="Number of replicas: r0, r1, and so on."
+    ),
     click.option(
         "--profile",
         default="a6000-mistral-7b",
@@ -93,14 +95,14 @@ _OPTIONS = (
         type=POSITIVE,
         default=2048,
         show_default=True,
-        help="Tokens that one iteration of a replica computes at most.",
+        help="The most tokens that one iteration of a replica computes.",
     ),
     click.option(
         "--order",
         type=click.Choice([order.value for order in QueueOrder]),
         default=QueueOrder.FCFS.value,
         show_default=True,
-        help="Who is served first on a replica.",
+        help="Order of the waiting requests on a replica.",
     ),
     click.option(
         "--window-s",
@@ -114,7 +116,7 @@ _OPTIONS = (
         "failures",
         multiple=True,
         metavar="T:KIND:REPLICA",
-        help="At T seconds the replica is lost, added or restarted; as often as needed.",
+        help="At T seconds the replica is lost, added or restarted. Repeatable.",
     ),
     click.option(
         "--speed",
@@ -122,7 +124,7 @@ _OPTIONS = (
         type=ReplicaNumber(),
         multiple=True,
         metavar="REPLICA=X",
-        help="A replica computes X times as fast as the profile says, 0.5 for half; as often as needed.",
+        help="A replica computes X times as fast as the profile says, 0.5 for half. Repeatable.",
     ),
     click.option(
         "--kv-share",
@@ -130,21 +132,21 @@ _OPTIONS = (
         type=ReplicaNumber(),
         multiple=True,
         metavar="REPLICA=X",
-        help="A replica has X times the KV cache of the others; as often as needed.",
+        help="A replica has X times the KV cache of the others. Repeatable.",
     ),
     click.option(
         "--profile-error",
         type=POSITIVE_FLOAT,
         default=1.0,
         show_default=True,
-        help="The scheduler takes everything to last X times as long as it does.",
+        help="The scheduler overestimates all times by this factor.",
     ),
     click.option(
         "--knowledge-delay-s",
         type=NOT_NEGATIVE_FLOAT,
         default=0.0,
         show_default=True,
-        help="How much later the scheduler learns of first tokens, ends and KV events, in seconds.",
+        help="Seconds by which first tokens, ends and KV events reach the scheduler late.",
     ),
     click.option(
         "--dispatch-s", type=NOT_NEGATIVE_FLOAT, default=0.0, help="Delay of a request to its replica, in seconds."

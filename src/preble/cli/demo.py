@@ -1,4 +1,4 @@
-"""`preble demo`: round robin against the default policy, from cold caches, on real engines. What `make demo` runs."""
+"""`preble demo`: round robin and the default policy, from cold caches, on real engines. `make demo` runs it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BASELINE, OURS = "round_robin", "preble"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What the demonstration runs on one kind of engine.
+    """The demonstration on one kind of engine.
 
-    `num_tools` and `kv_tokens` go together: the KV cache of one replica does not hold all tools, those of all replicas
-    do. `rps`: a load that the engines can bear under either policy.
+    `num_tools` and `kv_tokens`: one replica's KV cache does not hold all tools, but those of all replicas together do.
+    `rps`: a load that the engines can serve under either policy.
     """
 
     what: str
@@ -71,7 +71,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("build/demo"),
     show_default=True,
-    help="Where result.json, result.png, the records and the logs go.",
+    help="Folder for result.json, result.png, the records and the logs.",
 )
 @click.option("--requests", type=POSITIVE, help="Requests under each policy.  [default: the engine's]")
 @click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second.  [default: the engine's]")
@@ -101,11 +101,11 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
         ),
     )
     if scenario.model is not None and not scenario.model.is_dir():
-        raise ConfigError(f"there is no model {str(scenario.model)!r} here; run `make demo` in a checkout of Preble")
+        raise ConfigError(f"no model at {str(scenario.model)!r}; run `make demo` in a checkout of Preble")
     try:
         results = run_cancellable(_run_arms(engine, scenario, settings, out))
     except KeyboardInterrupt:
-        _say("interrupted; everything that it had started is stopped")
+        _say("interrupted; all that it started is stopped")
         raise
     _write(engine, results, out)
     from rich.console import Console
@@ -125,9 +125,9 @@ def _conclude(results: Mapping[str, BenchResult], out: Path) -> None:
 
 
 async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, out: Path) -> dict[str, BenchResult]:
-    """One arm after another; each result has everything that was measured.
+    """Run one arm after another and return their results.
 
-    Raises: ConfigError, EngineError: something could not be started or did not answer.
+    Raises: ConfigError, EngineError: a process did not start or did not answer.
     """
     plan = settings.plan
     _say(f"{plan.requests} requests at {plan.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
@@ -135,7 +135,7 @@ async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, ou
 
 
 async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, policy: str, out: Path) -> BenchResult:
-    """One policy: new replicas, warmed up with unrelated prompts, and a new gateway in front of them."""
+    """Run one policy: new replicas, warmed up with unrelated prompts, and a new gateway."""
     import msgspec
 
     from preble.bench import BenchRun
@@ -177,7 +177,7 @@ def _gateway_args(scenario: Scenario, policy: str) -> list[str]:
 
 
 def _write(engine: str, results: Mapping[str, BenchResult], out: Path) -> None:
-    """result.json, result.png, and every request's record beside them."""
+    """Write result.json, result.png, and every request's record."""
     import json
 
     import msgspec

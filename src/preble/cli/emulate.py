@@ -12,7 +12,7 @@ from preble.logs import configure_logging
 
 
 @click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")
-@click.option("--profile", required=True, metavar="NAME|FILE", help="Cost profile: which GPU and model to behave like.")
+@click.option("--profile", required=True, metavar="NAME|FILE", help="Cost profile: the GPU and model to imitate.")
 @click.option("--port", type=PORT, required=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--kv-tokens", type=POSITIVE, help="Size of the KV cache in tokens.  [default: the profile's]")
@@ -31,16 +31,22 @@ from preble.logs import configure_logging
     help="Order of its waiting requests.",
 )
 @click.option(
-    "--max-running", type=POSITIVE, default=256, show_default=True, help="Requests that it runs at once; others wait."
+    "--max-running",
+    type=POSITIVE,
+    default=256,
+    show_default=True,
+    help="The most requests that run at once; others wait.",
 )
-@click.option("--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run so many times faster.")
+@click.option(
+    "--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run this many times faster than the profile."
+)
 @click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")
 @log_options
 def command(log_level: str, log_format: str, order: str, **settings: Any) -> None:
     """Run one emulated replica until it is interrupted.
 
-    It speaks vLLM's HTTP API, keeps a prefix cache, batches and takes as long as the profile says; only the words it
-    answers are made up, and every answer says so. The line with its URL is printed on stdout once it listens.
+    It speaks vLLM's HTTP API, keeps a prefix cache, batches requests, and takes the time that the profile predicts.
+    Only its answers are made up, and each of them says so. Once it listens, it prints a line with its URL on stdout.
 
     \b
     Examples:

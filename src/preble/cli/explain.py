@@ -1,4 +1,4 @@
-"""`preble explain`: why a request was sent where it was."""
+"""`preble explain`: why a request went to its replica."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @click.option(
     "--log",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A decision log in place of a gateway: of one, or of `preble simulate`.",
+    help="Read a decision log (of a gateway or of `preble simulate`) instead of asking a gateway.",
 )
 @json_option("what is known")
 def command(request_id: str, url: str | None, api_key: str | None, log: Path | None, json_file: Path | None) -> None:
-    """Show what was known when a request was placed, why its replica was chosen, and what came of it.
+    """Show what was known when a request was placed, why its replica was chosen, and how it ended.
 
-    REQUEST_ID is the header x-request-id of the answer. The gateway remembers its last decisions only
-    (decisions.remembered, 10,000 unless configured); a decision log has all of them.
+    REQUEST_ID is the answer's header x-request-id. The gateway remembers only its last decisions
+    (decisions.remembered, 10,000 by default); a decision log has all of them.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 
 
 def _logged(request_id: str, log: Path) -> DecisionsPage:
-    """The same page, from a log. Raises: Failure: the request is not in it."""
+    """Return the same page from a log. Raises: Failure: the request is not in it."""
     from preble.decisions.log_lookup import decisions_about
     from preble.gateway.debug import DecisionsPage
 

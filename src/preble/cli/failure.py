@@ -1,4 +1,4 @@
-"""From an error to one line on stderr and an exit status."""
+"""Failures as one line on stderr and an exit status."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ INTERRUPTED_STATUS = 130
 
 
 class Failure(click.ClickException):
-    """A failure that the user can understand; shown as `preble: MESSAGE`, exit status 1."""
+    """A failure with a message for the user: `preble: MESSAGE`, exit status 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"preble: {self.format_message()}", file=file, err=file is None)
 
 
 class UsageFailure(Failure):
-    """The user's flag, file or URL is wrong: exit status 2."""
+    """A wrong flag, file or URL: exit status 2."""
 
     exit_code = 2
 
 
 @contextmanager
 def one_line_failures() -> Iterator[None]:
-    """What is raised on purpose inside becomes one line and an exit status; a bug passes through unchanged."""
+    """Turn an intended error inside the block into one line and an exit status; a bug passes through."""
     try:
         yield
     except KeyboardInterrupt:
@@ -42,9 +42,9 @@ def one_line_failures() -> Iterator[None]:
 
 
 def as_click_exception(error: BaseException) -> click.ClickException | None:
-    """The failure to show for `error`; None where `error` is a bug that has to be seen whole.
+    """Return the failure to show for `error`; None if `error` is a bug, which needs its traceback.
 
-    A group (from an asyncio.TaskGroup) counts if everything in it was raised on purpose; its first error is shown.
+    A group (from an asyncio.TaskGroup) counts if all its errors are intended; its first one is shown.
     """
     if isinstance(error, BaseExceptionGroup):
         members = [as_click_exception(member) for member in error.exceptions]

@@ -1,4 +1,4 @@
-"""What a running gateway tells about itself, asked for over HTTP."""
+"""Pages of a running gateway, fetched over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preble.cli.failure import Failure
 from preble.errors import ConfigError
 
 GATEWAY = "http://127.0.0.1:8000"
-"""Where commands look for one unless told otherwise: where it listens unless told otherwise."""
+"""Where commands look for a gateway by default: where a gateway listens by default."""
 TIMEOUT_S = 10.0
 _DOUBT = "is that a Preble gateway?"
 
@@ -22,16 +22,15 @@ Page = TypeVar("Page")
 def gateway_page(
     url: str, page: type[Page], api_key: str | None, *, post: bool = False, timeout_s: float = TIMEOUT_S
 ) -> Page:
-    """The page at `url`; `post`: have the gateway do something for it first.
+    """Return the page at `url`; `post` uses POST, which makes the gateway act first.
 
-    Raises: ConfigError: nothing is there, or it wants a key. Failure: the gateway answers with an error, or something
-    else does.
+    Raises: ConfigError: no answer, or a key is missing. Failure: an error, or the answer of another server.
     """
     import msgspec
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = Request(url, headers=headers, data=b"" if post else None)
-    directly = build_opener(ProxyHandler({}))  # as everything else here; the environment's proxy knows no loopback
+    directly = build_opener(ProxyHandler({}))  # the environment's proxy cannot reach the loopback address
     try:
         with directly.open(request, timeout=timeout_s) as answer:
             decoded: Any = msgspec.json.decode(answer.read(), type=page)
@@ -44,18 +43,18 @@ def gateway_page(
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"{url} answers with something else than was asked for ({error}); {_DOUBT}") from error
+        raise Failure(f"{url} answers with another page ({error}); {_DOUBT}") from error
     return decoded  # type: ignore[no-any-return]
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, without the number that the operating system has for it."""
+    """Return what went wrong, without the operating system's error number."""
     reason = getattr(error, "reason", error)
     return getattr(reason, "strerror", None) or str(reason)
 
 
 def _message(body: bytes) -> str | None:
-    """What an error in OpenAI's form says."""
+    """Return the message of an error in OpenAI's form."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

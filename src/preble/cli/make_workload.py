@@ -12,19 +12,19 @@ from preble.cli.options import seeded_workload_options
 from preble.cli.output import OUTPUT_FILE, writing
 
 DEFAULT_REQUESTS = 5000
-"""Of a named workload, which has no end of its own."""
+"""Requests of a named workload, which has no end."""
 
 
 @click.command("make", short_help="Write a workload as a trace file.")
 @click.argument("source", metavar="NAME|FILE|MIX")
-@click.option("-o", "--out", type=OUTPUT_FILE, required=True, help="The trace file; compressed where it ends in .gz.")
+@click.option("-o", "--out", type=OUTPUT_FILE, required=True, help="The trace file; compressed if it ends in .gz.")
 @seeded_workload_options(DEFAULT_REQUESTS)
 def command(source: str, out: Path, requests: int | None, **options: Any) -> None:
-    """Write a workload as a trace file: the requests that other commands send for the same options.
+    """Write a workload as a trace file: the requests that other commands send with the same options.
 
-    Workloads, and how to mix them: docs/reference/workloads.md.
+    docs/reference/workloads.md describes the workloads and mixes of them.
 
-    Without --rps, and without times of its own, the trace has none; whoever sends it then gives a rate.
+    Without --rps, and without times of its own, the trace has no times; the command that sends it then needs --rps.
 
     \b
     Examples:

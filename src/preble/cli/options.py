@@ -16,7 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class HttpUrl(click.ParamType[str]):
-    """An http or https URL of a server; given back without `/v1` or a slash at the end."""
+    """An http or https URL of a server; the value has no `/v1` or slash at its end."""
 
     name = "url"
 
@@ -28,7 +28,7 @@ class HttpUrl(click.ParamType[str]):
 
 
 class PolicyName(click.ParamType[str]):
-    """A policy's name, or module:Class. The module that knows them is imported when needed: it loads numpy."""
+    """A policy's name, or module:Class. Policies are imported on use: they load numpy."""
 
     name = "policy"
 
@@ -46,7 +46,7 @@ class PolicyName(click.ParamType[str]):
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range; "nan" and "inf" are none."""
+    """A number in a range, never "nan" or "inf"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -64,30 +64,30 @@ WORKLOAD_HELP = (
 
 
 def policy_option(default: str | None) -> Callable[[Command], Command]:
-    """`--policy`. `default`: None where the configuration file may say it."""
+    """Add `--policy`. `default`: None if the configuration file may set it."""
     return click.option(
         "--policy",
         type=PolicyName(),
         default=default,
-        help="How a replica is chosen: preble, e2 (the paper's), round_robin, least_load, or another of "
+        help="How to choose a replica: preble, e2 (the paper's), round_robin, least_load, or another of "
         "docs/reference/policies.md; or module:Class, your own." + ("" if default else "  [default: preble]"),
         show_default=default is not None,
     )
 
 
 def api_key_option(command: Command) -> Command:
-    """`--api-key`, given to the command as `api_key`: one name for the key of whatever server a command asks."""
+    """Add `--api-key`, which the command gets as `api_key`: the same option for every server."""
     return click.option(
         "--api-key",
         envvar="PREBLE_API_KEY",
         show_envvar=True,
         metavar="KEY",
-        help="Bearer token to send, where the server wants one.",
+        help="Bearer token, if the server requires one.",
     )(command)
 
 
 def log_options(command: Command) -> Command:
-    """`--log-level` and `--log-format`, given to the command as `log_level` and `log_format`."""
+    """Add `--log-level` and `--log-format`, which the command gets as `log_level` and `log_format`."""
     for option in (
         click.option(
             "--log-format",
@@ -101,7 +101,7 @@ def log_options(command: Command) -> Command:
             type=click.Choice(LEVELS),
             default="info",
             show_default=True,
-            help="The least that is logged.",
+            help="The least severe level to log.",
         ),
     ):
         command = option(command)
@@ -109,7 +109,7 @@ def log_options(command: Command) -> Command:
 
 
 def workload_options(default_requests: int) -> Callable[[Command], Command]:
-    """What is asked and when. `default_requests`: how many of a named workload, which has no end of its own."""
+    """Add the options of a workload. `default_requests`: of a named workload, which has no end."""
     options = (
         click.option(
             "--workload",
@@ -124,14 +124,18 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
 
 
 def seeded_workload_options(default_requests: int) -> Callable[[Command], Command]:
-    """What is asked and when, but for the workload itself."""
+    """Add the options of a workload, without its name."""
     return _all_of(
         (
             click.option(
                 "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
             ),
             click.option(
-                "--seed", type=int, default=0, show_default=True, help="Same seed, same requests at the same times."
+                "--seed",
+                type=int,
+                default=0,
+                show_default=True,
+                help="The same seed gives the same requests at the same times.",
             ),
             workload_shape_options(default_requests),
         )
@@ -139,12 +143,12 @@ def seeded_workload_options(default_requests: int) -> Callable[[Command], Comman
 
 
 def workload_shape_options(default_requests: int | str) -> Callable[[Command], Command]:
-    """What is asked, but for the workload itself, its rate and its seed, of which a command may take several."""
+    """Add the options of a workload without its name, rate and seed, of which a command may take several."""
     options = (
         click.option(
             "--requests",
             type=POSITIVE,
-            help=f"How many to send.  [default: all of a trace, {default_requests} else]",
+            help=f"Number of requests.  [default: all of a trace, otherwise {default_requests}]",
         ),
         click.option(
             "--arrivals",
@@ -152,13 +156,13 @@ def workload_shape_options(default_requests: int | str) -> Callable[[Command], C
             show_default=True,
             metavar="KIND|FILE",
             help="How requests are spread over time: poisson, gamma, uniform, onoff, burst (all at once), or as in a "
-            "trace file or a stretch of it, FILE[200:2200].",
+            "trace file or a range of it, FILE[200:2200].",
         ),
         click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals."),
         click.option(
             "--popularity",
             type=click.Choice(("uniform", "zipf", "recorded")),
-            help="How requests are spread over tools, documents or the like.  [default: the workload's own]",
+            help="How requests are spread over tools or documents.  [default: the workload's own]",
         ),
         click.option(
             "--zipf",
@@ -169,7 +173,7 @@ def workload_shape_options(default_requests: int | str) -> Callable[[Command], C
             "--prefixes",
             "num_prefixes",
             type=POSITIVE,
-            help="How many different tools, documents or the like there are.  [default: the workload's own]",
+            help="Number of different tools or documents.  [default: the workload's own]",
         ),
     )
     return _all_of(options)

@@ -1,4 +1,4 @@
-"""Where commands put their results."""
+"""Output files of commands."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from preble.errors import ConfigError
 
 STDOUT = Path("-")
 _NO_NAME = "--"
-"""In place of the file where an option that wants one is given without."""
+"""Stands for the file if the option is given without one."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. That it cannot be is told before any work is done for it."""
+    """A file that the command will write. The command fails before any work if it cannot."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True)
@@ -34,7 +34,7 @@ class OutputFile(click.Path):
         return file
 
     def _check_folder(self, file: Path, param: click.Parameter | None, ctx: click.Context | None) -> None:
-        """The folder that is there already, below which the others will be made, must take them."""
+        """Check that the deepest existing folder is writable: the others are made in it."""
         folder = next(above for above in file.absolute().parents if os.access(above, os.F_OK))
         if not folder.is_dir():
             self.fail(f"{str(file)!r} cannot be written: {folder} is no folder", param, ctx)
@@ -46,9 +46,9 @@ OUTPUT_FILE = OutputFile()
 
 
 def json_option(what: str) -> Callable[[Command], Command]:
-    """`--json FILE`, given to the command as `json_file`: the same in every command, so that it need not be looked up.
+    """Add `--json FILE`, which the command gets as `json_file`: the same option in every command.
 
-    `what`: is written there; where that is stdout, the command prints nothing else on it.
+    `what` is written there. If that is stdout, the command prints nothing else on it.
     """
     return click.option(
         "--json",
@@ -57,12 +57,12 @@ def json_option(what: str) -> Callable[[Command], Command]:
         is_flag=False,
         flag_value=_NO_NAME,
         metavar="FILE",
-        help=f"Write {what} as JSON; - for stdout, in place of the text.",
+        help=f"Write {what} as JSON; - for stdout, instead of the text.",
     )
 
 
 def write_json(file: Path | None, result: Any) -> None:
-    """What `json_option` promises. Raises: ConfigError: it cannot be written."""
+    """Write the value of `json_option`. Raises: ConfigError: it cannot be written."""
     import msgspec
 
     if file is not None:
@@ -71,7 +71,7 @@ def write_json(file: Path | None, result: Any) -> None:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Make the folder of `file`, which is written inside. Raises: ConfigError: it cannot be."""
+    """Make the folder of `file`, which the block writes. Raises: ConfigError: it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -80,7 +80,7 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def write_result(file: Path, content: bytes) -> None:
-    """Write a file, its folder too if it is not there; `-` is stdout.
+    """Write a file and make its folder; `-` is stdout.
 
     Raises: ConfigError: it cannot be written.
     """

@@ -1,4 +1,4 @@
-"""`preble profile`: a cost profile from a replica that runs."""
+"""`preble profile`: measure a running replica and fit a cost profile."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 @click.command("profile", short_help="Measure a replica and write its cost profile.")
-@click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another that speaks OpenAI's API.")
-@click.option("-o", "--output", type=OUTPUT_FILE, required=True, metavar="FILE", help="Where the profile goes (.json).")
+@click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another server with OpenAI's API.")
+@click.option("-o", "--output", type=OUTPUT_FILE, required=True, metavar="FILE", help="File of the profile (.json).")
 @click.option("--name", help="Name of the profile.  [default: the file's name]")
 @click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw measurements and fit (needs the extra `plot`).")
 @click.option("--raw", type=OUTPUT_FILE, help="Keep every measured time, as JSON.")
 @click.option("--quick", is_flag=True, help="Fewer lengths, batches and repetitions: a rough profile.")
 @click.option("--model", help="Model to ask for.  [default: the replica's base model]")
 @click.option("--max-tokens", type=POSITIVE, help="Longest sequence to measure.  [default: the replica's longest]")
-@click.option("--kv-tokens", type=POSITIVE, help="Size of its KV cache in tokens.  [default: as its metrics say]")
+@click.option("--kv-tokens", type=POSITIVE, help="Size of its KV cache in tokens.  [default: from its metrics]")
 @click.option("--typical-batch", type=POSITIVE, help="Sequences that decode together in service.  [default: up to 16]")
-@click.option("--machine", metavar="TEXT", help="What it runs on, kept with the profile.  [default: this processor]")
+@click.option("--machine", metavar="TEXT", help="Hardware, kept with the profile.  [default: this processor]")
 @click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
 @api_key_option
 @json_option("the profile with its errors")
@@ -47,11 +47,11 @@ def command(
     json_file: Path | None,
     **options: Any,
 ) -> None:
-    """Measure how long a replica takes for prefills and decodes, and fit a cost profile to it.
+    """Measure how long a replica takes for prefills and decodes, and fit a cost profile.
 
-    Give it the replica's own address, not the gateway's, and let nothing else use the replica meanwhile: every other
-    request is measured as if the replica were slower. A GPU takes a minute or two. The profile is then used with
-    `preble serve --profile FILE`, `preble emulate --profile FILE` and wherever else a profile is named.
+    Give the replica's own address, not the gateway's, and send it no other requests meanwhile: they would make it look
+    slower. A GPU takes a minute or two. Use the profile with `preble serve --profile FILE`,
+    `preble emulate --profile FILE` and every other option that names a profile.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ async def _measured(
 
 
 def _machine_at(url: str) -> str:
-    """This machine's processor, if the URL is this machine."""
+    """Return this machine's processor if the URL is this machine."""
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         return "a machine that was not named"
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The command-line reference page, made from what `--help` says: `python -m preble.cli.reference FILE`."""
+"""The command-line reference page, made from `--help`: `python -m preble.cli.reference FILE`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Made from `--help` by `make reference`; a test holds it to that.
 
 
 def command_reference() -> str:
-    """The page: the help of the group, then of every command that is not hidden, those of groups too."""
+    """Return the page: the help of the group, then of every command that is not hidden."""
     settings = {**cli.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     return "\n".join([HEAD, *_sections(cli, click.Context(cli, info_name="preble", **settings))])
 

@@ -1,4 +1,4 @@
-"""`preble replay`: a decision log, played again."""
+"""`preble replay`: play a decision log again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ lengths are the log's. Compare such lines with each other, not with the first.""
 
 @click.command("replay", short_help="A decision log, played again, or put to another policy.")
 @click.argument("log", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--policy", "policies", type=PolicyName(), multiple=True, help="What would this policy have done?")
+@click.option(
+    "--policy", "policies", type=PolicyName(), multiple=True, help="Show what this policy would have done. Repeatable."
+)
 @json_option("the result")
 def command(log: Path, policies: tuple[str, ...], json_file: Path | None) -> None:
     """Play a decision log (decisions.log in the configuration) through a fresh scheduler of the same settings.
 
-    Without --policy every placement is held against the log; the first difference is shown, with exit status 1. With
-    --policy, given once or more often, the log's requests are put to those policies instead.
+    Without --policy, each placement is compared with the log; the first difference is shown, with exit status 1. With
+    --policy, those policies place the log's requests instead.
 
     \b
     Examples:
@@ -56,7 +58,7 @@ def _check(log: Path, json_file: Path | None) -> None:
 
 
 def _verdict(result: ReplayResult) -> str:
-    """What a replay found, as text."""
+    """Return the result of a replay as text."""
     lines = [f"{result.compared} placements of {result.policy} are made again as {result.written_by} logged them."]
     if result.ended_at is not None:
         lines.append(f"Replayed up to {result.ended_at}.")

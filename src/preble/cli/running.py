@@ -1,4 +1,4 @@
-"""Commands that start things: whichever way they are ended, they clean up."""
+"""Commands that start processes: they clean up however they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TERMINATED_STATUS = 143
 
 
 def run_cancellable(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run `main` to its end. Ctrl-C and SIGTERM cancel it, so that what it started is stopped on the way out.
+    """Run `main` to its end. Ctrl-C and SIGTERM cancel it, so that it stops what it started.
 
     Raises: KeyboardInterrupt after Ctrl-C; click's Exit (143) after SIGTERM.
     """

@@ -1,4 +1,4 @@
-"""`preble serve`: the gateway in front of replicas that run already."""
+"""`preble serve`: the gateway in front of running replicas."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from preble.logs import configure_logging
 
 
 @click.command("serve", short_help="The gateway: one OpenAI-compatible endpoint in front of your replicas.")
-@click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica; once for each.")
+@click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica. Repeatable.")
 @click.option(
     "--engine",
     metavar="NAME|MODULE:CLASS",
-    help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each of them.  [default: auto]",
+    help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  [default: auto]",
 )
 @policy_option(default=None)
 @click.option(
     "--tokenizer",
     metavar="PATH|NAME",
-    help="The model's tokenizer: a folder, or a name on the Hugging Face hub. Without it the replicas are asked.",
+    help="The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
 )
 @click.option(
-    "--profile", metavar="NAME|FILE", help="Cost profile of the replicas' GPU and model, for E2's cost comparison."
+    "--profile",
+    metavar="NAME|FILE",
+    help="Cost profile of the replicas' GPU and model, which policies compare by.",
 )
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
@@ -34,15 +36,15 @@ from preble.logs import configure_logging
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with every setting; flags and PREBLE_* variables go before it.",
+    help="TOML file with every setting; flags and PREBLE_* variables override it.",
 )
 @log_options
 def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
-    """Serve the OpenAI API in front of replicas that run already.
+    """Serve the OpenAI API in front of running replicas.
 
-    Each request goes to the replica where it costs least: where its prefix is cached, unless that replica is busier
-    than computing the prefix again is worth. The gateway starts although some replicas are down; they join when they
-    come up.
+    Each request goes to the replica where it costs least: where its prefix is cached, unless waiting there costs more
+    than computing the prefix elsewhere. The gateway also starts when some replicas are down; they join when they come
+    up.
 
     \b
     Examples:

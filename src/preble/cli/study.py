@@ -1,4 +1,4 @@
-"""`preble workload study`: how long prompts are, what they share, how requests arrive."""
+"""`preble workload study`: lengths of prompts, what they share, and how requests arrive."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from preble.workloads.study import Study, Tokenize
 
 DEFAULT_REQUESTS = 5000
-"""Of a named workload, which has no end of its own."""
+"""Requests of a named workload, which has no end."""
 
 
 @click.command("study", short_help="What prompts share, how long they are, how they arrive.")
 @click.argument("sources", nargs=-1, required=True, metavar="NAME|FILE...")
 @click.option(
-    "--requests", type=POSITIVE, help=f"How many of each.  [default: all of a trace, {DEFAULT_REQUESTS} else]"
+    "--requests", type=POSITIVE, help=f"Requests of each.  [default: all of a trace, otherwise {DEFAULT_REQUESTS}]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of named workloads.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of named workloads.")
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True),
@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Study workloads side by side: lengths, shared prefixes, key portions, arrivals and sessions.
 
-    Says, before any GPU is used, how much of your prompts a prefix cache can save.
-    How to read it: docs/howto/study-a-trace.md.
+    It shows, without any GPU, how much of your prompts a prefix cache can save. docs/howto/study-a-trace.md explains
+    the result.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def command(
     studies = tuple(_studied(source, requests, seed, tokenize) for source in sources)
     report = StudyReport(sources, requests, seed, str(tokenizer) if tokenizer else None, studies)
     if tokenizer is None and any(study.has_text for study in studies):
-        click.echo("of text, a word is a token here; for a model's own count give --tokenizer", err=True)
+        click.echo("a word of text counts as a token; for a model's own count give --tokenizer", err=True)
     if html_file is not None:
         write_result(html_file, study_page(report).encode())
     write_json(json_file, report)
@@ -77,7 +77,7 @@ def command(
 
 
 def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:
-    """One workload's study, with progress on stderr."""
+    """Study one workload, with progress on stderr."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -94,7 +94,7 @@ def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -
 
 
 def _tokenize(tokenizer: Path | None) -> Tokenize:
-    """What makes prompts token ids. Raises: ConfigError: the file is no tokenizer."""
+    """Return what makes prompts token ids. Raises: ConfigError: the file is not a tokenizer."""
     from preble.workloads import packed_prompt
 
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""`preble workload`: workloads made, and what they are like."""
+"""`preble workload`: make and study workloads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMANDS = MappingProxyType({"make": "preble.cli.make_workload", "study": "prebl
     "workload", cls=LazyGroup, modules=COMMANDS, short_help="Make workloads; study what they and traces are like."
 )
 def command() -> None:
-    """Make workloads, and study what they and traces are like.
+    """Make workloads, and study them or traces.
 
     \b
     Examples:

@@ -22,11 +22,11 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides which requests are sent and when; kept in results, so that a run can be repeated.
 
     `source`: a workload's name, a trace file, a mix of them, each with an optional share of the requests and arrivals
-    (`toolbench:2+video:1@azure.csv[200:2200]`), or a scenario, NAME.toml. `requests`: the total; None for all of a file.
-    `rps`: mean requests a second, those that wait for parents included; None for the file's own arrival times, or for
-    recorded `arrivals` as they are. `arrivals`, `cv`: see
-    `make_arrivals`. `popularity`, `zipf`, `num_prefixes`: see `make_workload`. `streams`: the workload itself, in place
-    of one that `source` names, for `requests` / `rps` seconds after `warm_s`; see `stream_workload`.
+    (`toolbench:2+video:1@azure.csv[200:2200]`), or a scenario, NAME.toml. `requests`: the total; None for all of a
+    file. `rps`: mean requests a second, those that wait for parents included; None for the file's own arrival times, or
+    for recorded `arrivals` as they are. `arrivals`, `cv`: see `make_arrivals`. `popularity`, `zipf`, `num_prefixes`:
+    see `make_workload`. `streams`: the workload itself, instead of `source`, for `requests` / `rps` seconds after
+    `warm_s`; see `stream_workload`.
     """
 
     source: str
