@@ -44,7 +44,7 @@ FLOORS = {
     "__main__": 9,
 }
 LOCAL_HALF = {"replica"}
-GLOBAL_HALF = {"prefixes", "cluster", "policies", "placing"}
+GLOBAL_HALF = {"admission", "prefixes", "cluster", "policies", "placing"}
 SHARED = {"types", "replica_index", "costs"}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}

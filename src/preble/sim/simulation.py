@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from preble.core.admission.admission import Admission
+from preble.core.admission.fair_queue import Refused
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
@@ -32,11 +34,12 @@ from preble.sim.timeline import Timeline
 from preble.sim.watch import Glimpse, Watch
 from preble.workloads import Workload, WorkloadRequest
 
-REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED = (
+REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED, REFUSED = (
     "replica lost",
     "no replica",
     "prompt too long",
     "parent failed",
+    "refused",
 )
 """The errors of a record."""
 
@@ -61,7 +64,8 @@ class Simulation:
 
     `workload`: its openers have arrival times. `scheduler`: without replicas yet; made as configured unless given, as
     one that records or has a policy of its own. `on_record` is given each request's record when it ends. `on_placement`
-    is given each placement and its time. `watch` may end the run early.
+    is given each placement and its time. `watch` may end the run early. `admission`: the gateway's queue, in which
+    requests of the tenants that `tenant_of` names wait before they are placed; None: they are placed when they come.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Simulation:
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
         watch: Watch | None = None,
+        admission: Admission | None = None,
+        tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "",
     ) -> None:
         self._config = config
         self._workload = workload
@@ -81,6 +87,8 @@ class Simulation:
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
         self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.told_profile)
+        self._admission = admission
+        self._tenant_of = tenant_of
         self._timer_s = -inf
         """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
@@ -156,7 +164,24 @@ class Simulation:
         request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
         answer = self._script.answer(asked, request.prompt)
         call = self._calls[request.request_id] = _Call(asked, request, answer, now)
-        self._place(call, now)
+        if self._admission is None:
+            self._place(call, now)
+            return
+        tenant = self._tenant_of(asked)
+        self._refuse(self._admission.offer(request.request_id, tenant, request.num_prompt_tokens, now), now)
+        self._place_next(now)
+
+    def _place_next(self, now: float) -> None:
+        """Place what the queue lets go, now that something has changed."""
+        if self._admission is None:
+            return
+        self._refuse(self._admission.expire(now), now)
+        while (request_id := self._admission.next(now)) is not None:
+            self._place(self._calls[request_id], now)
+
+    def _refuse(self, refused: list[Refused], now: float) -> None:
+        for refusal in refused:
+            self._end(self._calls[refusal.request_id], now, error=REFUSED)
 
     def _place(self, call: _Call, now: float) -> None:
         try:
@@ -167,6 +192,8 @@ class Simulation:
         except PromptTooLong:
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
+        if self._admission is not None:
+            self._admission.placed(placement, now)
         self._on_placement(placement, now)
         self._reasons[placement.reason] += 1
         call.placement = placement
@@ -222,6 +249,9 @@ class Simulation:
     ) -> None:
         """Record the request; send those that waited for it, or give them up if it failed."""
         del self._calls[call.request.request_id]
+        if self._admission is not None:
+            self._admission.ended(call.request.request_id, output_tokens)
+            self._admission.withdraw(call.request.request_id)
         placement = call.placement
         self._record(
             RequestRecord(
@@ -265,6 +295,8 @@ class Simulation:
     def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
         replica = SimReplica(replica_id, self._config, self._cost_model)
         self._door.add_replica(replica.spec, now)
+        if self._admission is not None:
+            self._admission.add_replica(replica_id)
         self._live[replica_id] = replica
         self._all_replicas.append(replica)
 
@@ -274,6 +306,8 @@ class Simulation:
         if failure.kind is not FailureKind.ADDED:
             self._live.pop(replica_id).lose(now)
             orphans = self._door.remove_replica(replica_id, now)
+            if self._admission is not None:
+                self._admission.remove_replica(replica_id)
         if failure.kind is not FailureKind.LOST:
             self._add_replica(replica_id, now)
         for request in orphans:
@@ -314,6 +348,7 @@ class Simulation:
                 self._tell(replica, partial(self._tell_first_token, request_id), now)
         for finished in result.finished:
             self._finish(replica, finished, now)
+        self._place_next(now)
         events = replica.take_events()
         if events and self._config.event_delay_s is not None:
             time_s = now + self._config.event_delay_s + self._config.knowledge_delay_s
@@ -322,6 +357,8 @@ class Simulation:
 
     def _tell_first_token(self, request_id: RequestId, now: float) -> None:
         self._door.on_first_token(request_id, now)
+        if self._admission is not None:
+            self._admission.begun(request_id)
 
     def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
         if not replica.is_alive:

@@ -1,0 +1,185 @@
+"""The way to the fleet: requests are offered, wait for their turn and for room, go, begin to be answered, and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from preble.core.admission.fair_queue import FairQueue, QueueSettings, Refused, Waiting, Where
+from preble.core.admission.gate import Gate
+from preble.core.costs.model import CostModel
+from preble.core.types import Placement, ReplicaId, RequestId
+from preble.errors import UnknownRequest
+
+DEPTH_S = 0.03
+"""About one iteration's prefill: more lets tenants wait behind one another inside replicas, less leaves those idle."""
+_NEWEST = 0.1
+"""What the newest request counts for in a tenant's averages."""
+
+
+@dataclass(slots=True)
+class _Habits:
+    """What a tenant's requests have been like."""
+
+    missed_share: float = 1.0
+    """Of a prompt, the part that is not cached."""
+    output_tokens: float = 0.0
+
+    def note_missed(self, share: float) -> None:
+        self.missed_share += _NEWEST * (share - self.missed_share)
+
+    def note_output(self, tokens: int) -> None:
+        self.output_tokens += _NEWEST * (tokens - self.output_tokens)
+
+
+@dataclass(slots=True)
+class _Running:
+    tenant: str
+    replica_id: ReplicaId
+    prompt_tokens: int
+    charged_decode_s: float
+
+
+class Admission:
+    """Decides which request goes to the fleet next, and when. Synchronous; `now` must not go back.
+
+    The driver calls `next` until it gives nothing, whenever something has changed: after `offer`, `begun`, `ended`, a
+    change of replicas, and at `next_timer`. What `next` gives has to be placed, with `placed`, or given up, with
+    `withdraw`. `depth_s`: see `Gate`.
+    """
+
+    def __init__(
+        self, cost_model: CostModel, settings: QueueSettings | None = None, *, depth_s: float = DEPTH_S
+    ) -> None:
+        self._cost_model = cost_model
+        self._settings = settings or QueueSettings()
+        self._queue = FairQueue(self._settings)
+        self._gate = Gate(depth_s)
+        self._habits: dict[str, _Habits] = {}
+        self._waiting: dict[RequestId, Waiting] = {}
+        self._called: dict[RequestId, Waiting] = {}
+        self._running: dict[RequestId, _Running] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return self._queue.num_waiting
+
+    def used_s(self, tenant: str) -> float:
+        """GPU time that counts as used by a tenant, divided by its weight."""
+        return self._queue.used_s(tenant)
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
+        self._queue.set_weight(tenant, weight)
+
+    def add_replica(self, replica_id: ReplicaId) -> None:
+        """A replica joins, with nothing to do."""
+        self._gate.add_replica(replica_id)
+
+    def remove_replica(self, replica_id: ReplicaId) -> None:
+        """A replica has left; its requests are still to be ended, each by `ended` or by `placed` elsewhere."""
+        self._gate.remove_replica(replica_id)
+
+    def offer(
+        self,
+        request_id: RequestId,
+        tenant: str,
+        num_prompt_tokens: int,
+        now: float,
+        *,
+        rank: int = 0,
+        where: Where = None,
+        max_wait_s: float | None = None,
+    ) -> list[Refused]:
+        """A request comes. Returns who is refused for that, at once: it, or one that waits.
+
+        `rank`: lower ones go first, whoever sends them. `where`: the replicas that can serve it, None for any.
+        `max_wait_s`: shorter than everybody's.
+        """
+        habits = self._habits_of(tenant)
+        cost_s = self._cost_model.prefill_s(num_prompt_tokens) * habits.missed_share
+        cost_s += self._cost_model.decode_s(habits.output_tokens, num_prompt_tokens)
+        deadline = now + min(self._settings.max_wait_s, inf if max_wait_s is None else max_wait_s)
+        entry = self._waiting[request_id] = Waiting(request_id, tenant, cost_s, now, deadline, rank, where)
+        return self._forget(self._queue.offer(entry, now))
+
+    def next(self, now: float) -> RequestId | None:
+        """The request that is to be placed now; None: there is no room, or nobody waits."""
+        if not self._queue.num_waiting:
+            return None
+        entry = self._queue.next(lambda waiting, is_owed: self._has_room(waiting, is_owed, now))
+        if entry is None:
+            return None
+        del self._waiting[entry.request_id]
+        self._called[entry.request_id] = entry
+        return entry.request_id
+
+    def placed(self, placement: Placement, now: float, *, told: bool = True) -> None:
+        """A request that `next` gave, or that moves, goes to a replica. `told`: `begun` will be called for it."""
+        request_id, missed = placement.request_id, placement.num_prompt_tokens - placement.matched_tokens
+        if (entry := self._called.pop(request_id, None)) is not None:
+            tenant = entry.tenant
+        elif (before := self._running.get(request_id)) is not None:
+            tenant = before.tenant
+            self._end(request_id, 0)
+        else:
+            raise UnknownRequest(f"request {request_id!r} was not called up")
+        habits = self._habits_of(tenant)
+        habits.note_missed(missed / max(placement.num_prompt_tokens, 1))
+        prefill_s = self._cost_model.prefill_s(missed, placement.matched_tokens)
+        decode_s = self._cost_model.decode_s(habits.output_tokens, placement.num_prompt_tokens)
+        self._queue.start(tenant, prefill_s + decode_s, now)
+        self._gate.sent(placement.replica_id, request_id, tenant, prefill_s, now, told=told)
+        self._running[request_id] = _Running(tenant, placement.replica_id, placement.num_prompt_tokens, decode_s)
+
+    def begun(self, request_id: RequestId) -> None:
+        """The answer of a placed request has begun; further calls change nothing."""
+        if (running := self._running.get(request_id)) is not None:
+            self._gate.begun(running.replica_id, request_id)
+
+    def ended(self, request_id: RequestId, output_tokens: int) -> None:
+        """A placed request is over, however it ended. Nothing happens if it is not there."""
+        if (running := self._running.get(request_id)) is not None:
+            if output_tokens:
+                self._habits_of(running.tenant).note_output(output_tokens)
+            self._end(request_id, output_tokens)
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """A request that waits, or that `next` gave, is given up. Nothing happens if it is not there."""
+        self._called.pop(request_id, None)
+        if (entry := self._waiting.pop(request_id, None)) is not None:
+            self._queue.withdraw(entry)
+
+    def expire(self, now: float) -> list[Refused]:
+        """Those that have waited for as long as they may; they wait no longer."""
+        return self._forget(self._queue.expire(now))
+
+    def next_timer(self) -> float | None:
+        """When `expire` or `next` may have something to do, though nothing else happens; None if never."""
+        if not self._queue.num_waiting:
+            return None
+        times = (self._queue.next_deadline(), self._gate.next_assumption())
+        return min((time for time in times if time is not None), default=None)
+
+    # inside
+
+    def _has_room(self, waiting: Waiting, is_owed: bool, now: float) -> bool:
+        """A tenant that used less than all others does not wait for room that they have taken."""
+        if self._gate.has_room(waiting.where, now):
+            return True
+        return is_owed and self._gate.has_room_of_its_own(waiting.where, waiting.tenant)
+
+    def _habits_of(self, tenant: str) -> _Habits:
+        return self._habits.setdefault(tenant, _Habits())
+
+    def _forget(self, refused: list[Refused]) -> list[Refused]:
+        for refusal in refused:
+            self._waiting.pop(refusal.request_id, None)
+        return refused
+
+    def _end(self, request_id: RequestId, output_tokens: int) -> None:
+        running = self._running.pop(request_id)
+        decode_s = self._cost_model.decode_s(output_tokens, running.prompt_tokens)
+        self._gate.begun(running.replica_id, request_id)
+        self._queue.end(running.tenant, decode_s - running.charged_decode_s)

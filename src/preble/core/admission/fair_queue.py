@@ -1,0 +1,226 @@
+"""Requests that wait for the fleet, and whose turn it is.
+
+Each tenant has a counter of the GPU time that it made the fleet spend, divided by its weight; the one with the lowest
+goes next. A prompt that is cached costs next to nothing, so who shares prefixes gets more done for the same counter.
+A tenant that was away has at most a small credit when it returns, or it could shut out the others.
+Source: Sheng et al., "Fairness in Serving Large Language Models" (virtual token counter); the credit is ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+from preble.core.types import ReplicaId, RequestId
+
+Where = frozenset[ReplicaId] | None
+"""The replicas that can serve a request; None for any."""
+_RATE_S = 10.0
+"""The fleet's rate of work is measured over about this time: what is older than it counts for less than half."""
+_LEAST_BUSY_S = 1.0
+"""Of having requests that wait, before the rate is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """`max_waiting`: requests, of all tenants. `max_wait_s`: of one request. `credit_s`: GPU time that a
+    tenant may catch up after it was away."""
+
+    max_waiting: int = 4096
+    max_wait_s: float = 60.0
+    credit_s: float = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """One request that waits. `rank`: lower goes first, whatever the tenants' counters. `cost_s`: as estimated."""
+
+    request_id: RequestId
+    tenant: str
+    cost_s: float
+    arrived_at: float
+    deadline: float
+    rank: int = 0
+    where: Where = None
+    is_waiting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that cannot be served in time. `retry_after_s`: when it might."""
+
+    request_id: RequestId
+    retry_after_s: float
+
+
+class _Tenant:
+    __slots__ = ("lines", "num_running", "num_waiting", "used_s", "waiting_s", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.used_s = 0.0
+        """Divided by the weight."""
+        self.waiting_s = 0.0
+        self.num_waiting = 0
+        self.num_running = 0
+        self.lines: dict[tuple[int, Where], deque[Waiting]] = {}
+
+    @property
+    def is_active(self) -> bool:
+        return self.num_waiting > 0 or self.num_running > 0
+
+
+class FairQueue:
+    """The requests that wait. `offer` and `next` are O(tenants that wait)."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._tenants: dict[str, _Tenant] = {}
+        self._deadlines: list[tuple[float, int, Waiting]] = []
+        self._floor_s = 0.0
+        self._busy_s = self._started_s = 0.0
+        """Lately: how long anybody waited, and the GPU time of what was started meanwhile."""
+        self._measured_at = 0.0
+        self._num_offers = 0
+        self.num_waiting = 0
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
+        self._tenant(tenant).weight = weight
+
+    def used_s(self, tenant: str) -> float:
+        """GPU time that counts as used by the tenant, divided by its weight."""
+        return self._tenant(tenant).used_s
+
+    def offer(self, entry: Waiting, now: float) -> list[Refused]:
+        """A request comes. Returns who is refused for that, at once: the request itself, or one that came before it.
+
+        It is refused where it could not go before its deadline. Where the queue is full, the tenant that waits for the
+        most GPU time loses its newest request.
+        """
+        tenant = self._tenant(entry.tenant)
+        wait_s = self._expected_wait_s(tenant, entry)
+        if now + wait_s > entry.deadline:
+            return [Refused(entry.request_id, now + wait_s - entry.deadline)]
+        self._measure(0.0, now)
+        self._activate(tenant)
+        tenant.lines.setdefault((entry.rank, entry.where), deque()).append(entry)
+        tenant.num_waiting += 1
+        tenant.waiting_s += entry.cost_s
+        self.num_waiting += 1
+        self._num_offers += 1
+        if entry.deadline < inf:
+            heappush(self._deadlines, (entry.deadline, self._num_offers, entry))
+        if self.num_waiting <= self._settings.max_waiting:
+            return []
+        greediest = max(self._waiting_tenants(), key=lambda other: other.waiting_s / other.weight)
+        newest = max((line[-1] for line in greediest.lines.values()), key=lambda waiting: waiting.arrived_at)
+        self.withdraw(newest)
+        return [Refused(newest.request_id, self._expected_wait_s(greediest, newest))]
+
+    def next(self, has_room: Callable[[Waiting, bool], bool]) -> Waiting | None:
+        """Whose turn it is, of those for whom there is room; it waits no longer. None: nobody's.
+
+        `has_room` is also given whether the tenant has used less than everybody else, this request included.
+        The caller then tells what it costs with `start`.
+        """
+        best: tuple[int, float, float] | None = None
+        chosen: Waiting | None = None
+        for tenant in self._waiting_tenants():
+            least = min((t.used_s for t in self._tenants.values() if t is not tenant and t.is_active), default=-inf)
+            for line in tenant.lines.values():
+                key = (line[0].rank, tenant.used_s, line[0].arrived_at)
+                is_owed = tenant.used_s + line[0].cost_s / tenant.weight <= least
+                if (best is None or key < best) and has_room(line[0], is_owed):
+                    best, chosen = key, line[0]
+        if chosen is not None:
+            self.withdraw(chosen)
+        return chosen
+
+    def start(self, tenant_name: str, cost_s: float, now: float) -> None:
+        """A request of the tenant goes to the fleet and costs so much there."""
+        tenant = self._tenant(tenant_name)
+        self._activate(tenant)
+        tenant.num_running += 1
+        self.charge(tenant_name, cost_s)
+        active = [other.used_s for other in self._tenants.values() if other.is_active]
+        self._floor_s = max(self._floor_s, min(active))
+        self._measure(cost_s, now)
+
+    def end(self, tenant_name: str, further_cost_s: float = 0.0) -> None:
+        """One that was started is over, and has cost so much more (or, negative, less) than was said then."""
+        self._tenant(tenant_name).num_running -= 1
+        self.charge(tenant_name, further_cost_s)
+
+    def charge(self, tenant_name: str, cost_s: float) -> None:
+        """The tenant has made the fleet work for so long."""
+        tenant = self._tenant(tenant_name)
+        tenant.used_s += cost_s / tenant.weight
+
+    def withdraw(self, entry: Waiting) -> None:
+        """A request waits no longer. Nothing happens if it does not wait."""
+        if not entry.is_waiting:
+            return
+        entry.is_waiting = False
+        tenant = self._tenants[entry.tenant]
+        line = tenant.lines[entry.rank, entry.where]
+        if line[0] is entry:
+            line.popleft()
+        else:
+            line.remove(entry)
+        if not line:
+            del tenant.lines[entry.rank, entry.where]
+        tenant.num_waiting -= 1
+        tenant.waiting_s = max(tenant.waiting_s - entry.cost_s, 0.0) if tenant.num_waiting else 0.0
+        self.num_waiting -= 1
+
+    def expire(self, now: float) -> list[Refused]:
+        """Those whose deadline has come; they wait no longer."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, entry = heappop(self._deadlines)
+            if entry.is_waiting:
+                self.withdraw(entry)
+                expired.append(Refused(entry.request_id, self._expected_wait_s(self._tenants[entry.tenant], entry)))
+        return expired
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next; None if never."""
+        while self._deadlines and not self._deadlines[0][2].is_waiting:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # inside
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant()
+            tenant.used_s = self._floor_s  # nobody gains by a new name
+        return tenant
+
+    def _waiting_tenants(self) -> list[_Tenant]:
+        return [tenant for tenant in self._tenants.values() if tenant.num_waiting]
+
+    def _activate(self, tenant: _Tenant) -> None:
+        if not tenant.is_active:
+            tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
+
+    def _expected_wait_s(self, tenant: _Tenant, entry: Waiting) -> float:
+        """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known."""
+        if self._busy_s < _LEAST_BUSY_S or not self.num_waiting:
+            return 0.0
+        others = sum(other.weight for other in self._waiting_tenants() if other is not tenant)
+        share = tenant.weight / (tenant.weight + others)
+        return (tenant.waiting_s + entry.cost_s) * self._busy_s / max(self._started_s * share, 1e-9)
+
+    def _measure(self, started_s: float, now: float) -> None:
+        """Count the time since the last call as busy if requests wait now."""
+        if self.num_waiting:
+            fade = 0.5 ** ((now - self._measured_at) / _RATE_S)
+            self._busy_s = self._busy_s * fade + now - self._measured_at
+            self._started_s = self._started_s * fade + started_s
+        self._measured_at = now

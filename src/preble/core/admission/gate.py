@@ -1,0 +1,105 @@
+"""Whether the fleet has room for one more request: its replicas' own queues are kept short.
+
+What waits inside a replica goes in the order in which it came there; whose turn it is can be decided only before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from preble.core.admission.fair_queue import Where
+from preble.core.types import ReplicaId, RequestId
+
+_LATE = 4.0
+"""How many times the depth a request may wait beyond its own prefill before its replica counts as full."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    tenant: str
+    prefill_s: float
+    late_at: float
+    begun_at: float | None
+    """When its answer counts as begun; None where that will be told."""
+
+
+class _Replica:
+    __slots__ = ("pending", "pending_s")
+
+    def __init__(self) -> None:
+        self.pending: dict[RequestId, _Pending] = {}
+        self.pending_s = 0.0
+
+    def drop(self, request_id: RequestId) -> None:
+        pending = self.pending.pop(request_id, None)
+        if pending is not None:
+            self.pending_s = max(self.pending_s - pending.prefill_s, 0.0) if self.pending else 0.0
+
+
+class Gate:
+    """`depth_s`: seconds of prefill that may wait inside each replica, which keep it busy until more comes."""
+
+    def __init__(self, depth_s: float) -> None:
+        self._depth_s = depth_s
+        self._replicas: dict[ReplicaId, _Replica] = {}
+
+    def add_replica(self, replica_id: ReplicaId) -> None:
+        """A replica joins, with nothing to do."""
+        self._replicas[replica_id] = _Replica()
+
+    def remove_replica(self, replica_id: ReplicaId) -> None:
+        """A replica has left. What is still told of its requests is ignored."""
+        self._replicas.pop(replica_id, None)
+
+    def sent(
+        self, replica_id: ReplicaId, request_id: RequestId, tenant: str, prefill_s: float, now: float, *, told: bool
+    ) -> None:
+        """A request goes to a replica. `told`: `begun` will be called for it; else it is assumed to begin in turn."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.pending_s += prefill_s
+            begun_at = None if told else now + replica.pending_s
+            late_at = now + replica.pending_s + _LATE * self._depth_s
+            replica.pending[request_id] = _Pending(tenant, prefill_s, late_at, begun_at)
+
+    def begun(self, replica_id: ReplicaId, request_id: RequestId) -> None:
+        """Its answer has begun, or it has ended; further calls change nothing."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None:
+            replica.drop(request_id)
+
+    def has_room(self, where: Where, now: float) -> bool:
+        """Whether any of these replicas should get more. O(replicas)."""
+        return any(self._is_open(replica, now) for replica in self._among(where))
+
+    def has_room_of_its_own(self, where: Where, tenant: str) -> bool:
+        """Whether at any of these replicas next to nothing waits of this tenant. O(what waits inside replicas)."""
+        return any(
+            sum(pending.prefill_s for pending in replica.pending.values() if pending.tenant == tenant) < self._depth_s
+            for replica in self._among(where)
+        )
+
+    def next_assumption(self) -> float | None:
+        """When the next request counts as begun that nobody will tell about; None if there is none."""
+        times = [
+            pending.begun_at
+            for replica in self._replicas.values()
+            for pending in replica.pending.values()
+            if pending.begun_at is not None
+        ]
+        return min(times, default=None)
+
+    def _among(self, where: Where) -> Iterable[_Replica]:
+        if where is None:
+            return self._replicas.values()
+        return [self._replicas[r] for r in where if r in self._replicas]
+
+    def _is_open(self, replica: _Replica, now: float) -> bool:
+        for request_id, pending in list(replica.pending.items()):
+            if pending.begun_at is None or pending.begun_at > now:
+                break
+            replica.drop(request_id)
+        if not replica.pending:
+            return True
+        return replica.pending_s < self._depth_s and now < next(iter(replica.pending.values())).late_at
