@@ -17,6 +17,8 @@ import pytest
 from preble import serving
 
 SRC = Path(__file__).parents[2] / "src"
+PAGE = SRC.parent / "docs" / "concepts" / "architecture.md"
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 FLOORS = {
     "errors": 0,
@@ -45,7 +47,17 @@ FLOORS = {
 }
 LOCAL_HALF = {"replica"}
 GLOBAL_HALF = {"admission", "prefixes", "cluster", "policies", "placing"}
-SHARED = {"types", "replica_index", "costs"}
+CORE_FLOORS = {
+    "types": 0,
+    "replica_index": 0,
+    "admission": 2,
+    "costs": 1,
+    "prefixes": 2,
+    "replica": 2,
+    "cluster": 3,
+    "policies": 4,
+    "placing": 5,
+}
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
 CARRIERS = {"gateway", "integrations"}
@@ -119,8 +131,7 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_the_page_of_rooms_has_every_room_with_its_floor() -> None:
-    page = (SRC.parent / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \| `(\w+)` \| \S", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert {name: int(floor) for floor, name in rows} == FLOORS
 
 
@@ -200,9 +211,48 @@ def test_the_two_halves_of_core_never_import_each_other() -> None:
     assert crossing == []
 
 
-def test_every_room_of_core_belongs_to_a_half_or_is_shared() -> None:
+def test_core_has_at_most_nine_rooms_each_with_a_floor_on_the_page() -> None:
     rooms = {path.stem for path in (SRC / "preble" / "core").iterdir()} - {"__init__", "__pycache__"}
-    assert rooms == GLOBAL_HALF | LOCAL_HALF | SHARED
+    assert rooms == CORE_FLOORS.keys() and len(rooms) <= 9
+    rows = re.findall(r"^\| (\d) \| `core/(\w+)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {name: int(floor) for floor, name in rows} == CORE_FLOORS
+
+
+def test_imports_inside_core_go_down_only() -> None:
+    upward = [
+        str(found)
+        for found in OWN_IMPORTS
+        if (source := below_core(found.source)) and (target := below_core(found.target)) and source != target
+        if CORE_FLOORS[source] <= CORE_FLOORS[target]
+    ]
+    assert upward == []
+
+
+def test_imports_inside_the_room_of_policies_go_down_only() -> None:
+    """From the registry over the rules, the shared scoring, the protocol and the view to the cost table."""
+    order = ["cost_table", "view", "policy", "scoring", "rules", "registry"]
+
+    def place(module: str) -> int:
+        name = module.split(".")[3]
+        return order.index(name if name in order else "rules")
+
+    inside = [
+        found
+        for found in OWN_IMPORTS
+        if all(name.startswith("preble.core.policies.") for name in (found.source, found.target))
+    ]
+    assert [str(found) for found in inside if place(found.source) <= place(found.target)] == []
+
+
+def test_the_files_that_the_page_names_decide_what_it_says() -> None:
+    rows = re.findall(r"^\| [^|]+\? \| `([\w/.]+)` \| `([\w.]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) >= 10
+    for path, name in rows:
+        tree = ast.parse((SRC / "preble" / path).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            defined = {node.name: node for node in ast.iter_child_nodes(tree) if isinstance(node, DEFINITIONS)}
+            assert part in defined, f"{path} has no {name}"
+            tree = defined[part]
 
 
 def test_engines_are_imported_only_where_they_are_called_from() -> None:
