@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from preble.core.policies.policy import Policy
 from preble.core.policies.preble import Preble
 from preble.core.policies.registry import make_policy
 from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex
 from preble.profiles import load_profile
 from preble.sim import SimConfig, simulate
 from preble.sim.memory import fewer_collections
@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "policy_steps.json"
 PAGE = ROOT / "docs" / "decisions" / "0008-the-policy-preble.md"
 SEEDS = (0, 1)
-NEVER = math.inf
 WORKLOADS = {
     "toolbench": WorkloadPlan(source="toolbench", requests=2000, rps=60.0),
     "programming": WorkloadPlan(source="programming", requests=1200, rps=25.0),
@@ -50,46 +49,57 @@ WORKLOADS = {
 class Part(Preble):
     """`preble` with some of its terms only: each is multiplied by 0 or 1."""
 
-    def __init__(self, *, standing: float = 0.0, together: float = 0.0, **knobs: float) -> None:
+    def __init__(self, *, standing: float = 0.0, together: float = 0.0, later: float = 0.0, **knobs: float) -> None:
         super().__init__(**knobs)
         self._standing = standing
         self._together = together
+        self._later = later
 
-    def _costs(self, view: ClusterView, matched: list[int], prefill_s: dict[int, float]) -> CostTable:
+    def _costs(self, view: ClusterView, matched: list[int], best: int) -> CostTable:
         value = self._ttft_value
         crowd = value * self._crowding * view.requests_per_s / len(view.replicas)
         together_s = self._together * 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         loads, prefills = [], []
         for replica, tokens in zip(view.replicas, matched, strict=True):
             waiting_s, in_flight = view.waiting_prefill_s[replica], view.num_requests[replica]
-            prefill = prefill_s[tokens]
-            loads.append(value * waiting_s + together_s * view.mean_output_tokens[replica] * in_flight)
+            prefill = self._paid_s(view, tokens, best)
+            loads.append(value * waiting_s + together_s * self._output_tokens(view, replica))
             prefills.append(prefill * (value + self._standing * in_flight + crowd * (waiting_s + prefill / 2)))
         return view.table(view.replicas, matched, load_s=loads, prefill_s=prefills)
+
+    def _paid_s(self, view: ClusterView, matched: int, best: int) -> float:
+        return (
+            self._prefill_s(view, matched, best, view.expected_output_tokens)
+            if self._later
+            else view.prefill_s(matched)
+        )
+
+    def _output_tokens(self, view: ClusterView, replica: ReplicaIndex) -> float:
+        """As before answers were learned for each prefix."""
+        return view.mean_output_tokens[replica] * view.num_requests[replica]
 
 
 STEPS: dict[str, Callable[[], Policy]] = {
     "e2": E2,
-    "own waiting and prefill": lambda: Part(crowding=0.0, copy_after=NEVER),
-    "+ who stands still": lambda: Part(standing=1.0, crowding=0.0, copy_after=NEVER),
-    "+ who comes meanwhile": lambda: Part(standing=1.0, copy_after=NEVER),
-    "+ decoding together": lambda: Part(standing=1.0, together=1.0, copy_after=NEVER),
-    "+ later users of a copy": Preble,
+    "own waiting and prefill": lambda: Part(crowding=0.0),
+    "+ who stands still": lambda: Part(standing=1.0, crowding=0.0),
+    "+ who comes meanwhile": lambda: Part(standing=1.0),
+    "+ decoding together": lambda: Part(standing=1.0, together=1.0),
+    "+ later users of a copy": lambda: Part(standing=1.0, together=1.0, later=1.0),
+    "+ answers by prefix": Preble,
 }
 KNOBS: dict[str, Callable[[], Policy]] = {
     "ttft_weight 1.5": lambda: Preble(ttft_weight=1.5),
     "ttft_weight 4.5": lambda: Preble(ttft_weight=4.5),
     "crowding 2": lambda: Preble(crowding=2.0),
     "crowding 6": lambda: Preble(crowding=6.0),
-    "copy_after 10": lambda: Preble(copy_after=10.0),
-    "copy_after 30": lambda: Preble(copy_after=30.0),
 }
 RIVALS: dict[str, Callable[[], Policy]] = {
     name: partial(make_policy, name)
     for name in ("sticky_until_saturated", "sglang_cache_aware", "lmetric", "llmd_blend", "least_load")
 }
 VARIANTS = STEPS | KNOBS | RIVALS
-WHOLE = "+ later users of a copy"
+WHOLE = "+ answers by prefix"
 """The step with which the policy is whole."""
 
 

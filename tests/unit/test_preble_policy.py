@@ -5,14 +5,22 @@ A prefill takes 1 ms a token, one more sequence makes a decode iteration 1 ms lo
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.preble import Preble
+from preble.core.prefixes.history import MEMORY_S, PRIOR_ANSWERS
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
 from support.by_hand import MODEL, A, B, C, scheduler_of
 
 DEFAULT_OUTPUT_TOKENS = 45
+
+
+def expected_tokens(answers: list[int], prior: float) -> float:
+    """Worked by hand: the mean of the answers and of `PRIOR_ANSWERS` more of the length `prior`."""
+    return (sum(answers) + PRIOR_ANSWERS * prior) / (len(answers) + PRIOR_ANSWERS)
 
 
 def cluster(*names: ReplicaId, policy: Preble | None = None, capacity: int = 10_000) -> GlobalScheduler:
@@ -83,8 +91,10 @@ def test_what_many_requests_use_is_cheap_to_copy_and_their_own_part_is_not() -> 
         made.on_first_token(RequestId(f"q{i}"), i + 0.5)
         made.on_finish(RequestId(f"q{i}"), 1, i + 0.9)
     placement = ask(made, "next", [*shared, *tokens(50, 100)], now=20.0)
-    uses = 20 / ((1 + 1) * 20)
-    price = 0.1 + 1.0 / (1 + uses**2)  # its own 100 tokens, and the shared part of the 1000
+    uses_per_s = sum(exp(-(20.0 - i) / MEMORY_S) / MEMORY_S for i in range(1, 20))  # the first one made it known
+    hit_s = 0.1 + MODEL.decode_s(expected_tokens([1] * 19, prior=1.0), 1100)
+    x = 4.0 * uses_per_s * hit_s / (1 + 1)
+    price = 0.1 + 1.0 / (1 + x**2)  # its own 100 tokens, and the shared part of the 1000
     rate = 20 / 20.0 / 2
     assert candidate(placement, A).prefill_s == pytest.approx(0.1 * 4 + 16 * rate * 0.1 * 0.05)
     assert candidate(placement, B).prefill_s == pytest.approx(price * 4 + 16 * rate * price * price / 2)
@@ -93,7 +103,7 @@ def test_what_many_requests_use_is_cheap_to_copy_and_their_own_part_is_not() -> 
 def test_a_hot_prefix_is_on_every_replica_before_its_holder_is_saturated() -> None:
     made = cluster(A, B, C)
     for i in range(150):
-        now = i * 0.5
+        now = i * 0.05  # each hit takes 55 ms of a replica: one could not serve them all
         ask(made, f"q{i}", [*tokens(1, 1000), *tokens(2 + i, 10)], now=now)
         made.on_first_token(RequestId(f"q{i}"), now + 0.04)
     assert (
@@ -125,4 +135,32 @@ def test_a_prompt_of_one_token_on_one_replica_is_placed() -> None:
     made = cluster(A)
     assert ask(made, "q", [1]).replica_id == A
     assert ask(made, "r", [1]).replica_id == A
+    made.check()
+
+
+def test_the_load_counts_the_answers_that_the_prefixes_let_expect() -> None:
+    """Eleven answers of 1,000 tokens to one prefix, as many of 10 to another; then one of each is in flight."""
+    made = cluster(A, B)
+    long, short = tokens(1, 100), tokens(2, 100)
+    for i in range(11):
+        for prefix, replica, output_tokens in ((long, A, 1000), (short, B, 10)):
+            request_id = ask(made, f"{replica}{i}", [*prefix, 7000 + i], now=float(i), only=replica).request_id
+            made.on_finish(request_id, output_tokens, i + 0.5)
+    mean = (11 * 1000 + 11 * 10) / 22
+    # The first answer to each came before the prefix was known to be one.
+    expect_long = expected_tokens([1000] * 10, prior=mean)
+    expect_short = expected_tokens([10] * 10, prior=mean)
+    for prefix, replica in ((long, A), (short, B)):
+        made.on_first_token(
+            ask(made, f"in flight on {replica}", [*prefix, 8000], now=12.0, only=replica).request_id, 12.0
+        )
+    placement = ask(made, "short", [*short, 9000], now=12.0)
+    on_a, on_b = candidate(placement, A), candidate(placement, B)
+    assert on_a.load_s == pytest.approx(2 * expect_short * 0.001, rel=1e-2), "they are together as long as the shorter"
+    assert on_b.load_s == pytest.approx(2 * expect_short * 0.001, rel=1e-2)
+    made.on_finish(RequestId("short"), 10, 13.0)
+    placement = ask(made, "long", [*long, 9000], now=13.0)
+    on_a, on_b = candidate(placement, A), candidate(placement, B)
+    assert on_a.load_s == pytest.approx(2 * expect_long * 0.001, rel=1e-2)
+    assert on_b.load_s == pytest.approx(2 * expect_short * 0.001, rel=1e-1)
     made.check()

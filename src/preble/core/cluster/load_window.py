@@ -159,6 +159,11 @@ class LoadWindow:
         return dropped
 
     @property
+    def mean_answer_tokens(self) -> float:
+        """Mean output length seen in the window, on all replicas; the default where no request finished."""
+        return self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+
+    @property
     def oldest_use_s(self) -> float:
         """When the oldest request that counts as a use of its prefix was placed; infinity if there is none."""
         self._skip_forgotten()
@@ -214,7 +219,7 @@ class LoadWindow:
         if self._num_finished[replica]:
             mean = self._output_tokens[replica] / self._num_finished[replica]
         else:
-            mean = self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+            mean = self.mean_answer_tokens
         count = self.num_requests[replica]
         decode_s = count * self._cost_model.decode_s(mean, self._prompt_tokens[replica] / count) if count else 0.0
         self.mean_output_tokens[replica] = mean

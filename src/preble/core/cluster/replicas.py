@@ -43,14 +43,16 @@ class InFlightRequest:
     """One request between `place` and `on_finish`.
 
     `leaf`: the node at which its prompt ends, in use on the replica. `missed_tokens`: prompt tokens to compute there,
-    as expected when it was placed. `confirmed_tokens`: matched tokens that had been computed by then, not only were to
-    be; `confirmed_used_s`: when the least recently used of them had last been used. `prefix`: see `Choice`. `watch`:
-    notes for the correction of the cost model, None where there is none.
+    as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
+    matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
+    of them had last been used. `prefix`: see `Choice`. `watch`: notes for the correction of the cost model, None where
+    there is none.
     """
 
     __slots__ = (
         "confirmed_tokens",
         "confirmed_used_s",
+        "expected_output_tokens",
         "first_token_at",
         "leaf",
         "missed_tokens",
@@ -71,6 +73,7 @@ class InFlightRequest:
         self.leaf = leaf
         self.window_entry = window_entry
         self.missed_tokens = missed
+        self.expected_output_tokens = 0
         self.confirmed_tokens = 0
         self.confirmed_used_s = now
         self.prefix: Node | None = None
@@ -82,7 +85,8 @@ class ReplicaTable:
     """Replicas by index, with counts of what is in flight on each.
 
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
-    those without a first token, and the seconds that takes. `num_decoding`: those with one. `block_size`: tokens per KV
+    those without a first token, and the seconds that takes. `num_decoding`: those with one. `expected_output_tokens`:
+    output tokens to expect of all of them together, whether or not some have come. `block_size`: tokens per KV
     block. `capacity`: KV tokens, infinity where unknown. Lists are by replica index. `live`, `live_replicas`: the
     indexes in use, as a set and ascending (a new list whenever a replica joins or leaves). `ids`: replica ids by index.
     `trusted`: the live replicas whose matches count; `untrusted_ids`: the others.
@@ -97,6 +101,7 @@ class ReplicaTable:
         self.waiting_prefill_tokens: list[int] = []
         self.waiting_prefill_s: list[float] = []
         self.num_decoding: list[int] = []
+        self.expected_output_tokens: list[int] = []
         self.block_size: list[int] = []
         self.capacity: list[float] = []
         self.live_replicas: list[ReplicaIndex] = []
@@ -117,7 +122,12 @@ class ReplicaTable:
         """Add the replica at the lowest free index."""
         replica = next(i for i in map(ReplicaIndex, range(len(self.specs) + 1)) if i not in self.specs)
         if replica == len(self.num_requests):
-            for counts in (self.num_requests, self.waiting_prefill_tokens, self.num_decoding):
+            for counts in (
+                self.num_requests,
+                self.waiting_prefill_tokens,
+                self.num_decoding,
+                self.expected_output_tokens,
+            ):
                 counts.append(0)
             self.waiting_prefill_s.append(0.0)
             self.block_size.append(1)
@@ -138,6 +148,7 @@ class ReplicaTable:
         self.trusted &= ~(1 << replica)
         self._note_change()
         self.num_requests[replica] = self.waiting_prefill_tokens[replica] = self.num_decoding[replica] = 0
+        self.expected_output_tokens[replica] = 0
         self.waiting_prefill_s[replica] = 0.0
         self.block_size[replica] = 1
         return replica
@@ -176,6 +187,7 @@ class ReplicaTable:
         self.num_requests[entry.replica] += 1
         self.waiting_prefill_tokens[entry.replica] += entry.missed_tokens
         self.waiting_prefill_s[entry.replica] += entry.window_entry.prefill_s
+        self.expected_output_tokens[entry.replica] += entry.expected_output_tokens
 
     def first_token(self, entry: InFlightRequest) -> None:
         self._end_waiting(entry)
@@ -183,6 +195,7 @@ class ReplicaTable:
 
     def end(self, entry: InFlightRequest) -> None:
         self.num_requests[entry.replica] -= 1
+        self.expected_output_tokens[entry.replica] -= entry.expected_output_tokens
         if entry.first_token_at is None:
             self._end_waiting(entry)
         else:
@@ -207,6 +220,7 @@ class ReplicaTable:
             assert self.num_requests[replica] == len(mine)
             assert self.num_decoding[replica] == len(mine) - len(waiting)
             assert self.waiting_prefill_tokens[replica] == sum(entry.missed_tokens for entry in waiting)
+            assert self.expected_output_tokens[replica] == sum(entry.expected_output_tokens for entry in mine)
             assert abs(self.waiting_prefill_s[replica] - sum(entry.window_entry.prefill_s for entry in waiting)) < 1e-6
         assert self.live == sum(1 << replica for replica in self.specs)
         assert not self.trusted & ~self.live

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.cluster.replicas import ReplicaTable
@@ -51,6 +53,17 @@ class ClusterState:
         self.window.use(cost_model)
         for replica in self.replicas.specs:
             self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], cost_model)
+
+    def expected_output_tokens(self, prefix: Iterable[Node]) -> float:
+        """Output tokens to expect of a request that begins with these nodes, from the top. O(depth).
+
+        The mean of the longest prefix that has been answered, and the less it has been, the more that of shorter ones.
+        """
+        expected = self.window.mean_answer_tokens
+        for node in prefix:
+            if node.history is not None:
+                expected = node.history.expected_tokens(expected)
+        return expected
 
     # -- what `Rebalancer.search` asks: only trusted replicas count, on others no match would ------------------------
 

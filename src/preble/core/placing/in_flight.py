@@ -22,6 +22,7 @@ class InFlightTable:
     """Requests by id. `timing`: None where the cost model is not corrected."""
 
     def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples | None) -> None:
+        self._cluster = cluster
         self._replicas = cluster.replicas
         self._index = cluster.index
         self._window = cluster.window
@@ -61,9 +62,11 @@ class InFlightTable:
         confirmed, confirmed_used_s = confirmed_on(match, self._index.caches[replica])
         # The replica's own report will be compared with what the index expects, whether or not that counts.
         expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
+        output_tokens = self._cluster.expected_output_tokens(match.path)
         leaf = self._tracker.place(replica, request, match, now)
         window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
         entry = InFlightRequest(request, replica, now, leaf, window_entry, num_tokens - matched)
+        entry.expected_output_tokens = round(output_tokens)
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
         entry.prefix = prefix
@@ -94,6 +97,8 @@ class InFlightTable:
             self._timing.finished(entry, output_tokens, cached_tokens, now)
         if cached_tokens is not None:
             self._tracker.compare(entry, cached_tokens, now)
+        if work_done:
+            self._index.note_answer(entry.leaf, output_tokens)
         self._end(entry, now, work_done=work_done)
         if work_done:
             self._window.finish(entry.replica, now, output_tokens)

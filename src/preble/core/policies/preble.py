@@ -5,7 +5,8 @@ there? A request's latency is reckoned as its end-to-end time plus `ttft_weight`
 second before the first token counts v = 1 + `ttft_weight`, and a second of decoding counts one. With
 
 - W_i the prefill that waits on i, P_i the prefill of what the request misses there, N_i the requests in flight on i,
-- o the output tokens to expect, d the seconds by which one more sequence makes each decode iteration longer,
+- o the output tokens to expect of it, O_i those of all requests in flight on i together,
+- d the seconds by which one more sequence makes each decode iteration longer,
 - r the requests a second that a replica gets on average,
 
 the delay is the sum of
@@ -13,13 +14,20 @@ the delay is the sum of
     v (W_i + P_i)                    its own first token waits for what is queued, then for its own prefill
   + N_i P_i                          who is there already stands still while its prompt is computed
   + v crowding r P_i (W_i + P_i/2)   who comes while this work is queued or computed waits for it as well
-  + 2 o N_i d                        decoding together: it slows the others down, and they slow it down
+  + 2 min(o N_i, O_i) d              decoding together: it slows the others down, and they slow it down
   + M_i                              what must be evicted for it will be computed again (E2's M)
 
-A prefix that many requests use is not paid for by the one that first takes it to a further replica. Of a piece of the
-prompt that another replica holds and i does not, P_i counts the part 1 / (1 + x^2), x = u / ((h + 1) copy_after): u
-requests of the window use the piece, h replicas hold it. So what is hot is replicated before its holders are saturated,
-and what is used now and then stays where it is, which leaves the other caches to other prefixes.
+A prefix that keeps its holders busy is not paid for by the request that first takes it to a further replica, since the
+next ones will want it there. Of a piece of the prompt that another replica holds and i does not, P_i counts the part
+1 / (1 + x^2), x = crowding u s / (h + 1): u requests a second use the piece, h replicas hold it, and each use takes s
+seconds of a replica's time once the piece is cached. u s / (h + 1) is the share of each holder's time that the prefix
+would take with the copy; x compares it with 1 / crowding, the part of a replica's time that is free. So what can fill a
+replica is copied before it does, and all else stays where it is, which leaves the other caches to other prefixes. x has
+no unit and depends on no window: rates and populations that grow together change nothing.
+
+Answers differ in length, and often by what the prompt begins with. o is learned for each prefix (`PrefixHistory`). Two
+requests decode together for as long as the shorter one does; the sum over those in flight of the shorter length is at
+most o N_i and at most O_i, and near the lower of them where lengths differ much.
 
 Why each term is there, what it gains and what else was tried: docs/decisions/0008.
 """
@@ -35,21 +43,17 @@ from preble.core.types import Reason
 
 
 class Preble:
-    """Least added delay. Stateless; O(replicas + depth + victims) a request.
+    """Least added delay. Stateless; O(replicas + depth + victims) per request.
 
     `ttft_weight`: how many seconds of decoding a user would give for a second less before the first token. `crowding`:
     how much longer the queue of a loaded replica lasts than the work that is in it now, since more arrives meanwhile
-    (1 / (1 - utilisation), here for a replica that is busy for three quarters of the time). `copy_after`: how many
-    requests of the window each copy of a prefix has to serve for a further one to count half.
+    1 / (1 - utilisation), here for a replica that is busy for three quarters of the time.
     """
 
-    def __init__(
-        self, name: str = "preble", *, ttft_weight: float = 3.0, crowding: float = 4.0, copy_after: float = 20.0
-    ) -> None:
+    def __init__(self, name: str = "preble", *, ttft_weight: float = 3.0, crowding: float = 4.0) -> None:
         self.name = name
         self._ttft_value = 1.0 + ttft_weight
         self._crowding = crowding
-        self._copy_after = copy_after
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """The replica where the request adds the least delay."""
@@ -63,11 +67,12 @@ class Preble:
     def _costs(self, view: ClusterView, matched: list[int], best: int) -> CostTable:
         """L: the delay that does not depend on what is missed. P: the delay that does. `best`: the longest match."""
         replicas = view.replicas
-        waiting_s, num_requests, mean_output_tokens = (
+        waiting_s, num_requests, output_tokens = (
             view.waiting_prefill_s,
             view.num_requests,
-            view.mean_output_tokens,
+            view.output_tokens_in_flight,
         )
+        expected_tokens = view.expected_output_tokens
         value = self._ttft_value
         crowd = value * self._crowding * view.requests_per_s / len(replicas)
         together_s = 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
@@ -79,26 +84,30 @@ class Preble:
             if matched[i] != tokens:  # neighbours mostly match alike
                 tokens = matched[i]
                 if tokens not in prefill_s:
-                    prefill_s[tokens] = self._prefill_s(view, tokens, best)
+                    prefill_s[tokens] = self._prefill_s(view, tokens, best, expected_tokens)
                 prefill = prefill_s[tokens]
             waiting = waiting_s[replica]
-            loads.append(value * waiting + together_s * mean_output_tokens[replica] * num_requests[replica])
+            together = min(expected_tokens * num_requests[replica], float(output_tokens[replica]))
+            loads.append(value * waiting + together_s * together)
             prefills.append(prefill * (value + num_requests[replica] + crowd * (waiting + prefill / 2)))
         return view.table(replicas, matched, load_s=loads, prefill_s=prefills)
 
-    def _prefill_s(self, view: ClusterView, matched: int, best: int) -> float:
+    def _prefill_s(self, view: ClusterView, matched: int, best: int, output_tokens: float) -> float:
         """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
         whole_s = view.prefill_s(matched)
         if matched == best:
             return whole_s
         paid_by_others = 0.0
+        hit_s = view.prefill_s(view.known_tokens)
+        hit_s += view.cost_model.decode_s(output_tokens, view.request.num_prompt_tokens)
         for node in view.known_prefix:
             if node.start >= best:
                 break
             tokens = min(node.end, best) - max(node.start, matched)
             if tokens > 0:
-                uses = node.recent_uses / ((node.full_holders.bit_count() + 1) * self._copy_after)
-                paid_by_others += tokens * uses * uses / (1.0 + uses * uses)
+                busy = view.uses_per_s(node) * hit_s / (node.full_holders.bit_count() + 1)
+                square = (self._crowding * busy) ** 2
+                paid_by_others += tokens * square / (1.0 + square)
         return whole_s * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
 
 

@@ -107,6 +107,16 @@ class ClusterView:
         return self._window.mean_output_tokens
 
     @property
+    def expected_output_tokens(self) -> float:
+        """Length of the answer to expect, from earlier answers to what this prompt begins with. O(depth)."""
+        return self._cluster.expected_output_tokens(self._match.path)
+
+    @property
+    def output_tokens_in_flight(self) -> list[int]:
+        """Output tokens to expect of the requests in flight on each replica, those that have come included."""
+        return self._table.expected_output_tokens
+
+    @property
     def requests_per_s(self) -> float:
         """Mean rate of requests to the whole cluster in the window. O(1)."""
         return self._window.requests_per_s(self._now)
@@ -119,6 +129,15 @@ class ClusterView:
         cache all of it.
         """
         return self._match.path
+
+    @property
+    def known_tokens(self) -> int:
+        """Leading prompt tokens in the trees, whether or not a replica caches them; never the last token."""
+        return min(self._match.num_tokens, max(self._num_tokens - 1, 0))
+
+    def uses_per_s(self, node: Node) -> float:
+        """Requests a second of late that begin with the prefix that ends with this node of `known_prefix`."""
+        return node.history.uses_per_s(self._now) if node.history is not None else 0.0
 
     @property
     def coverage(self) -> PrefixMatch:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from math import inf, nextafter
 
+from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
 from preble.core.prefixes.replica_cache import IndexSize, ReplicaCache
 from preble.core.replica_index import replicas_in
@@ -79,8 +80,19 @@ class PrefixIndex:
 
     def place_on(self, replica: int, path: list[Node], namespace: str, now: float) -> Node:
         """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
+        for node in path:
+            if node.holders:  # it was there before this request
+                if node.history is None:
+                    node.history = PrefixHistory(now)
+                node.history.note_use(now)
         self.caches[replica].add_use(path, now)
         return path[-1] if path else self.tree.root(namespace)
+
+    def note_answer(self, leaf: Node, output_tokens: int) -> None:
+        """A request whose prompt ends in `leaf` was answered. O(depth)."""
+        for node in leaf.ancestors():
+            if node.history is not None:
+                node.history.note_answer(output_tokens)
 
     def release(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf` no longer uses it on the replica. O(depth)."""

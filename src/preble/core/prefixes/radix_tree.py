@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from preble.core.prefixes.history import PrefixHistory
 from preble.core.types import TOKEN_BYTES
 
-NODE_BYTES = 270
+NODE_BYTES = 280
 """What a node takes besides its tokens, measured on CPython 3.11 (benchmarks/micro/place.py --memory)."""
 
 
@@ -23,11 +24,21 @@ class Node:
 
     `num_tokens`: in this run; 0 once it is out of the tree. `end`: tokens from the start of the prompt to its end.
     `holders`, `full_holders`: bit i is set if replica i has an entry here, or caches the whole run.
-    `recent_uses`: requests of the window that use it, on any replica. All three are kept by `PrefixIndex`, zero for a
-    new node.
+    `recent_uses`: requests of the window that use it, on any replica. `history`: of the prefix that ends with it, None
+    until a second request uses it. All four are kept by `PrefixIndex`; a new node has none of them.
     """
 
-    __slots__ = ("children", "end", "full_holders", "holders", "num_tokens", "parent", "recent_uses", "tokens")
+    __slots__ = (
+        "children",
+        "end",
+        "full_holders",
+        "history",
+        "holders",
+        "num_tokens",
+        "parent",
+        "recent_uses",
+        "tokens",
+    )
 
     def __init__(self, tokens: bytes, end: int, parent: Node | None) -> None:
         self.tokens = tokens
@@ -38,6 +49,7 @@ class Node:
         self.holders = 0
         self.full_holders = 0
         self.recent_uses = 0
+        self.history: PrefixHistory | None = None
 
     @property
     def start(self) -> int:
@@ -186,7 +198,7 @@ class RadixTree:
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` after its first `at` tokens, 0 < at < its tokens; returns the new upper part. O(tokens of node).
 
-        The lower part is `node` itself. The upper part starts with the holders and recent_uses of `node`.
+        The lower part is `node` itself. The upper part starts with the holders, uses and history of `node`.
         """
         parent = _parent(node)
         upper = Node(node.tokens[: at * TOKEN_BYTES], node.start + at, parent)
@@ -196,19 +208,24 @@ class RadixTree:
         node.parent = upper
         upper.children = {node.tokens[:TOKEN_BYTES]: node}
         upper.holders, upper.full_holders, upper.recent_uses = node.holders, node.full_holders, node.recent_uses
+        upper.history = node.history.copy() if node.history is not None else None
         self.num_nodes += 1
         if self._on_split is not None:
             self._on_split(upper, node)
         return upper
 
     def merge(self, node: Node) -> Node:
-        """Join `node` with its only child; returns the child, which now starts where `node` did."""
+        """Join `node` with its only child; returns the child, which now starts where `node` did.
+
+        It keeps the history of `node`, which had seen all of the child's requests and earlier ones.
+        """
         (child,) = _children(node).values()
         parent = _parent(node)
         _children(parent)[node.tokens[:TOKEN_BYTES]] = child
         child.tokens = node.tokens + child.tokens
         child.num_tokens += node.num_tokens
         child.parent = parent
+        child.history = node.history or child.history
         self.num_nodes -= 1
         _bury(node, child)
         return child
