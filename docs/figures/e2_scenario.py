@@ -159,15 +159,15 @@ def held_parts(tree: tuple[TreeNode, ...], replica_id: ReplicaId) -> dict[str, i
 class Cluster:
     """The global scheduler and three replicas that do what it says and report what they cache."""
 
-    def __init__(self, seed: int, *, report_evictions: bool = True) -> None:
+    def __init__(self, seed: int, *, policy: str = "e2", report_evictions: bool = True) -> None:
         self._report_evictions = report_evictions
-        self._model = CostModel(PROFILE)
-        self.scheduler = GlobalScheduler(make_policy("e2"), self._model, seed=seed)
-        self._engines: dict[ReplicaId, LocalScheduler] = {}
+        self.model = CostModel(PROFILE)
+        self.scheduler = GlobalScheduler(make_policy(policy), self.model, seed=seed)
+        self.engines: dict[ReplicaId, LocalScheduler] = {}
         for replica_id in REPLICAS:
             spec = ReplicaSpec(replica_id, KV_TOKENS, block_size=BLOCK_TOKENS, reports_events=True)
             self.scheduler.add_replica(spec, 0.0)
-            self._engines[replica_id] = LocalScheduler(
+            self.engines[replica_id] = LocalScheduler(
                 replica_id=replica_id,
                 num_blocks=KV_TOKENS // BLOCK_TOKENS,
                 block_size=BLOCK_TOKENS,
@@ -176,7 +176,7 @@ class Cluster:
     def serve(self, ask: Ask) -> Step:
         """Place the request, let the replica compute it to its end, report what that changed in its cache."""
         self.scheduler.on_timer(ask.at)
-        request = Request.of(ask.name, _token_ids(ask), OUTPUT_TOKENS)
+        request = Request.of(ask.name, token_ids(ask), OUTPUT_TOKENS)
         cached = max(self.scheduler.matched_tokens(replica_id, request) for replica_id in REPLICAS)
         tree, num_requests = self.tree(request), self._num_requests()
         placement = self.scheduler.place(request, ask.at)
@@ -210,12 +210,12 @@ class Cluster:
         return {replica_id: window.num_requests[slot] for slot, replica_id in enumerate(REPLICAS)}
 
     def _compute(self, request: Request, replica_id: ReplicaId, now: float) -> None:
-        engine = self._engines[replica_id]
+        engine = self.engines[replica_id]
         engine.add(request, pack_tokens(range(OUTPUT_TOKENS)), now)
         cached_tokens: int | None = None
         while (batch := engine.next_batch(now)) is not None:
             chunks = [(chunk.new_tokens, chunk.tokens_before) for chunk in batch.prefills]
-            now += self._model.iteration_s(chunks, len(batch.decodes), batch.decode_context_tokens)
+            now += self.model.iteration_s(chunks, len(batch.decodes), batch.decode_context_tokens)
             result = engine.complete(batch, now)
             self._report(engine, now)
             if result.prefilled:
@@ -244,7 +244,7 @@ def run(*, report_evictions: bool = True) -> dict[str, Step]:
     raise RuntimeError("with no seed r1 goes to A and r3 to B: the example no longer holds")
 
 
-def _token_ids(ask: Ask) -> list[int]:
+def token_ids(ask: Ask) -> list[int]:
     return [PART_NAMES.index(part.name) * _IDS_A_PART + i for part in ask.parts for i in range(part.num_tokens)]
 
 
