@@ -26,7 +26,7 @@ from preble.metrics import RequestRecord
 from preble.metrics.summary import Distribution, distribution
 from preble.profiles import load_profile
 from preble.sim import SimConfig, SimResult, simulate
-from preble.sim.result import HomeRecord, ReplicaTotals
+from preble.sim.result import ReplicationRecord, ReplicaTotals
 from preble.sim.timeline import ReplicaSeries
 from preble.workloads import Segment, Workload, WorkloadRequest
 from preble.workloads.popularity import Zipf
@@ -83,7 +83,7 @@ class ArmResult(msgspec.Struct):
     after: Distribution | None
     e2e: Distribution | None
     reasons: dict[str, int]
-    homes: list[HomeRecord]
+    replications: list[ReplicationRecord]
     replicas: dict[str, ReplicaTotals]
     timeline: dict[str, ReplicaSeries]
     bins: list[Bin]
@@ -150,7 +150,7 @@ def condense(arm: Arm, result: SimResult, ranks: dict[str, int]) -> ArmResult:
         after=ttft([r for r in result.records if r.scheduled_s >= busy_s]),
         e2e=result.summary.e2e,
         reasons=result.reasons,
-        homes=result.homes,
+        replications=result.replications,
         replicas=result.replicas,
         timeline=result.timeline,
         bins=binned(result.records, ranks),
@@ -182,7 +182,11 @@ def table(results: Sequence[ArmResult]) -> str:
         assert r.busy and r.after and r.e2e and r.hit_rate is not None
         seconds = (r.busy.mean_s, r.busy.p99_s, r.after.mean_s, r.e2e.mean_s, r.e2e.p99_s)
         times = " | ".join(f"{value:.2f} s" for value in seconds)
-        counts = (r.reasons.get("redirect", 0), sum(h.added for h in r.homes), sum(not h.added for h in r.homes))
+        counts = (
+            r.reasons.get("redirect", 0),
+            sum(h.added for h in r.replications),
+            sum(not h.added for h in r.replications),
+        )
         lines.append(f"| {r.name} | {times} | {r.hit_rate:.1%} | {r.gpu_s:.0f} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 
@@ -217,12 +221,12 @@ def _draw_share(axes: Axes, e2: ArmResult) -> None:
     hot_tokens = SYSTEM_TOKENS + tool_tokens(0)
     rows: tuple[tuple[str, list[float], str, str], ...] = (
         ("redirect, any prefix", [b.time_s + BIN_S / 2 for b in e2.bins if b.redirects], "x", "#1d2430"),
-        ("replicated, any prefix", [h.time_s for h in e2.homes if h.added], "^", "#0b6e4f"),
-        ("retired, any prefix", [h.time_s for h in e2.homes if not h.added], "v", "#c8385a"),
+        ("replicated, any prefix", [h.time_s for h in e2.replications if h.added], "^", "#0b6e4f"),
+        ("retired, any prefix", [h.time_s for h in e2.replications if not h.added], "v", "#c8385a"),
     )
     for i, (label, at, marker, colour) in enumerate(rows):
         axes.plot(at, [1.34 - 0.12 * i] * len(at), marker, color=colour, markersize=6, label=label, alpha=0.55)
-    for home in e2.homes:
+    for home in e2.replications:
         if home.prefix_tokens == hot_tokens:
             y = 1.22 if home.added else 1.10
             axes.plot(home.time_s, y, "^" if home.added else "v", markersize=11, mfc="none", mec="#1d2430")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from preble.core.types import CacheCleared, PrefixHomeChange, ReplicaId
+from preble.core.types import CacheCleared, PrefixReplication, ReplicaId
 from preble.decisions.recent import RecentDecisions
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.telemetry.metrics import Telemetry
@@ -24,7 +24,7 @@ class OverdueScheduler:
     def next_timer(self) -> float | None:
         return None if self.called.is_set() else 0.0
 
-    def on_timer(self, now: float) -> list[PrefixHomeChange]:
+    def on_timer(self, now: float) -> list[PrefixReplication]:
         self.called.set()
         return []
 

@@ -72,14 +72,14 @@ def test_shedding_starts_at_the_threshold_and_stops_at_the_calm_ratio() -> None:
     ]
 
 
-def test_a_prefix_whose_queueing_doubles_gets_the_lightest_replica_as_a_further_home() -> None:
+def test_a_prefix_whose_queueing_doubles_gets_the_lightest_replica_as_a_further_replica() -> None:
     made, (node, _) = rebalancer(), prefix_with_children()
     queue(made, node, [0.2] * 4, start=0.0)
     queue(made, node, [0.5] * 4, start=50.0)
     cluster = FakeCluster([9.0, 3.0, 1.0], {node: [0]})
     (change,) = made.search(cluster, 60.0)
     assert (change.node, change.replica, change.added) == (node, 2, True)
-    assert made.homes([node]) == (node, [0, 2])
+    assert made.replicas_of([node]) == (node, [0, 2])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_prefix_is_not_replicated_without_need(before: list[float], after: lis
     queue(made, node, before, start=0.0)
     queue(made, node, after, start=50.0)
     assert made.search(FakeCluster(loads, {node: [0]}), 60.0) == []
-    assert made.homes([node]) is None
+    assert made.replicas_of([node]) is None
 
 
 def test_what_lies_below_a_replicated_prefix_is_split_by_load() -> None:
@@ -105,18 +105,18 @@ def test_what_lies_below_a_replicated_prefix_is_split_by_load() -> None:
     requests = dict(zip(children, (10, 6, 5), strict=True))
     cluster = FakeCluster([9.0, 1.0], {node: [0], **{child: [0] for child in children}}, requests)
     made.search(cluster, 10.0)
-    served_by = {child: made.homes([node, child]) for child in children}
+    served_by = {child: made.replicas_of([node, child]) for child in children}
     assert [served_by[child] for child in children] == [(node, [0]), (node, [1]), (node, [1])]
 
 
-def test_a_cooled_prefix_loses_its_latest_home_but_not_its_first() -> None:
+def test_a_cooled_prefix_loses_its_latest_replica_but_not_its_first() -> None:
     made, (node, _) = rebalancer(), prefix_with_children()
     queue(made, node, [0.5] * 10, start=0.0)
     made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
     queue(made, node, [0.0] * 2, start=70.0)
     (change,) = made.search(FakeCluster([1.0, 1.0], {node: [0, 1]}), 120.0)
     assert (change.replica, change.added) == (1, False)
-    assert made.homes([node]) == (node, [0])
+    assert made.replicas_of([node]) == (node, [0])
 
 
 def test_of_all_that_queues_on_a_replica_only_what_queued_longest_is_replicated_at_once() -> None:
@@ -154,15 +154,15 @@ def test_a_prefix_that_nobody_asks_for_is_forgotten() -> None:
     queue(made, node, [0.5] * 10, start=0.0)
     made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
     made.search(FakeCluster([0.0, 0.0]), 10.0 + 2 * WINDOW_S)
-    assert (made.homes([node]), made.next_search()) == (None, None)
+    assert (made.replicas_of([node]), made.next_search()) == (None, None)
 
 
-def test_a_removed_replica_is_nobodys_home() -> None:
+def test_a_removed_replica_serves_no_prefix() -> None:
     made, (node, _) = rebalancer(), prefix_with_children()
     queue(made, node, [0.5] * 10, start=0.0)
     made.search(FakeCluster([9.0, 1.0], {node: [0]}), 10.0)
     made.remove_replica(1)
-    assert made.homes([node]) == (node, [0])
+    assert made.replicas_of([node]) == (node, [0])
 
 
 # -- through the scheduler's door -------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_without_rebalancing_the_burst_stays_together() -> None:
     assert len({replica for replica, _ in placed}) == 1
 
 
-def test_without_rebalancing_no_prefix_gets_a_home() -> None:
+def test_without_rebalancing_no_prefix_is_replicated() -> None:
     made = scheduler("e2_per_request")
     burst(made, 10, shared=1000, unique=10)
     for i in range(10):
@@ -215,7 +215,7 @@ def test_a_replicated_prefix_is_announced_with_its_length() -> None:
     for i in range(10):
         made.on_first_token(RequestId(f"q{i}"), 60.0)
     (change,) = made.on_timer(70.0)
-    assert (change.prefix_tokens, change.added, change.num_homes) == (1000, True, 2)
+    assert (change.prefix_tokens, change.added, change.num_replicas) == (1000, True, 2)
 
 
 def test_nobody_waiting_means_no_redirect() -> None:

@@ -50,8 +50,8 @@ def test_the_table_of_the_hot_prefix_is_that_of_its_results(benchmark: Any) -> N
 def test_the_hot_prefix_is_replicated_under_load_and_retired_after_it(benchmark: Any) -> None:
     e2, *_ = msgspec.json.decode(benchmark.RESULTS.read_bytes(), type=list[benchmark.ArmResult])
     hot_tokens = benchmark.SYSTEM_TOKENS + benchmark.tool_tokens(0)
-    changes = [home for home in e2.homes if home.prefix_tokens == hot_tokens]
+    changes = [change for change in e2.replications if change.prefix_tokens == hot_tokens]
     calm_s, busy_s = benchmark.PHASES[0][0], benchmark.PHASES[0][0] + benchmark.PHASES[1][0]
-    assert [home.added for home in changes] == sorted((home.added for home in changes), reverse=True)
-    assert all(calm_s < home.time_s < busy_s for home in changes if home.added)
-    assert changes[-1].num_homes == 1
+    assert [change.added for change in changes] == sorted((change.added for change in changes), reverse=True)
+    assert all(calm_s < change.time_s < busy_s for change in changes if change.added)
+    assert changes[-1].num_replicas == 1

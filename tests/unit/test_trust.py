@@ -123,4 +123,4 @@ def test_explain_names_who_was_not_trusted() -> None:
     recent = RecentDecisions("e2", 10)
     recent.placed(made.place(Request.of("q", DOCUMENT), 0.0), 0.0)
     [decision] = recent.of_request("q")
-    assert "Not trusted, so that whatever is cached there counted as nothing: b." in explain(decision)
+    assert "Not trusted, so their caches did not count: b." in explain(decision)

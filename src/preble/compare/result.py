@@ -27,7 +27,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `arrivals_per_s`: all requests, those of sessions that waited for others too, over the time in which the others
     arrived, a second at least. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see
     `metrics.balance`. `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`:
-    placements by reason. `num_replicated`: homes that prefixes got. `steady`: whether it settled, and its numbers over
+    placements by reason. `num_replicated`: replications of prefixes. `steady`: whether it settled, and its numbers over
     time; None in results that were kept before there was such a thing.
     """
 
@@ -81,7 +81,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             load_imbalance=load_imbalance([replica.gpu_s for replica in totals]),
             computed_tokens=sum(replica.prefill_tokens for replica in totals),
             preemptions=sum(replica.preemptions for replica in totals),
-            num_replicated=sum(home.added for home in result.homes),
+            num_replicated=sum(change.added for change in result.replications),
             reasons=result.reasons,
             steady=_steadiness(cell, result, last_s),
         )

@@ -123,7 +123,7 @@ class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retire_below: Annotated[
         float,
         about(
-            "A further home is given up when the others would each get less than this part of the request rate at "
+            "A prefix loses a replica when each of the others would get less than this part of the request rate at "
             "which the prefix was replicated.",
             why="half, so that it is not replicated again at once",
             ge=0,

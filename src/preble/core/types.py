@@ -159,16 +159,16 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixHomeChange:
-    """A prompt prefix of `prefix_tokens` tokens is served by a further replica from now on (`added`), or by one less.
+class PrefixReplication:
+    """A prompt prefix of `prefix_tokens` tokens is served by one more replica from now on (`added`), or by one less.
 
-    `num_homes`: replicas that serve it now.
+    `num_replicas`: those that serve it now.
     """
 
     replica_id: ReplicaId
     prefix_tokens: int
     added: bool
-    num_homes: int
+    num_replicas: int
 
 
 @dataclass(slots=True)

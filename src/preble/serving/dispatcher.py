@@ -277,7 +277,7 @@ class Dispatcher:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._telemetry.homes_changed(self.scheduler.on_timer(self._loop.time()))
+        self._telemetry.prefixes_replicated(self.scheduler.on_timer(self._loop.time()))
         self._arm()
 
     def close(self) -> None:

@@ -14,14 +14,14 @@ from preble.sim.timeline import ReplicaSeries
 from preble.workloads import WorkloadPlan
 
 
-class HomeRecord(msgspec.Struct, frozen=True):
-    """A prefix of `prefix_tokens` tokens got a further home (`added`) or lost one, and has `num_homes` now."""
+class ReplicationRecord(msgspec.Struct, frozen=True):
+    """A prefix of `prefix_tokens` tokens got a further replica (`added`) or lost one; `num_replicas` serve it now."""
 
     time_s: float
     prefix_tokens: int
     replica: str
     added: bool
-    num_homes: int
+    num_replicas: int
 
 
 class ReplicaTotals(msgspec.Struct):
@@ -51,9 +51,9 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `plan`: how the workload was made, where it was made by a plan. `policy`: name of the one that placed; not always
     the one that `config` names, for `simulate` may be given another. `gpu_s`: seconds of GPU time of all replicas
-    together. `reasons`: placements by reason. `homes`: replications and retirements of prefixes, in order. `timeline`:
-    by replica; empty unless asked for. `stopped_s`: when a watch had seen enough, so that nothing more began; None for
-    a run to the end. `records`: every request, in the order they ended.
+    together. `reasons`: placements by reason. `replications`: of prefixes, and retirements, in order. `timeline`: by
+    replica; empty unless asked for. `stopped_s`: when a watch had seen enough, so that nothing more began; None for a
+    run to the end. `records`: every request, in the order they ended.
     """
 
     version: str = __version__
@@ -66,7 +66,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
     gpu_s: float
     reasons: dict[str, int]
     replicas: dict[str, ReplicaTotals]
-    homes: list[HomeRecord] = []
+    replications: list[ReplicationRecord] = []
     timeline: dict[str, ReplicaSeries] = {}
     stopped_s: float | None = None
     records: list[RequestRecord] = []

@@ -28,7 +28,7 @@ from preble.sim.agenda import Agenda, Priority
 from preble.sim.config import PREFIX_ORACLE, Failure, FailureKind, SimConfig
 from preble.sim.oracle.prefix_oracle import PrefixOracle
 from preble.sim.replica import SimReplica
-from preble.sim.result import HomeRecord, SimResult, totals_by_name
+from preble.sim.result import ReplicationRecord, SimResult, totals_by_name
 from preble.sim.script import Script
 from preble.sim.timeline import Timeline
 from preble.sim.watch import Glimpse, Watch
@@ -97,7 +97,7 @@ class Simulation:
         self._calls: dict[RequestId, _Call] = {}
         self._records: list[RequestRecord] = []
         self._reasons: Counter[str] = Counter()
-        self._homes: list[HomeRecord] = []
+        self._replications: list[ReplicationRecord] = []
         self._timeline = Timeline()
         self._watch = watch
         self._num_expected = len(workload.requests)
@@ -123,7 +123,7 @@ class Simulation:
             gpu_s=sum(replica.busy_s for replica in self._all_replicas),
             reasons=dict(sorted(self._reasons.items())),
             replicas=totals_by_name(self._all_replicas),
-            homes=self._homes,
+            replications=self._replications,
             timeline=self._timeline.series,
             stopped_s=self._stopped_s,
             records=self._records,
@@ -375,8 +375,8 @@ class Simulation:
         """Let the scheduler do what is due by `until_s`, each thing at its time."""
         while (due_s := self._next_timer()) <= until_s:
             for change in self._door.on_timer(due_s):
-                self._homes.append(
-                    HomeRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_homes)
+                self._replications.append(
+                    ReplicationRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_replicas)
                 )
 
     def _next_timer(self) -> float:

@@ -1,12 +1,12 @@
-"""After placement: shift load off heavy replicas, and replicate a prefix that is too hot for one.
+"""After placement: move load off heavy replicas, and replicate a prefix that is too popular for one replica.
 
-Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; ours is told in docs/decisions/0004):
+Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; ours: docs/decisions/0004):
 
-- *redirect*, on the request path, O(1): a request that would exploit a replica which is Th_bal times as loaded as the
-  lightest goes to the lightest instead, if the gap is worth computing the prefix again;
-- *replicate*, in the background: when the mean queueing time of a prefix's requests doubles all the same, the prefix
-  gets a further home, and what lies below it in the tree is split between the homes by load;
-- *retire*, in the background: when its load has fallen, a prefix loses its latest home again.
+- *redirect*, on the request path, O(1): a request would exploit a replica that is Th_bal times as loaded as the
+  lightest. It goes to the lightest instead, if that saves more waiting than computing the prefix again costs.
+- *replicate*, in the background: the mean queueing time of a prefix's requests doubles all the same. The prefix gets a
+  further replica, and the subtrees below it are divided between its replicas by load.
+- *retire*, in the background: the prefix's load has fallen. It loses its latest replica again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex
 
 _FORGET_PARTS = 8
-"""Searches in which every prefix is looked at once, whether anybody still asks for it."""
+"""Number of searches in which each prefix is checked once: is it still in use?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class RebalanceSettings:
     """When load moves.
 
     `threshold`: Th_bal, the ratio of loads at which shedding starts (the published code's 1.5). `calm`: the ratio at
-    which it stops; lower, so that it does not flutter. `queue_growth`: by which factor queueing must grow from one half
-    of the window to the next for a prefix to be replicated (the paper's "doubles"). `min_requests`: in each half, for
-    its mean to count. `retire_below`: a home is given up when the others would each get less than this part of the
-    request rate at which the prefix was replicated. `interval_s`: between searches for what to replicate or retire.
-    `replicate`: whether prefixes are replicated at all.
+    which it stops; a lower one, so that a replica does not start and stop all the time. `queue_growth`: the factor by
+    which queueing must grow from one half of the window to the next before a prefix is replicated (the paper's
+    "doubles"). `min_requests`: the fewest requests in a half for its mean to count. `retire_below`: a prefix loses a
+    replica when each of the others would get less than this part of the request rate at which it was replicated.
+    `interval_s`: time between searches for prefixes to replicate or retire. `replicate`: False for never.
     """
 
     threshold: float = 1.5
@@ -51,7 +51,7 @@ class RebalanceSettings:
 class _Half:
     """Requests of one prefix that got their first token in one half of the window.
 
-    `num_timed`: those of them whose queueing counts; `queueing_s`: what they queued, together.
+    `num_timed`: those of them whose queueing counts; `queueing_s`: the sum of their queueing times.
     """
 
     started_at: float
@@ -66,41 +66,45 @@ class _Half:
 
 @dataclass(slots=True)
 class _Prefix:
-    """What is known of a prefix. `homes`: slots that serve it, first the oldest; empty while nothing was decided.
-    `rate_per_home`: requests a second and home when it was last replicated. `shares`: which home has which child.
-    `changed_at`: when load was last taken off one of its homes; how long earlier requests queue says nothing any more.
+    """What is known of a prefix.
+
+    `replicas`: those that serve it, the oldest first; empty until it is replicated. `rate_per_replica`: requests a
+    second on each when it was last replicated. `child_replica`: the replica that serves each subtree below it.
+    `changed_at`: when load was last moved off one of its replicas; queueing times from before then no longer count.
     """
 
     now: _Half
     before: _Half
-    homes: list[ReplicaIndex] = field(default_factory=list)
-    rate_per_home: float = 0.0
-    shares: dict[Node, ReplicaIndex] = field(default_factory=dict)
+    replicas: list[ReplicaIndex] = field(default_factory=list)
+    rate_per_replica: float = 0.0
+    child_replica: dict[Node, ReplicaIndex] = field(default_factory=dict)
     changed_at: float = float("-inf")
 
     def retire(self) -> ReplicaIndex:
-        """Give up the latest home; returns it."""
-        replica = self.homes[-1]
+        """Drop the latest replica; returns it."""
+        replica = self.replicas[-1]
         self.leave(replica)
         return replica
 
     def leave(self, replica: ReplicaIndex) -> None:
-        self.homes.remove(replica)
-        self.shares = {child: home for child, home in self.shares.items() if home != replica}
+        self.replicas.remove(replica)
+        self.child_replica = {
+            child: served_by for child, served_by in self.child_replica.items() if served_by != replica
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class HomeChange:
-    """The prefix that ends in `node` got the replica in `replica` as a home, or lost it; it has `num_homes` now."""
+class ReplicationChange:
+    """From now on `replica` serves the prefix that ends in `node` (`added`), or no longer; `num_replicas` serve it."""
 
     node: Node
     replica: ReplicaIndex
     added: bool
-    num_homes: int
+    num_replicas: int
 
 
 class Cluster(Protocol):
-    """What the search may ask. `load_s`: L by slot."""
+    """What the search asks of the cluster. `load_s`: L by replica index."""
 
     @property
     def eligible_replicas(self) -> Sequence[ReplicaIndex]: ...
@@ -113,7 +117,7 @@ class Cluster(Protocol):
         ...
 
     def holders(self, node: Node) -> list[ReplicaIndex]:
-        """Slots of the replicas that hold all of `node`, ascending."""
+        """The replicas that cache all of `node`, ascending."""
         ...
 
     def window_requests(self, node: Node) -> int:
@@ -122,9 +126,9 @@ class Cluster(Protocol):
 
 
 class Rebalancer:
-    """Which replicas shed load, and which prefixes have which homes.
+    """Which replicas shed load, and which replicas serve each replicated prefix.
 
-    `num_replicated`: prefixes with more homes than one, or with one that must outlast the holdings of a retired home.
+    `num_replicated`: prefixes that are served by replicas of the rebalancer's choice: several, or one that is left.
     """
 
     def __init__(self, settings: RebalanceSettings, window_s: float) -> None:
@@ -140,7 +144,7 @@ class Rebalancer:
     # -- on the request path ------------------------------------------------------------------------------------------
 
     def sheds(self, replica: ReplicaIndex, load_s: float, lightest_s: float) -> bool:
-        """True if the replica is too loaded, compared with the lightest, to be exploited. O(1); with hysteresis."""
+        """True if the replica is too loaded, compared with the lightest, to be exploited. With hysteresis; O(1)."""
         bit = 1 << replica
         limit = self.settings.calm if self._shedding & bit else self.settings.threshold
         if load_s > limit * lightest_s:
@@ -149,21 +153,21 @@ class Rebalancer:
             self._shedding &= ~bit
         return bool(self._shedding & bit)
 
-    def homes(self, path: Sequence[Node]) -> tuple[Node, list[ReplicaIndex]] | None:
-        """The deepest prefix on the path that has homes, with those that may get the request; None if there is none."""
+    def replicas_of(self, path: Sequence[Node]) -> tuple[Node, list[ReplicaIndex]] | None:
+        """The deepest replicated prefix on the path and the replicas that serve the request; None if there is none."""
         if not self.num_replicated:
             return None
         below: Node | None = None
         for node in reversed(path):
             prefix = self._prefixes.get(node)
-            if prefix is not None and prefix.homes:
-                share = prefix.shares.get(below) if below is not None else None
-                return node, [share] if share is not None else prefix.homes
+            if prefix is not None and prefix.replicas:
+                of_child = prefix.child_replica.get(below) if below is not None else None
+                return node, [of_child] if of_child is not None else prefix.replicas
             below = node
         return None
 
     def note_first_token(self, node: Node, queueing_s: float, now: float) -> None:
-        """A request of the prefix that ends in `node` waited so long before its prompt was computed."""
+        """A request of the prefix that ends in `node` queued for `queueing_s` before its prompt was computed."""
         if not self.settings.replicate:
             return
         prefix = self._prefixes.get(node)
@@ -185,11 +189,11 @@ class Rebalancer:
         """When `search` is due; None while there is nothing to watch."""
         return self._next_search
 
-    def search(self, cluster: Cluster, now: float) -> list[HomeChange]:
-        """Replicate what queues too long, retire what has cooled, forget what nobody asks for.
+    def search(self, cluster: Cluster, now: float) -> list[ReplicationChange]:
+        """Replicate prefixes that queue too long, retire those that have cooled, forget those that nobody uses.
 
-        What has queued longest in all comes first, and a replica is changed once a search: all that it serves queues
-        while it is overloaded, and one prefix less may be enough. O(prefixes that queued since the last search).
+        The prefix with the longest queueing in total comes first. Each replica takes part in one change a search: while
+        it is overloaded all its prefixes queue, and moving one may be enough. O(prefixes that queued since the last).
         """
         self._forget_unasked(now)
         queued, self._queued = self._queued, {}
@@ -197,29 +201,29 @@ class Rebalancer:
         by_load = (
             sorted(cluster.eligible_replicas, key=lambda replica: (cluster.load_s[replica], replica)) if hot else []
         )
-        changes: list[HomeChange] = []
+        changes: list[ReplicationChange] = []
         changed: set[ReplicaIndex] = set()
         for node, prefix in sorted(hot.items(), key=lambda item: -item[1].now.queueing_s):
-            homes = prefix.homes or cluster.holders(node)
-            lightest = None if changed.intersection(homes) else _lighter_home(homes, by_load, cluster)
+            replicas = prefix.replicas or cluster.holders(node)
+            lightest = None if changed.intersection(replicas) else _lighter_than_all(replicas, by_load, cluster)
             if lightest is not None and lightest not in changed:
-                changes.append(self._replicate(node, prefix, [*homes, lightest], cluster, now))
-                changed.update(prefix.homes)
+                changes.append(self._replicate(node, prefix, [*replicas, lightest], cluster, now))
+                changed.update(prefix.replicas)
         for node, prefix in self._prefixes.items():
-            if len(prefix.homes) > 1 and node not in hot and self._has_cooled(prefix, now):
-                changes.append(HomeChange(node, prefix.retire(), added=False, num_homes=len(prefix.homes)))
+            if len(prefix.replicas) > 1 and node not in hot and self._has_cooled(prefix, now):
+                changes.append(ReplicationChange(node, prefix.retire(), added=False, num_replicas=len(prefix.replicas)))
         self._start_timing_anew(changed, cluster, now)
-        self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
+        self.num_replicated = sum(bool(prefix.replicas) for prefix in self._prefixes.values())
         self._next_search = now + self.settings.interval_s if self._prefixes else None
         return changes
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
-        """The replica is gone: it sheds nothing and is nobody's home."""
+        """Forget a replica that is gone."""
         self._shedding &= ~(1 << replica)
         for prefix in self._prefixes.values():
-            if replica in prefix.homes:
+            if replica in prefix.replicas:
                 prefix.leave(replica)
-        self.num_replicated = sum(bool(prefix.homes) for prefix in self._prefixes.values())
+        self.num_replicated = sum(bool(prefix.replicas) for prefix in self._prefixes.values())
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +236,7 @@ class Rebalancer:
             prefix.now = _Half(start)
 
     def _queues_too_long(self, node: Node, prefix: _Prefix, cluster: Cluster, now: float) -> bool:
-        """Queueing has doubled, over enough requests to tell, and costs more than computing the prefix elsewhere."""
+        """Queueing has doubled, over enough requests, and costs more than computing the prefix on another replica."""
         self._turn(prefix, now)
         enough = self.settings.min_requests
         if prefix.now.num_timed < enough or not prefix.now.queueing_s:
@@ -242,17 +246,17 @@ class Rebalancer:
         return queueing_s >= self.settings.queue_growth * before_s and queueing_s > cluster.recompute_s(node)
 
     def _replicate(
-        self, node: Node, prefix: _Prefix, homes: list[ReplicaIndex], cluster: Cluster, now: float
-    ) -> HomeChange:
-        """Let the prefix have these homes, the last of which is new."""
-        prefix.rate_per_home = self._rate(prefix, now) / (len(homes) - 1)
-        prefix.homes = homes
-        prefix.shares = _split_by_load(node, homes, cluster)
+        self, node: Node, prefix: _Prefix, replicas: list[ReplicaIndex], cluster: Cluster, now: float
+    ) -> ReplicationChange:
+        """Let these replicas serve the prefix; the last one is new."""
+        prefix.rate_per_replica = self._rate(prefix, now) / (len(replicas) - 1)
+        prefix.replicas = replicas
+        prefix.child_replica = _split_by_load(node, replicas, cluster)
         prefix.before, prefix.now = prefix.now, _Half(now)
-        return HomeChange(node, homes[-1], added=True, num_homes=len(homes))
+        return ReplicationChange(node, replicas[-1], added=True, num_replicas=len(replicas))
 
     def _forget_unasked(self, now: float) -> None:
-        """Drop prefixes that nobody asked for in either half, or that are in the tree no more; some at a time."""
+        """Drop prefixes that no request used in either half, or that have left the tree; some at a time."""
         if not self._unchecked:
             self._unchecked = list(self._prefixes)
         for _ in range(min(len(self._prefixes) // _FORGET_PARTS + 1, len(self._unchecked))):
@@ -263,49 +267,49 @@ class Rebalancer:
                 del self._prefixes[node]
 
     def _start_timing_anew(self, replicas: set[ReplicaIndex], cluster: Cluster, now: float) -> None:
-        """Load was moved between these replicas: what has queued there until now says nothing of what will."""
+        """Load has moved between these replicas: queueing times until now say nothing about later ones."""
         if not replicas:
             return
         for node, prefix in self._prefixes.items():
-            if not replicas.isdisjoint(prefix.homes or cluster.holders(node)):
+            if not replicas.isdisjoint(prefix.replicas or cluster.holders(node)):
                 prefix.changed_at = now
                 prefix.now.num_timed, prefix.now.queueing_s = 0, 0.0
 
     def _has_cooled(self, prefix: _Prefix, now: float) -> bool:
         self._turn(prefix, now)
-        rate_per_home = self._rate(prefix, now) / (len(prefix.homes) - 1)
-        return rate_per_home < self.settings.retire_below * prefix.rate_per_home
+        rate_per_replica = self._rate(prefix, now) / (len(prefix.replicas) - 1)
+        return rate_per_replica < self.settings.retire_below * prefix.rate_per_replica
 
     def _rate(self, prefix: _Prefix, now: float) -> float:
-        """Requests a second over the current half and the one before."""
+        """Requests a second, over the current half and the previous one."""
         seconds = now - prefix.before.started_at
         return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
 
 
-def _lighter_home(
-    homes: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
+def _lighter_than_all(
+    replicas: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
 ) -> ReplicaIndex | None:
-    """The lightest replica that is no home, if it is lighter than every one of the homes. `by_load`: lightest first."""
-    lightest = next((replica for replica in by_load if replica not in homes), None)
-    if lightest is None or not homes:
+    """The lightest of the other replicas, if it is lighter than each of `replicas`. `by_load`: the lightest first."""
+    lightest = next((replica for replica in by_load if replica not in replicas), None)
+    if lightest is None or not replicas:
         return None
-    return lightest if cluster.load_s[lightest] < min(cluster.load_s[replica] for replica in homes) else None
+    return lightest if cluster.load_s[lightest] < min(cluster.load_s[replica] for replica in replicas) else None
 
 
-def _split_by_load(node: Node, homes: list[ReplicaIndex], cluster: Cluster) -> dict[Node, ReplicaIndex]:
-    """Give each shared subtree below `node` to one of the homes, the heaviest first to the home with the least so far.
+def _split_by_load(node: Node, replicas: list[ReplicaIndex], cluster: Cluster) -> dict[Node, ReplicaIndex]:
+    """Give each shared subtree below `node` to a replica: the heaviest first, to the replica with the least so far.
 
-    On equal terms a subtree stays with a home that holds it already, and the older one comes first: which tokens it has
-    decides nothing, so that logs with renamed tokens replay. Load: requests in the window.
+    A tie goes to a replica that caches the subtree already, then to the older one. Token ids never decide, so that logs
+    with renamed tokens replay. Load: requests in the window.
     """
-    given = dict.fromkeys(homes, 0)
-    shares: dict[Node, ReplicaIndex] = {}
+    given = dict.fromkeys(replicas, 0)
+    served_by: dict[Node, ReplicaIndex] = {}
     children = [(cluster.window_requests(child), child) for child in (node.children or {}).values()]
     for requests, child in sorted(children, key=lambda item: -item[0]):
         if requests < 2:
             break
         holders = cluster.holders(child)
-        home = min(homes, key=lambda replica: (given[replica], replica not in holders, replica))
-        shares[child] = home
-        given[home] += requests
-    return shares
+        replica = min(replicas, key=lambda one: (given[one], one not in holders, one))
+        served_by[child] = replica
+        given[replica] += requests
+    return served_by

@@ -26,7 +26,7 @@ from preble.core.types import (
     BlocksStored,
     CacheCleared,
     Placement,
-    PrefixHomeChange,
+    PrefixReplication,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -237,7 +237,7 @@ class GlobalScheduler:
                 earliest = due
         return None if earliest == inf else earliest
 
-    def on_timer(self, now: float) -> list[PrefixHomeChange]:
+    def on_timer(self, now: float) -> list[PrefixReplication]:
         """Do what is due: expire the window, pending reports and old estimates; rebalance; correct the cost model.
 
         Returns the prefixes that were replicated or retired. The caller only reports them.
@@ -252,12 +252,14 @@ class GlobalScheduler:
             listener.timer_ran(now)
         return changes
 
-    def _rebalance(self, now: float) -> list[PrefixHomeChange]:
+    def _rebalance(self, now: float) -> list[PrefixReplication]:
         search_at = self._cluster.rebalancer.next_search()
         if search_at is None or search_at > now:
             return []
         return [
-            PrefixHomeChange(self._replicas.replica_id(change.replica), change.node.end, change.added, change.num_homes)
+            PrefixReplication(
+                self._replicas.replica_id(change.replica), change.node.end, change.added, change.num_replicas
+            )
             for change in self._cluster.rebalancer.search(self._cluster, now)
         ]
 

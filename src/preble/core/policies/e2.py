@@ -16,9 +16,9 @@ from preble.core.types import Reason
 class E2:
     """The paper's policy. Stateless.
 
-    `rebalance`: redirect requests off heavy replicas, and serve replicated prefixes from their homes. `mix_decode`:
-    send what must be explored to a replica that mostly decodes. `max_decode_ratio`: ImbalR, the share of decoding in a
-    replica's load above which it counts as such (the published code's 0.7).
+    `rebalance`: redirect requests off heavy replicas, and serve replicated prefixes where they were replicated.
+    `mix_decode`: send what must be explored to a replica that mostly decodes. `max_decode_ratio`: ImbalR, the share of
+    decoding in a replica's load above which it counts as such (the published code's 0.7).
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class E2:
     def _exploit(self, view: ClusterView, rng: Random) -> Choice:
         holders = view.key_holders
         prefix, replicas = view.coverage.key_node if self._rebalance else None, holders
-        if self._rebalance and (homes := view.homes()) is not None:
-            prefix, replicas = homes
+        if self._rebalance and (replicated := view.replicated_on()) is not None:
+            prefix, replicas = replicated
         costs = view.costs(replicas)
         replica = costs.cheapest(rng)
         if self._rebalance and view.sheds(replica):

@@ -156,9 +156,9 @@ class ClusterView:
         """The holders of the key portion: they cache most of the largest node on the cached prefix."""
         return replicas_in(self.coverage.key_holders)
 
-    def homes(self) -> tuple[Node, list[ReplicaIndex]] | None:
+    def replicated_on(self) -> tuple[Node, list[ReplicaIndex]] | None:
         """The replicated prefix that the prompt begins with, and the replicas that serve it; None if there is none."""
-        found = self._cluster.rebalancer.homes(self._match.path)
+        found = self._cluster.rebalancer.replicas_of(self._match.path)
         if found is None:
             return None
         node, replicas = found

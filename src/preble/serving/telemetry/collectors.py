@@ -61,7 +61,7 @@ def _of_index(state: SchedulerState) -> Iterator[Metric]:
     yield _counter("unindexed", "Prompts and blocks that found no room in the index.", state.num_unindexed)
     yield _gauge(
         "replicated_prefixes",
-        "Prefixes that rebalancing serves from homes of their own.",
+        "Prefixes that rebalancing serves from replicas of its choice.",
         state.num_replicated_prefixes,
     )
 

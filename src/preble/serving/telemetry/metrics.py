@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from preble.core.types import Placement, PrefixHomeChange, Reason, ReplicaId
+from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
 from preble.logs import LogLosses
 from preble.serving.parity.report import Check, Outcome, ParityReport
@@ -78,8 +78,8 @@ class Telemetry:
         self.kv_events = counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind")
         self.unlocated = counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica")
         self.resyncs = counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica")
-        self.prefix_homes = counter(
-            "prefix_homes", "Prefixes that got a further home or lost one.", "replica", "change"
+        self.prefix_replications = counter(
+            "prefix_replications", "Prefixes that got a further replica or lost one.", "replica", "change"
         )
         self.parity = gauge(
             "replica_parity",
@@ -160,15 +160,15 @@ class Telemetry:
         self.resyncs.labels(replica).inc()
         self.log.warning("kv_events_resync", replica=replica, reason="blocks were stored behind unknown ones")
 
-    def homes_changed(self, changes: Iterable[PrefixHomeChange]) -> None:
+    def prefixes_replicated(self, changes: Iterable[PrefixReplication]) -> None:
         """Prefixes were replicated or retired."""
         for change in changes:
-            self.prefix_homes.labels(change.replica_id, "added" if change.added else "retired").inc()
+            self.prefix_replications.labels(change.replica_id, "added" if change.added else "retired").inc()
             self.log.info(
                 "prefix_replicated" if change.added else "prefix_retired",
                 replica=change.replica_id,
                 prefix_tokens=change.prefix_tokens,
-                homes=change.num_homes,
+                replicas=change.num_replicas,
             )
 
     def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
