@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from preble.cli.up import told_of_waiting
+from preble.cli.up import reported_waiting
 from support.virtual_time import VirtualTimeLoop
 
 
@@ -10,7 +10,7 @@ def test_a_slow_start_is_told_of_until_it_ends() -> None:
     said: list[str] = []
 
     async def start_slowly() -> None:
-        async with told_of_waiting(300.0, said.append):
+        async with reported_waiting(300.0, said.append):
             await asyncio.sleep(40.0)
         await asyncio.sleep(60.0)
 

@@ -127,10 +127,10 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], 
     _say(f"starting {options.replicas} replica{plural} ({options.engine}); logs in {options.log_dir}")
     starting = Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}"))
     async with AsyncExitStack() as stack:
-        async with told_of_waiting(options.ready_timeout_s, _say):
+        async with reported_waiting(options.ready_timeout_s, _say):
             fleet = await stack.enter_async_context(starting)
         config = load(None, os.environ, {**flags, "replicas": fleet.urls})
-        async with serving(config, log_losses=log_losses) as gateway, _told_of_exits(fleet):
+        async with serving(config, log_losses=log_losses) as gateway, _reported_exits(fleet):
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop, gateway)
@@ -146,7 +146,7 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
 
 
 @asynccontextmanager
-async def told_of_waiting(at_most_s: float, say: Callable[[str], None]) -> AsyncIterator[None]:
+async def reported_waiting(at_most_s: float, say: Callable[[str], None]) -> AsyncIterator[None]:
     """Within the context, `say` is called now and then, so that nobody takes a slow start for none."""
 
     async def tell() -> None:
@@ -162,7 +162,7 @@ async def told_of_waiting(at_most_s: float, say: Callable[[str], None]) -> Async
 
 
 @asynccontextmanager
-async def _told_of_exits(fleet: Fleet) -> AsyncIterator[None]:
+async def _reported_exits(fleet: Fleet) -> AsyncIterator[None]:
     """Within the context, a replica that ends by itself is told of; the gateway goes on with the others."""
 
     async def tell(replica: ReplicaProcess) -> None:
