@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +17,7 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    EventsLost,
     KvEvent,
     ReplicaId,
     namespace_of,
@@ -24,6 +26,7 @@ from preble.core.types import (
 )
 from preble.engines.kv_events import KvEventStream
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
+from support.relay import TcpRelay
 from support.waiting import eventually
 
 REPLICA = ReplicaId("r0")
@@ -436,3 +439,19 @@ async def test_closing_ends_a_stream_that_waits_for_its_replica_at_once() -> Non
         tasks.create_task(follower.run())
         await eventually(lambda: follower.events != [], "begun")
         follower.stream.close()
+
+
+async def test_events_that_cannot_be_had_are_lost_until_they_start_over() -> None:
+    async with ScriptedPublisher() as publisher, TcpRelay(publisher.endpoints.endpoint) as relay:
+        await publisher.publish(stored(1))
+        await relay.cut()
+        endpoints = dataclasses.replace(publisher.endpoints, endpoint=relay.address)
+        follower = Follower(KvEventStream(REPLICA, endpoints, lost_after_s=0.05))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.run())
+            await eventually(lambda: EventsLost(REPLICA) in follower.events, "they are lost")
+            assert follower.events == [CacheCleared(REPLICA, is_past=True), EventsLost(REPLICA)]
+            relay.mend()
+            await follower.sees(1)
+            assert follower.events[2:3] == [CacheCleared(REPLICA, is_past=True)]
+            follower.stream.close()

@@ -221,4 +221,11 @@ class CacheCleared:
     is_past: bool = False
 
 
-KvEvent = BlocksStored | BlocksEvicted | CacheCleared
+@dataclass(frozen=True, slots=True)
+class EventsLost:
+    """A replica's KV events do not arrive any more. Its cache is estimated until the next `CacheCleared`."""
+
+    replica_id: ReplicaId
+
+
+KvEvent = BlocksStored | BlocksEvicted | CacheCleared | EventsLost

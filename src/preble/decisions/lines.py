@@ -17,6 +17,7 @@ from preble.core.types import (
     BlocksStored,
     CacheCleared,
     Candidate,
+    EventsLost,
     Placement,
     Reason,
     ReplicaId,
@@ -139,6 +140,12 @@ class ClearedLine(_Event, frozen=True, tag="cleared"):
     is_past: bool = False
 
 
+class EventsLostLine(_Event, frozen=True, tag="events_lost"):
+    """A replica's KV events do not arrive any more; its cache is estimated until it is `cleared`."""
+
+    replica: str
+
+
 class AddReplicaLine(_Event, frozen=True, tag="add_replica"):
     replica: ReplicaSpec
 
@@ -176,6 +183,7 @@ Event = (
     | StoredLine
     | EvictedLine
     | ClearedLine
+    | EventsLostLine
     | AddReplicaLine
     | RemoveReplicaLine
     | TrustLine
@@ -256,7 +264,11 @@ def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool)
     )
 
 
-def evicted_line(names: LogNames, now: float, event: BlocksEvicted | CacheCleared) -> EvictedLine | ClearedLine:
+def evicted_line(
+    names: LogNames, now: float, event: BlocksEvicted | CacheCleared | EventsLost
+) -> EvictedLine | ClearedLine | EventsLostLine:
+    if isinstance(event, EventsLost):
+        return EventsLostLine(t=now, replica=event.replica_id)
     if isinstance(event, CacheCleared):
         return ClearedLine(t=now, replica=event.replica_id, is_past=event.is_past)
     return EvictedLine(t=now, replica=event.replica_id, blocks=tuple(map(names.block, event.block_hashes)))

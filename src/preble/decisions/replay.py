@@ -6,11 +6,12 @@ import msgspec
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import reads_token_ids
-from preble.core.types import BlocksEvicted, CacheCleared, Placement, ReplicaId, RequestId
+from preble.core.types import BlocksEvicted, CacheCleared, EventsLost, Placement, ReplicaId, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,
     ClearedLine,
     Event,
+    EventsLostLine,
     EvictedLine,
     FinishLine,
     FirstTokenLine,
@@ -141,6 +142,8 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks), t)
         case ClearedLine(t=t, replica=replica, is_past=is_past):
             scheduler.on_evicted(CacheCleared(ReplicaId(replica), is_past), t)
+        case EventsLostLine(t=t, replica=replica):
+            scheduler.on_evicted(EventsLost(ReplicaId(replica)), t)
         case AddReplicaLine(t=t, replica=spec):
             scheduler.add_replica(spec, t)
         case RemoveReplicaLine(t=t, replica=replica):

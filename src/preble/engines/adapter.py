@@ -132,7 +132,8 @@ class Engine(ABC):
         """Yield changes of the replica's prefix cache, from the beginning, for ever. None where it reports none.
 
         Starts with `CacheCleared`, then everything that is cached now, then every change. After a gap that cannot be
-        replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; ends when closed.
+        replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; `EventsLost` says
+        that this takes long, and it starts over afterwards. Ends when closed.
         """
         return None
 

@@ -29,7 +29,7 @@ from itertools import groupby
 
 import structlog
 
-from preble.core.types import BlocksEvicted, CacheCleared, KvEvent, ReplicaId
+from preble.core.types import BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId
 from preble.engines.block_ref_counts import BlockRefCounts
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
 from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_batch, decode_large
@@ -123,6 +123,7 @@ class Intake:
     """Messages in, changes of the cache out: what is known of one replica, whichever way a message came."""
 
     def __init__(self, replica_id: ReplicaId) -> None:
+        self.replica_id = replica_id
         self.line = Line()
         self.counters = KvEventCounters()
         self._copies = BlockRefCounts(replica_id)
@@ -224,9 +225,12 @@ class KvEventStream:
         *,
         idle_check_s: float = 10.0,
         replay_timeout_s: float = 10.0,
+        lost_after_s: float = 5.0,
     ) -> None:
         """`idle_check_s`: quiet time after which it first checks that nothing was missed. `replay_timeout_s`: how long
-        to wait for each past message."""
+        to wait for each past message. `lost_after_s`: time without a connection after which the events count as lost;
+        an engine that is up accepts one at once."""
+        self._lost_after_s = lost_after_s
         self._endpoints = endpoints
         self._idle_check_s = idle_check_s
         self._replay_timeout_s = replay_timeout_s
@@ -271,18 +275,27 @@ class KvEventStream:
             yield self._intake.start_over(is_past=True)
             while not self._closed:
                 with Subscription(self._endpoints) as self._subscription:
-                    await self._connected(self._subscription)
+                    if not await self._connected(self._subscription, self._lost_after_s) and not self._closed:
+                        self._intake.start_over()
+                        yield EventsLost(self._intake.replica_id)
+                        await self._connected(self._subscription, None)
+                        yield self._intake.start_over(is_past=True)
                     async with aclosing(self._follow(self._subscription)) as events:
                         async for event in events:
                             yield event
         finally:
             self._closed = True
 
-    async def _connected(self, subscription: Subscription) -> None:
-        """Wait until the live stream is there, for as long as it takes."""
-        while not subscription.is_connected() and not self._closed:
-            if not await subscription.wait(self._replay_timeout_s):
-                self._intake.say_once("kv_events_not_connected", endpoint=self._endpoints.endpoint)
+    async def _connected(self, subscription: Subscription, timeout_s: float | None) -> bool:
+        """Wait until the live stream is there or this one is closed. Returns False if it takes too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not subscription.is_connected() and not self._closed:
+                    await subscription.wait(None)
+        except TimeoutError:
+            self._intake.say_once("kv_events_not_connected", endpoint=self._endpoints.endpoint)
+            return False
+        return True
 
     async def _follow(self, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
         """Everything from being in step to losing the connection."""

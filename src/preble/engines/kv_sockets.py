@@ -173,7 +173,7 @@ class Subscription:
         """Make `wait` return."""
         self._news.set()
 
-    async def wait(self, timeout_s: float) -> bool:
+    async def wait(self, timeout_s: float | None) -> bool:
         """Wait for news: a message, a connection made or lost, or `wake`. Returns False if there is none.
 
         To be called only after `take` and `is_lost` have found nothing more.

@@ -36,6 +36,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     """One replica as the scheduler sees it. `drift_*`: over the requests for which it reported cached tokens.
 
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
+    `has_lost_events`: it reports KV events, but they do not arrive, so its cache is estimated.
     `trusted`: whether matches there count. `parity`: the outcome of the last check, None before any.
     """
 
@@ -44,6 +45,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     version: str | None
     models: tuple[str, ...]
     reports_events: bool
+    has_lost_events: bool
     in_flight: int
     engine_load: EngineLoad | None
     load_s: float
@@ -138,6 +140,7 @@ def _replica(replica: LiveReplica, state: ReplicaState) -> ReplicaPage:
         version=info.version,
         models=info.models,
         reports_events=spec.reports_events,
+        has_lost_events=replica.has_lost_events,
         in_flight=state.num_requests,
         engine_load=replica.engine_load,
         load_s=state.load_s,

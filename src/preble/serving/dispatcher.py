@@ -12,7 +12,17 @@ import time
 from collections.abc import Callable
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import BlocksStored, KvEvent, Placement, ReplicaId, Request, RequestId
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    EventsLost,
+    KvEvent,
+    Placement,
+    ReplicaId,
+    Request,
+    RequestId,
+)
 from preble.decisions.recent import DecisionRecord, RecentDecisions
 from preble.engines.adapter import Engine, EngineInfo
 from preble.errors import EngineError, PrebleError
@@ -249,7 +259,15 @@ class Dispatcher:
                 self._count_unlocated(event)
         else:
             self.scheduler.on_evicted(event, self._loop.time())
+            self._note_events(event)
         self._arm()
+
+    def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
+        """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""
+        replica, lost = self.replicas[event.replica_id], isinstance(event, EventsLost)
+        if replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
+            replica.has_lost_events = lost
+            self._telemetry.events_lost(event.replica_id, lost=lost)
 
     def _count_unlocated(self, event: BlocksStored) -> None:
         """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""

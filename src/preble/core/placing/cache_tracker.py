@@ -82,16 +82,17 @@ class CacheTracker:
         self._reports: dict[ReplicaIndex, HitReports] = {}
         self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
         self._check_age_at: float | None = None
+        self._lost_events: set[ReplicaIndex] = set()
 
     def add_replica(self, replica: ReplicaIndex, now: float) -> None:
         self._reports[replica] = HitReports(self._replicas.block_size[replica])
         self._served[replica] = deque(maxlen=_SERVED)
-        if self._is_estimated(replica) and self._check_age_at is None:
-            self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
+        self._start_checking_age(replica, now)
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
         self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
+        self._lost_events.discard(replica)
         del self._reports[replica], self._served[replica]
 
     def drift(self, replica: ReplicaIndex) -> CacheDrift:
@@ -135,7 +136,10 @@ class CacheTracker:
     # -- what replicas report -----------------------------------------------------------------------------------------
 
     def stored(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> bool:
-        """The replica stored blocks. False if their parent is unknown, so that nobody knows where they belong."""
+        """The replica stored blocks. False if nobody knows where they belong: their parent is unknown, or events that
+        arrive again after a loss have not started over."""
+        if replica in self._lost_events:
+            return False
         match = self._locate(replica, event, now)
         while match is not None and not self._has_room(_growth_of_stored(match, event)):
             if not self._make_room(now):
@@ -159,7 +163,9 @@ class CacheTracker:
         return None
 
     def evicted(self, replica: ReplicaIndex, event: BlocksEvicted, now: float) -> None:
-        """The replica evicted blocks."""
+        """The replica evicted blocks. Ignored while its events are lost: they are not all of them."""
+        if replica in self._lost_events:
+            return
         self._index.evicted(replica, event, self._replicas.block_size[replica], now)
 
     def cleared(self, replica: ReplicaIndex, now: float, *, is_past: bool) -> None:
@@ -170,6 +176,15 @@ class CacheTracker:
                     self._index.release(replica, report.leaf)
             self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._index.clear(replica, now)
+        if replica in self._lost_events:
+            self._lost_events.remove(replica)
+            self._replicas.block_size[replica] = self._replicas.specs[replica].block_size
+
+    def events_lost(self, replica: ReplicaIndex, now: float) -> None:
+        """The replica's events do not arrive: go on from what is known, by estimates, until its cache is cleared."""
+        if not self._is_estimated(replica):
+            self._lost_events.add(replica)
+            self._start_checking_age(replica, now)
 
     def compare(self, entry: InFlightRequest, cached_tokens: int, now: float) -> None:
         """Compare what was expected to be cached with what the replica says was cached. Before the request's `end`."""
@@ -217,8 +232,12 @@ class CacheTracker:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _is_estimated(self, replica: ReplicaIndex) -> bool:
-        """True if the replica has no KV events, so that the index is an estimate of its cache."""
-        return not self._replicas.specs[replica].reports_events
+        """True if no KV events of the replica arrive, so that the index is an estimate of its cache."""
+        return replica in self._lost_events or not self._replicas.specs[replica].reports_events
+
+    def _start_checking_age(self, replica: ReplicaIndex, now: float) -> None:
+        if self._is_estimated(replica) and self._check_age_at is None:
+            self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
         capacity = self._replicas.specs[replica].kv_capacity_tokens

@@ -8,6 +8,7 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    EventsLost,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -40,7 +41,7 @@ class SchedulerListener(Protocol):
         """`located`: what `GlobalScheduler.on_stored` returned."""
         ...
 
-    def evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None: ...
+    def evicted(self, event: BlocksEvicted | CacheCleared | EventsLost, now: float) -> None: ...
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None: ...
 

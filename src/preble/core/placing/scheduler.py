@@ -25,6 +25,7 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    EventsLost,
     Placement,
     PrefixReplication,
     ReplicaId,
@@ -177,12 +178,14 @@ class GlobalScheduler:
             listener.stored(event, located, now)
         return located
 
-    def on_evicted(self, event: BlocksEvicted | CacheCleared, now: float) -> None:
-        """A replica no longer caches these blocks, or its whole cache is gone."""
+    def on_evicted(self, event: BlocksEvicted | CacheCleared | EventsLost, now: float) -> None:
+        """A replica no longer caches these blocks, its whole cache is gone, or its events no longer arrive."""
         if event.replica_id in self._replicas:
             replica = self._replicas.replica(event.replica_id)
             if isinstance(event, CacheCleared):
                 self._tracker.cleared(replica, now, is_past=event.is_past)
+            elif isinstance(event, EventsLost):
+                self._tracker.events_lost(replica, now)
             else:
                 self._tracker.evicted(replica, event, now)
         for listener in self._listeners:

@@ -228,13 +228,18 @@ class ParityCheck:
         """Whether the index hears what the replica has stored of the last prompt sent."""
         if not sent:
             return _unchecked(Check.EVENTS, "no prompt could be sent whose events might be waited for")
-        believed = 0
+        believed, replica = 0, self.replica
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.events_s):
-                while (believed := self._believed(sent[-1])) < self._predicted:  # noqa: ASYNC110 (it tells nobody)
+                while not replica.has_lost_events:
+                    believed = self._believed(sent[-1])
+                    if believed >= self._predicted:
+                        break
                     await asyncio.sleep(POLL_S)
         if believed >= self._predicted:
             return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
+        if replica.has_lost_events:
+            return _unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
         if self.dispatcher.scheduler.snapshot().num_unindexed > num_unindexed:
             return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
         return _mismatch(

@@ -43,11 +43,13 @@ class LiveReplica:
 
     `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
+    `has_lost_events`: its KV events do not arrive, so its cache is estimated for now.
     """
 
     engine: Engine
     info: EngineInfo
     engine_load: EngineLoad | None = None
+    has_lost_events: bool = False
     trusted: bool = True
     parity: ParityReport | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)

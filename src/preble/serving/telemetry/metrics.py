@@ -77,6 +77,11 @@ class Telemetry:
         self.moves = counter("moves", "Requests that left a replica for another one.", "replica")
         self.kv_events = counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind")
         self.unlocated = counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica")
+        self.events_arrive = gauge(
+            "kv_events_arrive",
+            "1 while a replica's KV events arrive, 0 while its cache is estimated instead.",
+            "replica",
+        )
         self.resyncs = counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica")
         self.prefix_replications = counter(
             "prefix_replications", "Prefixes that got a further replica or lost one.", "replica", "change"
@@ -155,6 +160,16 @@ class Telemetry:
             e2e_s=round(e2e_s, 6),
         )
 
+    def events_lost(self, replica: ReplicaId, *, lost: bool) -> None:
+        """A replica's KV events do not arrive any more, or (`lost` False) they do again."""
+        self.events_arrive.labels(replica).set(not lost)
+        if lost:
+            self.log.warning(
+                "kv_events_lost", replica=replica, consequence="what it caches is estimated until they arrive"
+            )
+        else:
+            self.log.info("kv_events_back", replica=replica)
+
     def resynced(self, replica: ReplicaId) -> None:
         """A replica's KV events, which build on unknown blocks, were asked to start over."""
         self.resyncs.labels(replica).inc()
@@ -177,6 +192,8 @@ class Telemetry:
 
     def replica_up(self, replica: ReplicaId, **details: object) -> None:
         self.up.labels(replica).set(1)
+        if details.get("events"):
+            self.events_arrive.labels(replica).set(1)
         self.log.info("replica_up", replica=replica, **details)
 
     def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
@@ -198,6 +215,8 @@ class Telemetry:
     def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:
         """A replica left the rotation. `reason`: None at shutdown."""
         self.up.labels(replica).set(0)
+        with contextlib.suppress(KeyError):  # it reports none
+            self.events_arrive.remove(replica)
         for check in Check:
             with contextlib.suppress(KeyError):  # never checked
                 self.parity.remove(replica, check)
