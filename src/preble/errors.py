@@ -2,22 +2,23 @@
 
 ```
 PrebleError
-├── ConfigError              the operator's: a flag, a file, an environment variable     exit 2
+├── ConfigError              the operator's: a flag, a file, an environment variable  exit 2
 ├── TraceFormatError         the operator's: a line of a trace, workload or decision log  exit 2
-├── RequestError             the client's                                                 4xx
-│   ├── PromptTooLong        no replica can ever hold this prompt                         400
-│   ├── UnknownModel         no replica serves this model                                 404
-│   ├── BodyTooLarge         the body is over the configured limit                        413
-│   └── BodyTooSlow          the body did not arrive in time                              408
-├── NoReplicaError           no replica can serve it now                                       503 + Retry-After
-├── Overloaded               too many requests wait                                      429 + Retry-After
+├── RequestError             the client's                                         4xx
+│   ├── PromptTooLong        no replica can ever hold this prompt                 400
+│   ├── UnknownModel         no replica serves this model                         404
+│   ├── BodyTooLarge         the body is over the configured limit                413
+│   └── BodyTooSlow          the body did not arrive in time                      408
+├── NoReplicaError           no replica can serve it now                          503 + Retry-After
+├── Overloaded               too many requests wait                               429 + Retry-After
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
 ├── PolicyError              a bug in the policy: a choice that is no candidate
 └── EngineError              the replica's
-    ├── EngineRefused        no connection, or the replica said "not now"                 502, may move
-    ├── EngineGone           the connection broke                                         502, may move before 1st byte
-    ├── EngineTimeout        no answer in time                                            504
-    └── EngineProtocolError  an answer that is not what the protocol says                 502
+    ├── EngineRefused        no connection, or the replica said "not now"         502, may move
+    ├── EngineGone           the connection broke                                 502, may move before 1st byte
+    ├── EngineFailed         the replica answered with an error of its own (5xx)  its own status, may move
+    ├── EngineTimeout        no answer in time                                    504
+    └── EngineProtocolError  an answer that is not what the protocol says         502, may move before 1st byte
 ```
 
 Anything else that escapes is a bug.
@@ -122,6 +123,10 @@ class EngineRefused(EngineError):
 
 class EngineGone(EngineError):
     """The connection to the replica broke while it worked."""
+
+
+class EngineFailed(EngineError):
+    """The replica answered with an error of its own, a status of 500 or above."""
 
 
 class EngineTimeout(EngineError):

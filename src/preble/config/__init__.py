@@ -6,7 +6,7 @@
 from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
-from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ParityConfig",
     "RebalanceConfig",
     "ReplicaConfig",
+    "RetryConfig",
     "SchedulerConfig",
     "TimeoutsConfig",
     "TokenizerConfig",

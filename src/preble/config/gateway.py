@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
 from preble.config.knobs import about
-from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 from preble.core.policies.registry import policy_names
 
@@ -60,6 +60,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
     ejection: EjectionConfig = EjectionConfig()
+    retries: RetryConfig = RetryConfig()
     parity: ParityConfig = ParityConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

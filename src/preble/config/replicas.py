@@ -154,6 +154,32 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
 
 
+class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many requests may move to another replica after a failure, over the whole fleet.
+
+    A request moves only before its client has got a byte. Beyond the budget the client gets the failure.
+    """
+
+    share: Annotated[
+        float,
+        about(
+            "Of the requests in the window, the part that may be placed again.",
+            why="a failing replica is ejected soon; more would multiply an outage",
+            ge=0,
+        ),
+    ] = 0.2
+    least: Annotated[
+        int,
+        about(
+            "Retries in the window that are allowed however few requests there are.",
+            unit="requests",
+            why="what runs on one replica may break at once",
+            ge=0,
+        ),
+    ] = 100
+    window_s: Annotated[float, about("The window.", unit="s", why="recent, and enough", gt=0)] = 10.0
+
+
 class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
 

@@ -3,9 +3,9 @@
 Carriers of bytes, such as the gateway, use the names exported here and nothing else of this room.
 """
 
-from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer
+from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer, has_error_event
 from preble.serving.bodies import CHAT, COMPLETIONS, Prompt
-from preble.serving.dispatcher import Placed
+from preble.serving.dispatcher import NOT_NOW, Placed
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.requests import ParsedRequest
@@ -16,6 +16,7 @@ __all__ = [
     "CHAT",
     "COMPLETIONS",
     "METRICS_CONTENT_TYPE",
+    "NOT_NOW",
     "LiveReplica",
     "Outcome",
     "ParityReport",
@@ -27,4 +28,5 @@ __all__ = [
     "StreamMeter",
     "Usage",
     "decode_answer",
+    "has_error_event",
 ]

@@ -66,6 +66,17 @@ def decode_answer(body: bytes) -> Answer:
         raise EngineProtocolError(f"the replica's answer is not a completion: {error}") from error
 
 
+def has_error_event(events: bytes) -> bool:
+    r"""Return whether these bytes of a stream have an error in place of a piece of the answer.
+
+    In generated text a quote is escaped, so the key cannot be part of it.
+
+    >>> has_error_event(b'data: {"error": {"message": "no"}}'), has_error_event(rb'data: {"text": "\"error\":"}')
+    (True, False)
+    """
+    return b'"error":' in events and b'data: {"error":' in events.replace(b"data:{", b"data: {")
+
+
 class StreamMeter:
     """Counts the events of a stream from its raw bytes. O(bytes), copies nothing.
 
@@ -100,6 +111,15 @@ class StreamMeter:
         for line in reversed(tail.splitlines()):
             if line.startswith(b"data:") and b'"usage"' in line and (usage := _usage(line[5:])):
                 return usage
+        return None
+
+    def flaw(self) -> EngineProtocolError | None:
+        """Return what is wrong with a stream that has ended: an error event, or no `[DONE]`. None if it is good."""
+        tail = self._last_but_one + self._last
+        if has_error_event(tail):
+            return EngineProtocolError("the replica's stream ended with an error")
+        if b"data: [DONE]" not in tail and b"data:[DONE]" not in tail:
+            return EngineProtocolError("the replica's stream ended without [DONE]")
         return None
 
     def tokens(self) -> tuple[int, int | None]:

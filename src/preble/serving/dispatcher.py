@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksEvicted,
@@ -25,12 +26,20 @@ from preble.core.types import (
 )
 from preble.decisions.recent import DecisionRecord, RecentDecisions
 from preble.engines.adapter import Engine, EngineInfo
-from preble.errors import EngineError, PrebleError
+from preble.errors import EngineError, EngineFailed, EngineRefused, NoReplicaError, PrebleError
+from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplica, LiveReplicas
+from preble.serving.retries import RetryBudget
 from preble.serving.telemetry.metrics import Telemetry
+
+NOT_NOW = frozenset({429, 503})
+"""Statuses with which a replica refuses work that another may take."""
 
 ABORTED = "aborted"
 _NOT_FOUND = 404
+_SECONDS_PER_TOKEN = 1e-4
+_LEAST_WAIT_S = 0.05
+"""Roughly what a first byte takes, to compare replicas that got prompts of different lengths."""
 
 
 class Placed:
@@ -48,11 +57,14 @@ class Placed:
         "_dispatcher",
         "_has_ended",
         "_is_lost",
+        "_may_retry_freely",
         "_model",
         "_output_tokens",
         "_placed_at",
         "_record",
         "_request",
+        "_retry_after_s",
+        "_status",
         "engine",
         "on_lost",
         "placement",
@@ -79,9 +91,14 @@ class Placed:
         self._cached_tokens: int | None = None
         self._is_lost = False
         self._has_ended = False
+        self._status = 200
+        self._retry_after_s = 0.0
+        self._may_retry_freely = False
 
-    def answered(self, status: int) -> None:
-        """The replica has begun its answer with this HTTP status."""
+    def answered(self, status: int, retry_after_s: float = 0.0) -> None:
+        """The replica has begun its answer with this HTTP status. `retry_after_s`: from its `Retry-After` header."""
+        self._status = status
+        self._retry_after_s = retry_after_s
         if status == _NOT_FOUND:  # perhaps it was restarted with another model
             self._dispatcher.replicas.suspect(self.placement.replica_id)
 
@@ -94,21 +111,32 @@ class Placed:
         self._output_tokens = output_tokens
         self._cached_tokens = cached_tokens
 
-    def end(self, outcome: str = "ok") -> None:
-        """The answer is complete. `outcome`: as logs and metrics name it."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._dispatcher.finish(self, outcome)
+    def end(self) -> None:
+        """The answer is complete. With an error status it is no success: see `answered`."""
+        if self._status in NOT_NOW:
+            self._end("refused")
+        elif self._status >= 500:
+            replica_id = self.placement.replica_id
+            text = f"replica {replica_id} answered with status {self._status}"
+            self.failed(EngineFailed(text, replica_id=replica_id))
+        else:
+            self._end("ok" if self._status < 400 else "rejected")
 
     def cancelled(self) -> None:
         """The client has gone, or the work was stopped for another reason that is not the replica's."""
-        self.end(ABORTED)
+        self._end(ABORTED)
 
     def failed(self, error: BaseException) -> None:
         """The request failed. An `EngineError` also counts as the replica's failure and has it checked at once."""
         if isinstance(error, EngineError) and not self._has_ended:
+            self._may_retry_freely = isinstance(error, EngineRefused)
             self._dispatcher.engine_failed(self.placement.replica_id, error)
-        self.end(_outcome(error))
+        self._end(_outcome(error), is_engines_failure=isinstance(error, EngineError))
+
+    def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._dispatcher.finish(self, outcome, is_engines_failure=is_engines_failure)
 
     def moved(self, to: ReplicaId) -> None:
         """The carrier has sent the request to another replica. Raises: NoReplicaError: that one is not live."""
@@ -118,9 +146,10 @@ class Placed:
     def place_again(self) -> Placed:
         """Place the request on a replica that it has not tried. Call it after the end of this placement.
 
-        Raises: NoReplicaError: there is none. PromptTooLong, UnknownModel.
+        Only a request whose replica could not be reached is outside the fleet's retry budget.
+        Raises: NoReplicaError: there is none, or the budget is spent. PromptTooLong, UnknownModel.
         """
-        return self._dispatcher.place_elsewhere(self)
+        return self._dispatcher.place_again(self, is_free=self._may_retry_freely)
 
 
 def _outcome(error: BaseException) -> str:
@@ -129,14 +158,28 @@ def _outcome(error: BaseException) -> str:
     return type(error).__name__ if isinstance(error, (PrebleError, TimeoutError)) else "error"
 
 
+def _avoiding(request: Request, replicas: frozenset[ReplicaId]) -> Request:
+    return dataclasses.replace(request, avoid=request.avoid | replicas) if replicas else request
+
+
 class Dispatcher:
     """Owns the scheduler and the table of live replicas. Use within one running event loop."""
 
-    def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry, recent: RecentDecisions) -> None:
+    def __init__(
+        self,
+        scheduler: GlobalScheduler,
+        telemetry: Telemetry,
+        recent: RecentDecisions,
+        *,
+        ejection: EjectionConfig | None = None,
+        retries: RetryConfig | None = None,
+    ) -> None:
         self.scheduler = scheduler
         """Only to be read by others."""
         self.recent = recent
         self.replicas = LiveReplicas()
+        self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed)
+        self._retries = RetryBudget(retries or RetryConfig())
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[RequestId, Placed] = {}
@@ -155,25 +198,56 @@ class Dispatcher:
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
-        allowed = request
-        if others := self.replicas.not_serving(model):
-            allowed = dataclasses.replace(request, avoid=request.avoid | others)
+        self._retries.placed(self._loop.time())
+        return self._place(request, model)
+
+    def place_again(self, placed: Placed, *, is_free: bool) -> Placed:
+        """See `Placed.place_again`."""
+        replica_id = placed.placement.replica_id
+        now = self._loop.time()
+        if not is_free and not self._retries.allows_one(now):
+            self._telemetry.retries_denied.inc()
+            raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
+        again = self._place(_avoiding(placed._request, frozenset((replica_id,))), placed._model)
+        if not is_free:
+            self._retries.placed_again(now)
+        self._telemetry.moves.labels(replica_id).inc()
+        return again
+
+    def _place(self, request: Request, model: str | None) -> Placed:
         now, started = self._loop.time(), time.perf_counter()
-        placement = self.scheduler.place(allowed, now)
+        placement = self._chosen(request, self.replicas.not_serving(model), now)
         took_s = time.perf_counter() - started
-        engine = self.replicas[placement.replica_id].engine
-        placed = Placed(self, request, model, placement, engine, self.recent.placed(placement, now))
-        self._in_flight[request.request_id] = placed
-        self._arm()
-        self._telemetry.placed(placement, took_s)
+        try:
+            engine = self.replicas[placement.replica_id].engine
+            placed = Placed(self, request, model, placement, engine, self.recent.placed(placement, now))
+            self._in_flight[request.request_id] = placed
+            self._arm()
+            missed = placement.num_prompt_tokens - placement.matched_tokens
+            expected_s = _LEAST_WAIT_S + _SECONDS_PER_TOKEN * missed
+            self.ejection.sent(placement.replica_id, request.request_id, now, expected_s)
+            self._telemetry.placed(placement, took_s)
+        except BaseException:
+            # Nobody gets this placement to end it.
+            self._in_flight.pop(request.request_id, None)
+            self.ejection.dropped(placement.replica_id, request.request_id, now)
+            self.scheduler.on_finish(request.request_id, 0, now)
+            raise
         return placed
 
-    def place_elsewhere(self, placed: Placed) -> Placed:
-        """See `Placed.moved`."""
-        replica_id = placed.placement.replica_id
-        self._telemetry.moves.labels(replica_id).inc()
-        request = dataclasses.replace(placed._request, avoid=placed._request.avoid | {replica_id})
-        return self.place(request, placed._model)
+    def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
+        """Place, if possible on a replica that is not ejected. `others`: replicas of other models."""
+        avoided = self.ejection.avoided(now)
+        try:
+            return self.scheduler.place(_avoiding(request, others | avoided), now)
+        except NoReplicaError as error:
+            if not avoided:
+                raise
+            candidates = self.replicas.keys() - others - request.avoid
+            if (retry_after_s := self.ejection.retry_after_s(candidates, now)) is not None:
+                text = "every replica asks for time before further requests"
+                raise NoReplicaError(text, retry_after_s=retry_after_s) from error
+            return self.scheduler.place(_avoiding(request, others), now)
 
     def moved(self, placed: Placed, to: ReplicaId) -> None:
         """See `Placed.moved`."""
@@ -182,19 +256,23 @@ class Dispatcher:
         if not placed._is_lost:
             self.scheduler.move(placed._request.request_id, to, self._loop.time())
             self._arm()
+        now, request_id = self._loop.time(), placed._request.request_id
+        self.ejection.dropped(source, request_id, now)
+        self.ejection.sent(to, request_id, now)
         placed.engine = engine
         placed.placement = dataclasses.replace(placed.placement, replica_id=to)
         self._telemetry.moved(source, to)
 
     def first_token(self, placed: Placed) -> None:
         """See `Placed.first_token`."""
-        now = self._loop.time()
+        now, replica_id = self._loop.time(), placed.placement.replica_id
         placed._record.first_token_at = now
-        self._telemetry.first_byte(placed.placement.replica_id, now - placed._placed_at)
+        self._telemetry.first_byte(replica_id, now - placed._placed_at)
+        self.ejection.heard(replica_id, placed._request.request_id, now)
         if not placed._is_lost:
             self.scheduler.on_first_token(placed._request.request_id, now)
 
-    def finish(self, placed: Placed, outcome: str) -> None:
+    def finish(self, placed: Placed, outcome: str, *, is_engines_failure: bool) -> None:
         """See `Placed.end`."""
         now = self._loop.time()
         output_tokens, cached_tokens = placed._output_tokens, placed._cached_tokens
@@ -202,6 +280,7 @@ class Dispatcher:
             del self._in_flight[placed._request.request_id]
             self.scheduler.on_finish(placed._request.request_id, output_tokens, now, cached_tokens=cached_tokens)
             self._arm()
+        self._judge(placed, outcome, is_engines_failure, now)
         placed._record.finished(now, outcome, output_tokens, cached_tokens)
         self._telemetry.finished(
             placed.placement,
@@ -210,6 +289,18 @@ class Dispatcher:
             cached_tokens=cached_tokens,
             e2e_s=now - placed._placed_at,
         )
+
+    def _judge(self, placed: Placed, outcome: str, is_engines_failure: bool, now: float) -> None:
+        """What the end says of the replica."""
+        replica_id, request_id = placed.placement.replica_id, placed._request.request_id
+        if is_engines_failure:
+            self.ejection.failed(replica_id, request_id, now)
+        elif outcome == "ok":
+            self.ejection.succeeded(replica_id, request_id, now)
+        elif outcome == "refused":
+            self.ejection.refused(replica_id, request_id, placed._retry_after_s, now)
+        else:
+            self.ejection.dropped(replica_id, request_id, now)
 
     def engine_failed(self, replica_id: ReplicaId, error: EngineError) -> None:
         """Count a replica's failure and have it checked at once."""
@@ -223,6 +314,7 @@ class Dispatcher:
         replica_id = engine.replica_id
         self.scheduler.add_replica(info.spec, self._loop.time())
         self.replicas.add(replica := LiveReplica(engine, info))
+        self.ejection.add(replica_id, info.models)
         self._arm()
         self._telemetry.replica_up(
             replica_id, engine=info.engine, version=info.version, models=info.models, events=info.spec.reports_events
@@ -241,6 +333,7 @@ class Dispatcher:
             if placed.on_lost is not None:
                 placed.on_lost(reason, silent_since)
         self.replicas.remove(replica_id)
+        self.ejection.remove(replica_id)
         self._arm()
         self._telemetry.replica_down(replica_id, reason, len(orphans))
 

@@ -82,7 +82,9 @@ class Serving:
         scheduling = start_scheduling(config, scheduler)
         try:
             telemetry = Telemetry(log_losses)
-            dispatcher = Dispatcher(scheduling.scheduler, telemetry, scheduling.recent)
+            dispatcher = Dispatcher(
+                scheduling.scheduler, telemetry, scheduling.recent, ejection=config.ejection, retries=config.retries
+            )
             replicas = dispatcher.replicas
             telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
             telemetry.registry.register(EngineLoadCollector(replicas))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineResponse
 from preble.errors import EngineGone, EngineProtocolError
-from preble.serving import Placed
+from preble.gateway.http.events import EVENT_STREAM, looks_like_events
+from preble.serving import Placed, decode_answer, has_error_event
 
-NOT_NOW = frozenset({429, 503})
-"""Statuses with which a replica refuses work that another may take."""
+_EXCERPT_BYTES = 200
+"""The most of a replica's answer that an error message repeats."""
 
 
 class CancelScope:
@@ -53,18 +56,20 @@ class CancelScope:
 
 
 class Attempt:
-    """One placement, carried to its replica and back. `begin`, read the answer, then `leave`, which ends the placement.
+    """One placement, carried to its replica and back. `begin`, use the answer, then `leave`, which ends the placement.
 
-    After `begin`: `status` and `headers` of the answer, and `first`, the first piece of its body; of a refusal
-    (`is_refusal`) `first` is the whole body, and the attempt has ended.
+    After `begin`, `status` and `headers` are the answer's. A stream of events (`is_stream`) has its first piece in
+    `first`, and the others in `rest()`. Other answers are whole, in `body`, and their usage is reported.
     """
 
     def __init__(self, placed: Placed, max_answer_bytes: int) -> None:
-        """`max_answer_bytes`: the most that `read_all` accepts."""
+        """`max_answer_bytes`: the most that a whole answer may have."""
         self.placed = placed
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.first = b""
+        self.body = b""
+        self.is_stream = False
         self._max_answer_bytes = max_answer_bytes
         self._scope = CancelScope(placed.placement.replica_id)
         self._context: AbstractAsyncContextManager[EngineResponse] | None = None
@@ -72,27 +77,24 @@ class Attempt:
         self._chunks: AsyncIterator[bytes] | None = None
         self._has_ended = False
 
-    @property
-    def is_refusal(self) -> bool:
-        return self.status in NOT_NOW
+    async def begin(self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
+        """Send the request; wait for the whole answer or, if a stream is asked for, for its first piece.
 
-    async def begin(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send the request and wait for the first byte of the answer's body. If it raises, the attempt has ended.
-
-        Raises: EngineError.
+        If it raises, the attempt has ended. Raises: EngineError.
         """
         self.placed.on_lost = self._on_lost
         await self._scope.__aenter__()
         try:
             await self._open(path, body, headers)
-            if self.is_refusal:
-                self.first = await self.read_all()
+            self.is_stream = stream and self.status < 300
+            if self.is_stream:
+                self._check_events()
+            else:
+                self.body = await self._read_all()
+                self._report_usage()
         except BaseException as error:
             await self.leave(error)
             raise
-        self.placed.answered(self.status)
-        if self.is_refusal:
-            await self.leave(outcome="refused")
 
     async def _open(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
         engine = self.placed.engine
@@ -106,6 +108,24 @@ class Attempt:
         self.status, self.headers = response.status, response.headers
         self._chunks = response.chunks()
         self.first = await anext(self._chunks, b"")
+        self.placed.answered(self.status, retry_after_s(self.headers.get("retry-after", "")))
+
+    def _check_events(self) -> None:
+        """Raises: EngineProtocolError: the answer is not a stream of events, or begins with an error."""
+        content_type = self.headers.get("content-type", "")
+        if not self.first:
+            raise EngineProtocolError("the replica's answer is empty")
+        if not content_type.startswith(EVENT_STREAM.decode()) or not looks_like_events(self.first):
+            raise EngineProtocolError(
+                f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
+            )
+        if has_error_event(self.first):
+            raise EngineProtocolError(f"the replica's stream begins with an error: {_excerpt(self.first)}")
+
+    def _report_usage(self) -> None:
+        """Raises: EngineProtocolError: an answer that is said to be good is no completion."""
+        if self.status < 300 and (usage := decode_answer(self.body).usage) is not None:
+            self.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
 
     def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
         """The replica has left the rotation. If its machine is silent, so is the connection: give up waiting."""
@@ -119,8 +139,8 @@ class Attempt:
         """The body after its first piece. Raises, while being read: EngineGone, EngineTimeout."""
         return _nothing() if self._chunks is None else self._chunks
 
-    async def read_all(self) -> bytes:
-        """Return the whole body. Raises: EngineGone, EngineTimeout. EngineProtocolError: the body is too large."""
+    async def _read_all(self) -> bytes:
+        """Raises: EngineGone, EngineTimeout. EngineProtocolError: the body is too large."""
         pieces = [self.first]
         size = len(self.first)
         async for chunk in self.rest():
@@ -130,7 +150,7 @@ class Attempt:
                 raise EngineProtocolError(f"the replica's answer is larger than {self._max_answer_bytes} bytes")
         return b"".join(pieces) if len(pieces) > 1 else self.first
 
-    async def leave(self, error: BaseException | None = None, *, outcome: str = "ok") -> None:
+    async def leave(self, error: BaseException | None = None) -> None:
         """Leave the engine, which aborts work that is not done, and end the placement. A second call does nothing.
 
         `error`: why the carrier leaves, None if the answer was read to its end.
@@ -145,9 +165,9 @@ class Attempt:
             error = gone
             raise
         finally:
-            await self._close(error, outcome)
+            await self._close(error)
 
-    async def _close(self, error: BaseException | None, outcome: str) -> None:
+    async def _close(self, error: BaseException | None) -> None:
         context, self._context = self._context, None
         chunks, self._chunks = self._chunks, None
         try:
@@ -158,9 +178,27 @@ class Attempt:
         finally:
             self.placed.on_lost = None
             if error is None:
-                self.placed.end(outcome)
+                self.placed.end()
             else:
                 self.placed.failed(error)
+
+
+def retry_after_s(header: str) -> float:
+    """Return the seconds of a `Retry-After` header, 0 if it has none.
+
+    >>> retry_after_s("30"), retry_after_s(""), retry_after_s("soon"), retry_after_s("Fri, 01 Jan 1999 00:00:00 GMT")
+    (30.0, 0.0, 0.0, 0.0)
+    """
+    if header.isascii() and header.isdigit():
+        return float(header[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _excerpt(raw: bytes) -> str:
+    return raw[:_EXCERPT_BYTES].decode("utf-8", "replace")
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -7,7 +7,7 @@ import asyncio
 from preble.config import GatewayConfig
 from preble.errors import EngineTimeout
 from preble.gateway.http.client import Client
-from preble.gateway.requests.one_prompt import answer_stream, answer_whole
+from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
 from preble.serving import ParsedRequest, Serving
@@ -40,23 +40,21 @@ class Completions:
         headers = self._engine_headers(parsed)
 
         async def relay(index: int = 0, body: bytes = parsed.body) -> Relay:
-            request = await self._serving.tokenize(parsed, index)
             return Relay(
                 self._serving,
-                request,
+                await self._serving.tokenize(parsed, index),
                 parsed.model,
                 parsed.path,
                 body,
                 headers,
+                stream=bool(parsed.fields.stream),
                 max_answer_bytes=self._max_answer_bytes,
             )
 
         if parsed.num_prompts > 1:
             await answer_prompt_list(client, parsed, relay)
-        elif parsed.fields.stream:
-            await answer_stream(client, await relay())
         else:
-            await answer_whole(client, await relay())
+            await answer_one_prompt(client, await relay())
 
     def _engine_headers(self, parsed: ParsedRequest) -> dict[str, str]:
         headers = {"content-type": "application/json", "x-request-id": parsed.request_id}

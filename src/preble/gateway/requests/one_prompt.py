@@ -5,35 +5,23 @@ from __future__ import annotations
 from preble.gateway.http.client import Client
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.relay import Relay
-from preble.gateway.requests.replies import answer_headers, check_event_stream, read_answer, reply_refusal
+from preble.gateway.requests.replies import answer_headers, reply_refusal
 from preble.serving import StreamMeter
 
 
-async def answer_whole(client: Client, relay: Relay) -> None:
-    """Answer once the replica's answer has been read. Raises: PrebleError."""
+async def answer_one_prompt(client: Client, relay: Relay) -> None:
+    """Answer with the replica's whole answer, or with its events as they come. Raises: PrebleError."""
     async with relay as attempt:
-        body = await read_answer(attempt)
-    if attempt.status >= 400:
-        await reply_refusal(client, attempt, body)
-    else:
-        await client.reply(attempt.status, answer_headers(attempt), body)
-
-
-async def answer_stream(client: Client, relay: Relay) -> None:
-    """Answer with the replica's events as they come. Raises: PrebleError."""
-    refusal = None
-    async with relay as attempt:
-        if attempt.status >= 400:
-            refusal = await attempt.read_all()
-        else:
-            check_event_stream(attempt)
+        if attempt.is_stream:
             attempt.placed.first_token()
             await client.stream(attempt.status, answer_headers(attempt))
             await _pass_through(client, attempt)
-    if refusal is None:
+    if attempt.is_stream:
         await client.end()
+    elif attempt.status >= 400:
+        await reply_refusal(client, attempt)
     else:
-        await reply_refusal(client, attempt, refusal)
+        await client.reply(attempt.status, answer_headers(attempt), attempt.body)
 
 
 async def _pass_through(client: Client, attempt: Attempt) -> None:
@@ -44,5 +32,9 @@ async def _pass_through(client: Client, attempt: Attempt) -> None:
         async for chunk in attempt.rest():
             meter.feed(chunk)
             await client.write(chunk)
+        if (flaw := meter.flaw()) is not None:
+            # The client has got all of it as it is; it only counts as the replica's failure.
+            attempt.placed.usage(*meter.tokens())
+            attempt.placed.failed(flaw)
     finally:
         attempt.placed.usage(*meter.tokens())

@@ -21,7 +21,7 @@ from preble.gateway.http.errors import JSON_TYPE, HeaderList
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.relay import Relay
-from preble.gateway.requests.replies import check_event_stream, read_answer, reply_refusal
+from preble.gateway.requests.replies import reply_refusal
 from preble.serving import ParsedRequest, Prompt, PromptTokensDetails, StreamMeter, Usage
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
@@ -35,10 +35,9 @@ _WAITING_EVENTS = 64
 class _Refused(Exception):
     """A replica answered one prompt with an error status, and with it the whole request."""
 
-    def __init__(self, attempt: Attempt, body: bytes) -> None:
+    def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt.status)
         self.attempt = attempt
-        self.body = body
 
 
 async def answer_prompt_list(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
@@ -53,7 +52,7 @@ async def answer_prompt_list(client: Client, parsed: ParsedRequest, relays: Rela
             raise first from None
         if client.status is not None:
             raise EngineRefused(f"a replica answered one of the prompts with status {first.attempt.status}") from None
-        await reply_refusal(client, first.attempt, first.body)
+        await reply_refusal(client, first.attempt)
 
 
 def _bodies(parsed: ParsedRequest) -> list[bytes]:
@@ -83,18 +82,18 @@ async def _answer_whole(client: Client, parsed: ParsedRequest, relays: Relays) -
     async with asyncio.TaskGroup() as group:
         bodies = _bodies(parsed)
         tasks = [group.create_task(_whole(relays, i, body)) for i, body in enumerate(bodies)]
-    parts = [task.result() for task in tasks]
-    merged = _merged([answer for answer, _ in parts], parsed.fields.n or 1)
-    await client.reply(200, _merged_headers([attempt for _, attempt in parts]), merged)
+    attempts = [task.result() for task in tasks]
+    merged = _merged([attempt.body for attempt in attempts], parsed.fields.n or 1)
+    await client.reply(200, _merged_headers(attempts), merged)
 
 
-async def _whole(relays: Relays, index: int, body: bytes) -> tuple[bytes, Attempt]:
-    """Return one prompt's answer. Raises: PrebleError, _Refused."""
+async def _whole(relays: Relays, index: int, body: bytes) -> Attempt:
+    """Return the attempt with one prompt's answer. Raises: PrebleError, _Refused."""
     async with await relays(index, body) as attempt:
-        answer = await read_answer(attempt)
+        pass
     if attempt.status >= 400:
-        raise _Refused(attempt, answer)
-    return answer, attempt
+        raise _Refused(attempt)
+    return attempt
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
@@ -189,8 +188,7 @@ async def _produce(relays: Relays, index: int, body: bytes, offset: int, events:
     """Read one prompt's stream into the queue. Raises: PrebleError, _Refused."""
     async with await relays(index, body) as attempt:
         if attempt.status >= 400:
-            raise _Refused(attempt, await attempt.read_all())
-        check_event_stream(attempt)
+            raise _Refused(attempt)
         attempt.placed.first_token()
         await _read_events(attempt, offset, events)
     await events.put(None)
@@ -206,6 +204,8 @@ async def _read_events(attempt: Attempt, offset: int, events: _Events) -> None:
                 if data != b"[DONE]":
                     await events.put(_reindexed_event(data, offset))
             chunk = await anext(attempt.rest(), b"")
+        if (flaw := meter.flaw()) is not None:
+            raise flaw
     finally:
         attempt.placed.usage(*meter.tokens())
 

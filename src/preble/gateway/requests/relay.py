@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from preble.core.types import Request
-from preble.errors import EngineError, EngineGone, EngineRefused, NoReplicaError
+from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError
 from preble.gateway.requests.attempt import Attempt
-from preble.serving import Serving
+from preble.serving import NOT_NOW, Serving
 
-_MOVES_AFTER_BREAKS = 1
-"""How often a request moves after a replica broke off while it may have worked: the request may be what breaks them."""
+_MOVES_AFTER_FAILURES = 1
+"""How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""
 
 
 class Relay:
@@ -20,8 +20,9 @@ class Relay:
     Leaving before the end of the answer aborts the work in the engine.
 
     A request leaves a replica that cannot be reached, or that says 429 or 503, for any number of others. It leaves a
-    replica that breaks off before the first byte, or whose machine falls silent, for one other. After the first byte,
-    and after a timeout, the request fails.
+    replica that fails for one other: one that breaks off, falls silent, answers with a status of 500 or above, or with
+    something that is no completion. Both stay within the fleet's retry budget. After the first piece of a stream, and
+    after a timeout, the request fails.
     """
 
     def __init__(
@@ -33,57 +34,49 @@ class Relay:
         body: bytes,
         headers: Mapping[str, str],
         *,
+        stream: bool,
         max_answer_bytes: int,
     ) -> None:
-        """`max_answer_bytes`: of an answer that is read whole."""
+        """`max_answer_bytes`: of an answer that is no stream."""
         self._serving = serving
         self._request = request
         self._model = model
         self._sent = (path, body, headers)
+        self._stream = stream
         self._max_answer_bytes = max_answer_bytes
         self._attempt: Attempt | None = None
-        self._refusal: Attempt | None = None
-        self._failure: EngineError | None = None
-        self._breaks = 0
+        self._num_failures = 0
 
     async def __aenter__(self) -> Attempt:
         """Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure."""
         placed = self._serving.place(self._request, self._model)
         while True:
             self._attempt = attempt = Attempt(placed, self._max_answer_bytes)
-            if await self._is_answered(attempt):
-                return attempt
+            failure: EngineError | None = None
             try:
-                placed = placed.place_again()
-            except NoReplicaError:
-                if self._refusal is not None:
-                    return self._refusal
-                assert self._failure is not None
-                raise self._failure from None
+                await attempt.begin(*self._sent, stream=self._stream)
+                if attempt.status < 500 and attempt.status not in NOT_NOW:
+                    return attempt
+                await attempt.leave()
+            except EngineError as error:
+                failure = error
+            if self._may_move(attempt, failure):
+                try:
+                    placed = placed.place_again()
+                    continue
+                except NoReplicaError:
+                    pass
+            if failure is not None:
+                raise failure
+            return attempt
 
-    async def _is_answered(self, attempt: Attempt) -> bool:
-        """Try one replica; return whether its answer is the client's, rather than another replica's.
-
-        Raises: EngineError: the replica failed, and no other may be tried.
-        """
-        try:
-            await attempt.begin(*self._sent)
-        except EngineError as error:
-            if not self._may_move(error):
-                raise
-            self._failure = error
-            return False
-        if attempt.is_refusal:
-            self._refusal = attempt
-        return not attempt.is_refusal
-
-    def _may_move(self, error: EngineError) -> bool:
-        if isinstance(error, EngineRefused):
+    def _may_move(self, attempt: Attempt, failure: EngineError | None) -> bool:
+        if isinstance(failure, EngineRefused) or (failure is None and attempt.status in NOT_NOW):
             return True
-        if isinstance(error, EngineGone):
-            self._breaks += 1
-            return self._breaks <= _MOVES_AFTER_BREAKS
-        return False
+        if isinstance(failure, EngineTimeout):
+            return False
+        self._num_failures += 1
+        return self._num_failures <= _MOVES_AFTER_FAILURES
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

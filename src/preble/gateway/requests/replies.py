@@ -1,16 +1,13 @@
-"""From replicas' answers to answers for clients: what is checked, which headers pass, how an error is passed on."""
+"""From replicas' answers to answers for clients: which headers pass, and how an error is passed on."""
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import Raw
 
-from preble.errors import EngineProtocolError
 from preble.gateway.http.client import Client
 from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList
-from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.gateway.requests.attempt import Attempt
-from preble.serving import decode_answer
 
 _NOT_PASSED_BACK = frozenset(
     {
@@ -36,31 +33,9 @@ _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
-async def read_answer(attempt: Attempt) -> bytes:
-    """Return the whole body of an answer that is not streamed, and report its usage.
-
-    Raises: EngineError, for example EngineProtocolError: it is no completion.
-    """
-    body = await attempt.read_all()
-    if attempt.status < 300 and (usage := decode_answer(body).usage) is not None:
-        attempt.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
-    return body
-
-
-def check_event_stream(attempt: Attempt) -> None:
-    """Raises: EngineProtocolError: the answer is not a stream of events."""
-    content_type = attempt.headers.get("content-type", "")
-    if not attempt.first:
-        raise EngineProtocolError("the replica's answer is empty")
-    if not content_type.startswith(EVENT_STREAM.decode()) or not looks_like_events(attempt.first):
-        raise EngineProtocolError(
-            f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
-        )
-
-
-async def reply_refusal(client: Client, attempt: Attempt, body: bytes) -> None:
+async def reply_refusal(client: Client, attempt: Attempt) -> None:
     """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced."""
-    headers = answer_headers(attempt)
+    headers, body = answer_headers(attempt), attempt.body
     if not is_json_object(body):
         headers = [JSON_TYPE, *(header for header in headers if header[0] not in _OF_THE_BODY)]
         text = f"the replica answered with status {attempt.status} and no error that can be passed on"

@@ -18,6 +18,7 @@ from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
 from preble.logs import LogLosses
 from preble.serving.parity.report import Check, Outcome, ParityReport
+from preble.serving.replicas.ejection import Change, Standing
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
@@ -75,6 +76,8 @@ class Telemetry:
         self.output_tokens = counter("output_tokens", "Tokens generated.", "replica")
         self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
         self.moves = counter("moves", "Requests that left a replica for another one.", "replica")
+        self.retries_denied = counter("retries_denied", "Requests not moved since the retry budget was spent.")
+        self.ejected = gauge("replica_ejected", "1 while requests keep away from a replica.", "replica")
         self.kv_events = counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind")
         self.unlocated = counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica")
         self.events_arrive = gauge(
@@ -190,6 +193,18 @@ class Telemetry:
         self.engine_errors.labels(replica, type(error).__name__).inc()
         self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
 
+    def standing_changed(self, change: Change) -> None:
+        """A replica was ejected, is probed, or is back."""
+        self.ejected.labels(change.replica_id).set(change.standing is Standing.EJECTED)
+        if change.standing is Standing.EJECTED:
+            self.log.warning(
+                "replica_ejected", replica=change.replica_id, reason=change.reason, back_off_s=change.back_off_s
+            )
+        else:
+            self.log.info(
+                "replica_probed" if change.standing is Standing.PROBING else "replica_back", replica=change.replica_id
+            )
+
     def replica_up(self, replica: ReplicaId, **details: object) -> None:
         self.up.labels(replica).set(1)
         if details.get("events"):
@@ -217,6 +232,7 @@ class Telemetry:
         self.up.labels(replica).set(0)
         with contextlib.suppress(KeyError):  # it reports none
             self.events_arrive.remove(replica)
+        self.ejected.labels(replica).set(0)
         for check in Check:
             with contextlib.suppress(KeyError):  # never checked
                 self.parity.remove(replica, check)
