@@ -1,6 +1,6 @@
-"""The values that cross the scheduler's door: frozen, without behaviour beyond reading themselves.
+"""The values that go into the schedulers and come out: requests, replicas, placements, cache events.
 
-Token ids travel *packed*: `bytes` holding native-endian unsigned 32-bit integers, four bytes a token. A packed run is
+Token ids travel *packed*: `bytes` holding native-endian unsigned 32-bit integers, four bytes per token. A packed run is
 hashable, immutable, shared without copying and compared at memcmp speed.
 """
 
@@ -21,7 +21,7 @@ BlockHash = int | bytes
 
 TOKEN_BYTES = 4
 _LONGEST_NAMESPACE = 64
-"""Characters of a namespace that is given as it is."""
+"""The longest namespace that is kept as it is, in characters."""
 
 
 def pack_tokens(token_ids: Iterable[int]) -> PackedTokens:
@@ -45,9 +45,10 @@ def unpack_tokens(packed: bytes) -> Sequence[int]:
 
 
 def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) -> str:
-    """The namespace of prompts computed with this model adapter and this cache salt: equal iff KV may be shared.
+    """The namespace of prompts computed with this model adapter and this cache salt: equal if and only if they may
+    share KV.
 
-    A long one is given by its hash: clients choose salts, and namespaces are kept.
+    A long one becomes a hash: clients choose salts, and the scheduler keeps namespaces.
 
     >>> namespace_of()
     ''
@@ -68,7 +69,7 @@ class Request:
 
     `prompt`: packed token ids. `max_output_tokens`: the client's limit, None where it gave none.
     `namespace`: prompts of different namespaces never share KV (model adapter, cache salt); "" for the common one.
-    `avoid`: replicas that must not get it, for example because they already failed it.
+    `avoid`: replicas that must not get the request, for example because they have failed it already.
     """
 
     request_id: RequestId
@@ -93,12 +94,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What the scheduler has to know of a replica.
+    """What the scheduler must know about a replica.
 
-    `kv_capacity_tokens`: size of its KV cache, None where unknown (then nothing is assumed to be evicted for space).
+    `kv_capacity_tokens`: size of its KV cache, None where unknown (then nothing counts as evicted for lack of space).
     `max_prompt_tokens`: longest prompt it accepts, None where unknown.
-    `block_size`: tokens a KV block; only whole blocks are cached.
-    `reports_events`: its KV events will be fed to `on_stored` / `on_evicted`; without them holdings are a belief.
+    `block_size`: tokens per KV block; only whole blocks are cached.
+    `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
     """
 
     replica_id: ReplicaId
@@ -109,7 +110,7 @@ class ReplicaSpec:
 
 
 class Reason(StrEnum):
-    """Why a replica was chosen. What each means of E2 and of a baseline: docs/howto/explain.md."""
+    """Why a policy chose a replica. What each reason means for each policy: docs/howto/explain.md."""
 
     EXPLOIT = "exploit"
     EXPLORE = "explore"
@@ -117,15 +118,15 @@ class Reason(StrEnum):
     REDIRECT = "redirect"
     REPLICATE = "replicate"
     POLICY = "policy"
-    """A rule that does not decide between cache and load, but knows no cache or weighs both at once."""
+    """For a rule that knows no cache, or weighs cache and load at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One replica as the policy saw it for one request. Costs are in seconds of GPU time.
 
-    `matched_tokens`: leading prompt tokens that it is believed to hold. `score`: what a rule that reckons in something
-    else than L, M and P compared, in that rule's own unit, lower is better; None for any other.
+    `matched_tokens`: leading prompt tokens that it is expected to serve from its cache. `score`: for a policy that does
+    not compare L + M + P, what it compared, in its own unit, lower is better; None for the others.
     """
 
     replica_id: ReplicaId
@@ -144,9 +145,9 @@ class Candidate:
 class Placement:
     """Where a request goes and why.
 
-    `matched_tokens`: leading prompt tokens believed to be cached on `replica_id` when it was placed.
+    `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
-    counted as none, see `GlobalScheduler.set_trust`.
+    did not count, see `GlobalScheduler.set_trust`.
     """
 
     request_id: RequestId
@@ -173,7 +174,7 @@ class PrefixReplication:
 
 @dataclass(slots=True)
 class CacheDrift:
-    """Prompt tokens that a replica was believed to have cached, and those it reported, over requests that it reported.
+    """Prompt tokens that a replica was expected to have cached and those that it reported, over requests with a report.
 
     Only tokens count that had been computed before the request was placed.
     """
@@ -188,8 +189,8 @@ class BlocksStored:
     """A replica has cached blocks that follow one another.
 
     `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
-    exactly `len(block_hashes) * block_size` of them. `is_orphan`: whoever reports this has never heard of the parent
-    either, for example because it was stored before anybody listened.
+    exactly `len(block_hashes) * block_size` of them. `is_orphan`: the reporter does not know the parent
+    either, for example because it was stored before the reporter listened.
     """
 
     replica_id: ReplicaId
@@ -213,8 +214,8 @@ class BlocksEvicted:
 class CacheCleared:
     """A replica's whole cache is gone: reset, restart, or a gap in its events that cannot be filled.
 
-    `is_past`: it is told late, after the fact, with all that has been stored since still to come. What requests have
-    stored lately stays promised.
+    `is_past`: the event comes late, and reports of all that was stored since will follow. So prompts of recent requests
+    still count.
     """
 
     replica_id: ReplicaId

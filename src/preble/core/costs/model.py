@@ -1,6 +1,6 @@
-"""Tokens to seconds of GPU time: the only home of coefficients.
+"""From tokens to seconds of GPU time. No other module has coefficients.
 
-A `CostProfile` is data (measured per GPU and model, shipped or made by `preble profile`); a `CostModel` answers
+A `CostProfile` is data: measured for one GPU and model, shipped or made by `preble profile`. A `CostModel` answers
 questions about it. Every function is monotone and never negative.
 Source: Preble, appendix "Prefill/Decoding Times"; how decode is charged is decided in docs/decisions/0002.
 """
@@ -45,15 +45,15 @@ class CostModel:
         return output_tokens * (self._decode_step_s + self.profile.decode_s_per_context_token * context_tokens)
 
     def decode_sequence_s(self, context_tokens: float) -> float:
-        """Seconds by which one more sequence with so much context makes every decode iteration longer."""
+        """Seconds that one more sequence with `context_tokens` of context adds to every decode iteration."""
         return self.profile.decode_s_per_sequence + self.profile.decode_s_per_context_token * context_tokens
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
         """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
 
         `prefills`: (new tokens, tokens before them) of each chunk; `decode_context_tokens`: context of all decoding
-        sequences together. All tokens, of chunks and decodes, go through the linear layers together; the fixed part
-        of a decode iteration is paid only where it exceeds that; attention is added for each sequence.
+        sequences together. The tokens of chunks and decodes go through the linear layers together. The fixed
+        part of a decode iteration counts only where it is larger than that. Attention is added for each sequence.
         """
         p = self.profile
         num_tokens, context_s = num_decodes, 0.0
@@ -69,7 +69,7 @@ class CostModel:
         return max(seconds, p.decode_base_s) + decodes
 
     def admission_s(self, num_requests: int) -> float:
-        """Seconds by which an iteration is longer that admits so many requests, beyond their tokens."""
+        """Seconds that admitting `num_requests` adds to an iteration, beyond their tokens."""
         return num_requests * self.profile.request_overhead_s
 
     def _alone_s(self, num_tokens: int) -> float:

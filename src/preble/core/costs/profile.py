@@ -1,7 +1,7 @@
 """How long a replica takes, as data.
 
-Apart from `cost_model`, so that it is never compiled: profiles are read from files, and mypyc does not keep the types
-of a tuple's members for the reader to go by (docs/decisions/0005).
+It is never compiled, so it has a file of its own: profiles are read from files, and a compiled class does not keep the
+types of a tuple's members, which the reader needs (docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class CostProfile:
     `decode_base_s`, `decode_s_per_sequence`, `decode_s_per_context_token`: one decode iteration takes
     base + sequences x per_sequence + their total context x per_context_token, and at least what the same number of
     prefill tokens takes.
-    `request_overhead_s`: seconds by which a request makes the iteration that admits it longer, beyond its tokens: what
-    the replica does for each request where it computes.
+    `request_overhead_s`: seconds that a request adds to the iteration that admits it, beyond its tokens: work that the
+    replica does for each request.
     `kv_capacity_tokens`: KV cache of one replica. `typical_batch`: sequences that share a decode iteration in service;
-    it decides which part of an iteration is charged to one request.
+    one request is charged this part of an iteration.
     """
 
     name: str

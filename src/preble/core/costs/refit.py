@@ -1,9 +1,9 @@
 """The cost profile corrected while serving: two factors, one for prefill and one for decode, from live requests.
 
-The shape of a profile is measured offline; what it is off by in service (another GPU, another clock, a server's
-overhead) is mostly a factor. Each factor follows the median of measured / predicted over the last requests: one wrong
-time in five moves a median little, and one in two does not break it. Steps and range are bounded. Equal samples at
-equal times give equal models. What is a sample: `live_times`.
+The shape of a profile is measured offline. In service its times are wrong mostly by a factor (another GPU, another
+clock, a server's overhead). Each factor follows the median of measured / predicted over the last requests: if one time
+in five is wrong, a median moves little. Steps and range are bounded. Equal samples at equal times give equal models.
+Which requests are samples: `core.placing.timing_samples`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from preble.core.costs.model import CostModel, CostProfile
 
 @dataclass(frozen=True, slots=True)
 class RefitSettings:
-    """`interval_s`: least time between two corrections. `num_samples`: the last so many of each kind count.
+    """How the cost profile is corrected.
 
-    `min_samples`: fewer say nothing. `max_step`: a factor changes at most by this factor at once. `max_factor`: and
-    stays within this factor of the profile. `dead_band`: a smaller relative change is not worth a new model.
+    `interval_s`: the shortest time between two corrections. `num_samples`: the number of latest samples of each kind
+    that count. `min_samples`: with fewer nothing is corrected. `max_step`: the largest factor by which a factor changes
+    at once. `max_factor`: the largest distance from the profile, as a factor. `dead_band`: smaller relative changes are
+    ignored.
     """
 
     interval_s: float = 10.0
@@ -34,8 +36,8 @@ class RefitSettings:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """A prompt that waited for no other: `seconds` from placement to first token, `num_decoding` others in decode,
-    with `decode_context_tokens` of context together."""
+    """A prompt that waited for no other. `seconds`: from its placement to its first token. `num_decoding`: others in
+    decode, with `decode_context_tokens` of context together."""
 
     new_tokens: int
     cached_tokens: int
@@ -54,7 +56,7 @@ class PrefillSample:
 @dataclass(frozen=True, slots=True)
 class DecodeSample:
     """An answer of `num_iterations` after its first token, in a batch of `num_sequences` (at least 1) on average, with
-    `context_tokens` together. `seconds`: without what others' prefills took meanwhile."""
+    `context_tokens` together. `seconds`: without the prefills of others meanwhile."""
 
     num_iterations: int
     num_sequences: int
@@ -74,11 +76,10 @@ class CostFactors:
 
 
 def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
-    """The profile with its times multiplied, but for a request's overhead, which is not the GPU's. Monotone and not
-    negative, as the profile is.
+    """The profile with its times multiplied, except a request's overhead, which the GPU does not cause.
 
-    Up to the fixed part of a decode iteration, a prefill's time is that fixed part (reading the weights), so it goes
-    with decoding; only what is above it goes with prefill. Otherwise a slower prefill would slow down decoding too.
+    A prefill's time up to the fixed part of a decode iteration is that fixed part (reading the weights), so the decode
+    factor applies to it, and the prefill factor to the rest. Otherwise a slower prefill would slow down decoding too.
     """
     base_s = profile.decode_base_s
 
@@ -112,7 +113,7 @@ class CostRefit:
         self._last_at = -inf
 
     def note_prefill(self, sample: PrefillSample, now: float) -> None:
-        """Take in a prefill, unless it is so short that it is mostly the fixed part of an iteration."""
+        """Note a prefill, unless it is so short that most of it is the fixed part of an iteration."""
         alone_s = self._as_profiled.prefill_s(sample.new_tokens, sample.cached_tokens)
         if alone_s >= 2 * self._profile.decode_base_s and sample.seconds > 0:
             self._prefills.append(sample)
@@ -130,7 +131,7 @@ class CostRefit:
 
     @property
     def due_at(self) -> float | None:
-        """When there is something to correct; None while there are too few new samples."""
+        """When to correct next; None while there are too few new samples."""
         return self._due_at
 
     def refit(self, now: float) -> CostModel | None:

@@ -1,4 +1,4 @@
-"""Simple rules to compare with, each on the same bookkeeping as E2."""
+"""Simple rules to compare with, on the same counts and the same index as all policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RoundRobin:
 
 
 class LeastLoad:
-    """The replica with the fewest outstanding tokens: prompt tokens to compute, and output tokens to expect."""
+    """The replica with the fewest outstanding tokens: prompt tokens to compute plus output tokens to expect."""
 
     name = "least_load"
 

@@ -45,8 +45,8 @@ _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
 def policy_names() -> tuple[str, ...]:
     """Every name that `make_policy` knows; the first is the default.
 
-    `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without its prefill/decode
-    balance, and that with rebalancing and replication. All of them: docs/reference/policies.md.
+    `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without the balance of prefill
+    and decode, and the same with rebalancing and replication. All of them: docs/reference/policies.md.
 
     >>> policy_names()[:6]
     ('preble', 'e2', 'e2_rebalance', 'e2_per_request', 'round_robin', 'least_load')
@@ -55,7 +55,7 @@ def policy_names() -> tuple[str, ...]:
 
 
 def reads_token_ids(name: str) -> bool:
-    """True if choices of the policy depend on which tokens a prompt has, not only on which prompts share them."""
+    """True if the policy's choices depend on the token ids themselves, not only on which prompts share tokens."""
     return name == Chwbl.name
 
 

@@ -1,9 +1,9 @@
-"""The KV blocks of one replica: which are in use, and which is reused next.
+"""The KV blocks of one replica: which are in use, and which one is reused next.
 
-A *run* is the list of blocks that one sequence uses, in its order. Runs share beginnings: two that share a block are
-the same up to it. So blocks in use form trees, and a block's users are the runs that end with it and the blocks in use
-that follow it. By that a run is taken or given up in time of the blocks whose state changes, not of its length: where
-many share a prefix, that is its end.
+A *run* is the list of blocks that one sequence uses, in its order. Runs share beginnings: two runs that share a block
+are the same up to it. So blocks in use form trees. A block's users are the runs that end with it and the blocks in use
+that follow it. This makes taking or releasing a run as cheap as the number of blocks whose state changes: if many runs
+share a prefix, only the end of a run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import pairwise, takewhile
 class BlockPool:
     """A fixed number of blocks, ids 0 ... num_blocks - 1, each either in use (by one or more users) or free.
 
-    Free blocks with content keep it until they are taken again, in the order in which they were freed; those without
-    are taken before them. It knows nothing of what a block holds.
+    Free blocks keep their content until they are taken again, in the order in which they were freed; free blocks
+    without content are taken first. The pool does not know what a block holds.
     """
 
     __slots__ = ("_empty", "_kept", "_num_new", "_num_users", "num_blocks")
@@ -28,9 +28,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._num_users = [0] * num_blocks
         self._empty: list[int] = []
-        """Free blocks that were used and have no content; the last one is taken next."""
+        """Free blocks that were used before and have no content; the last one is taken next."""
         self._num_new = num_blocks
-        """Blocks that were never used: as many as that at the end of all; taken after the empty ones."""
+        """The number of blocks that were never used, the last ones of all; they are taken after the empty ones."""
         self._kept: OrderedDict[int, None] = OrderedDict()
         """Free blocks with content, the one freed longest ago first."""
 
@@ -46,11 +46,11 @@ class BlockPool:
         return self._num_users[block] > 0
 
     def count_free(self, backwards: Iterable[int]) -> int:
-        """How many blocks of a run, given from its end on, are free. O(those)."""
+        """The number of free blocks in a run, which is given from its end. O(free blocks)."""
         return sum(1 for _ in takewhile(lambda block: not self._num_users[block], backwards))
 
     def take(self, num_blocks: int) -> list[int]:
-        """A run of free blocks, in the order in which they are to be reused; it may continue another. O(num_blocks).
+        """A run of free blocks, in the order of reuse; it may continue another run. O(num_blocks).
 
         Raises: IndexError: too few are free.
         """
@@ -71,7 +71,7 @@ class BlockPool:
         return taken
 
     def retain(self, run: Sequence[int]) -> None:
-        """Use a run once more; its free blocks are in use again with their content. O(free blocks in it).
+        """Add a user to a run; its free blocks are in use again, with their content. O(free blocks in it).
 
         Raises: KeyError: one is free and has no content.
         """
@@ -83,7 +83,7 @@ class BlockPool:
             del kept[block]
 
     def release(self, run: Sequence[int], contents: Sequence[object]) -> None:
-        """Use a run no longer, its end first, so that the end of a prompt is reused before its head.
+        """Remove a user from a run, from the end on, so that the end of a prompt is reused before its head.
 
         Blocks without another user become free. `contents`: of every block of the pool, None where it has none.
         O(blocks that become free).
@@ -99,9 +99,9 @@ class BlockPool:
                 kept[block] = None
 
     def replace(self, run: list[int], start: int, known: Sequence[int]) -> None:
-        """Change `run` to use the blocks `known` from index `start` on, and free those that stood there.
+        """Make `run` use the blocks `known` from index `start` on, and free its own ones there.
 
-        Those that stood there have no content and are in no other run; those known have content. O(run).
+        Its own blocks must have no content and be in no other run; `known` must have content. O(run).
         """
         stop = start + len(known)
         own, run[start:stop] = run[start:stop], known
@@ -113,7 +113,7 @@ class BlockPool:
             self._num_users[run[start - 1]] -= 1
 
     def check(self, runs: Iterable[Sequence[int]]) -> None:
-        """Assert that just the blocks of these runs are in use, and by whom. O(everything); tests only."""
+        """Assert that the blocks of these runs are in use, and no others. O(everything); tests only."""
         runs = [run for run in runs if run]
         follows = {pair for run in runs for pair in pairwise(run)}
         assert len({after for _, after in follows}) == len(follows), "two runs that share a block differ before it"

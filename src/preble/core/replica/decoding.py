@@ -1,7 +1,8 @@
-"""The sequences of one replica that decode: what most steps do to them is counting, and that is done for all at once.
+"""The decoding sequences of one replica, counted together.
 
-A decoding sequence is looked at only when it needs a block, fills one or ends, which is known beforehand: so a step
-costs what is due in it, not what runs.
+In most steps a decoding sequence only gets one token longer. When it will need a block, fill one or end is known
+beforehand. So a calendar says which sequences are due in which step, and a step costs what is due in it, not what runs.
+This is for the speed of the simulator.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from preble.core.types import RequestId
 class Decoding:
     """Decoding sequences, in the order in which they joined, and a calendar of those that are due.
 
-    A step computes one token of each. `context_tokens`: tokens before those of the next step, of all together.
+    A step computes one token of each. `context_tokens`: the context of the next step, summed over the sequences.
     """
 
     __slots__ = ("_due", "_ids", "_num_joined", "_sequences", "_step", "context_tokens")
@@ -27,7 +28,7 @@ class Decoding:
         self._sequences: dict[int, Sequence] = {}
         """By `turn`, which grows."""
         self._due: dict[int, list[tuple[int, Sequence]]] = {}
-        """(turn, sequence) by step; one that has left since is passed over."""
+        """(turn, sequence) by step; a sequence that has left since is skipped."""
         self._ids: tuple[RequestId, ...] | None = ()
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -35,18 +36,18 @@ class Decoding:
 
     @property
     def ids(self) -> tuple[RequestId, ...]:
-        """Who decodes. O(1) if nobody joined or left since it was asked last, else O(sequences)."""
+        """The decoding requests. O(1) if none has joined or left since the last call, else O(sequences)."""
         if self._ids is None:
             self._ids = tuple([sequence.request.request_id for sequence in self._sequences.values()])
         return self._ids
 
     @property
     def newest(self) -> Sequence:
-        """The one that joined last. Raises: StopIteration: nobody decodes."""
+        """The sequence that joined last. Raises: StopIteration: none decodes."""
         return next(reversed(self._sequences.values()))
 
     def join(self, sequence: Sequence) -> None:
-        """It takes part from the next step on. O(1)."""
+        """Let a sequence decode from the next step on. O(1)."""
         self._num_joined += 1
         sequence.turn = self._num_joined
         sequence.decode_from(self._step)
@@ -56,7 +57,7 @@ class Decoding:
         self._plan(sequence, self._step)
 
     def leave(self, sequence: Sequence) -> None:
-        """It takes part no longer, if it did; its counts are brought up to date. O(1)."""
+        """Stop decoding a sequence, if it does; its counts are brought up to date. O(1)."""
         if self._sequences.pop(sequence.turn, None) is None:
             return
         sequence.settle(self._step)
@@ -64,9 +65,9 @@ class Decoding:
         self._ids = None
 
     def due(self) -> Iterator[Sequence]:
-        """Those that need more than counting in the next step, in order, their counts brought up to date.
+        """The sequences that need more than counting in the next step, in order, with current counts.
 
-        Some may leave meanwhile. What is yielded is not due again until it is planned.
+        The caller may let others leave meanwhile. A yielded sequence is due again only once it is planned.
         """
         for turn, sequence in sorted(self._due.pop(self._step, ())):
             if turn in self._sequences:
@@ -74,18 +75,18 @@ class Decoding:
                 yield sequence
 
     def plan_next(self, sequence: Sequence) -> None:
-        """Enter in the calendar when one that was due is due again, after the next step."""
+        """Plan when a sequence that was due is due again, after the next step."""
         self._plan(sequence, self._step + 1)
 
     def step(self) -> int:
-        """Everybody gets a token. Returns the context that this takes, in tokens. O(1)."""
+        """Give each sequence a token. Returns their context before it, in tokens. O(1)."""
         context_tokens = self.context_tokens
         self.context_tokens += len(self._sequences)
         self._step += 1
         return context_tokens
 
     def check(self, ending: Collection[Sequence]) -> None:
-        """Assert every invariant; `ending`: whom the running step ends. O(sequences); tests only."""
+        """Assert every invariant; `ending`: the sequences that the running step ends. O(sequences); tests only."""
         planned = [(turn, sequence) for entries in self._due.values() for turn, sequence in entries]
         for turn, sequence in self._sequences.items():
             sequence.settle(self._step)
@@ -94,7 +95,7 @@ class Decoding:
         assert list(self._sequences) == sorted(self._sequences)
         assert self.context_tokens == sum(sequence.num_computed for sequence in self)
         assert self.ids == tuple(sequence.request.request_id for sequence in self)
-        assert min(self._due, default=self._step) >= self._step, "something due was passed over"
+        assert min(self._due, default=self._step) >= self._step, "something due was skipped"
 
     def _plan(self, sequence: Sequence, step: int) -> None:
         self._due.setdefault(sequence.next_due(step), []).append((sequence.turn, sequence))

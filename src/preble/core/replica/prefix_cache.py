@@ -1,12 +1,13 @@
-"""One replica's prefix cache: full KV blocks found again by the tokens before and in them.
+"""One replica's prefix cache: full KV blocks, found by their own tokens and all tokens before them.
 
 A block's hash covers its own tokens and, through its parent's hash, every token before it. So a prompt's cached prefix
-is the longest run of its hashes that are known, a part of a long prefix can be evicted block by block, and no tree is
-needed (docs/decisions/0003). Two facts hold at all times:
+is the longest run of its hashes that are known. A long prefix can be evicted block by block, and no tree is needed
+(docs/decisions/0003). Two facts hold at all times:
 
-- a hash has one block: a sequence that computed it a second time is given the first one;
-- a cached block's parent is cached too: whoever uses a block uses its parents, and blocks are released end first and
-  reused in the order of their release.
+- A hash has one block. A sequence that computes the block a second time gets the first one instead.
+- A cached block's parent is cached too. A user of a block uses its parents, and a run's blocks are released from its
+end
+  and reused in the order of their release.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheCle
 
 _HASH_BYTES = 8
 _RUN_BLOCKS = 32
-"""Blocks whose hashes are remembered together, for the prompts that share them."""
+"""Blocks per entry of the memo of hashes, which prompts with the same prefix share."""
 
 
 def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, namespace: str = "") -> list[int]:
     """Hashes of the full blocks of a packed run that follows block `parent`, unsigned 64 bit. O(tokens).
 
-    A prompt of another `namespace` has other hashes from its first block on. The tail that fills no block has none.
+    A prompt of another `namespace` has other hashes from its first block on. An unfilled last block has no hash.
 
     >>> from preble.core.types import pack_tokens
     >>> first, second = hash_blocks(pack_tokens(range(9)), block_size=4)
@@ -57,16 +58,16 @@ def _hash_run(digest: bytes, run: bytes, step: int) -> bytes:
     """The digests, joined, of blocks of `step` bytes that follow a block of this digest."""
     digests = []
     for start in range(0, len(run), step):
-        # Cut a whole digest short: to ask for a short one costs twice the time, all of it for passing the argument.
+        # Cutting a whole digest is twice as fast as asking for a short one: passing the argument costs that much.
         digest = blake2b(digest + run[start : start + step]).digest()[:_HASH_BYTES]
         digests.append(digest)
     return b"".join(digests)
 
 
 class PrefixCache:
-    """Blocks by hash, over a `BlockPool`; forgets the least recently used block when a new one is needed.
+    """Blocks by hash, over a `BlockPool`. A new block takes the place of the least recently used one.
 
-    Nothing in use is ever forgotten. Every change is reported once, in order, by `take_events`.
+    Blocks in use stay. Every change is reported once, in order, by `take_events`.
     """
 
     __slots__ = ("_block_of", "_events", "_hash_of", "_replica_id", "block_size", "pool")
@@ -105,7 +106,7 @@ class PrefixCache:
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in cached)
 
     def can_hold(self, num_blocks: int, prefix: Sequence[int]) -> bool:
-        """Whether `lock(prefix)` and then `num_blocks` new blocks can be had now. O(free blocks in the prefix)."""
+        """Whether `lock(prefix)` and then `allocate(num_blocks)` would succeed now. O(free blocks in the prefix)."""
         if num_blocks + len(prefix) <= self.pool.num_free:
             return True
         free_in_prefix = self.pool.count_free(map(self._block_of.__getitem__, reversed(prefix)))
@@ -118,7 +119,7 @@ class PrefixCache:
         return blocks
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """New blocks, to continue a run or to begin one; what they held is forgotten.
+        """New blocks, to continue a run or to begin one; their old content is forgotten.
 
         Raises: IndexError: too few are free.
         """
@@ -133,11 +134,10 @@ class PrefixCache:
     def insert(
         self, blocks: list[int], hashes: Sequence[int], start: int, stop: int, tokens: PackedTokens, namespace: str = ""
     ) -> None:
-        """Make `blocks[start:stop]`, whose tokens are computed, known by `hashes[start:stop]`.
+        """Cache `blocks[start:stop]`, whose tokens are computed, under `hashes[start:stop]`.
 
-        They were not before; the parents, `hashes[:start]`, are cached. `tokens`: packed ids of exactly these blocks.
-        Where another block already has the hash, `blocks` is changed in place to use that one, and its own block is
-        released.
+        They must be new, and their parents, `hashes[:start]`, cached. `tokens`: packed ids of exactly these blocks. If
+        another block has the hash already, `blocks` is changed in place to use that one, and its own block is released.
         """
         first_new = start + self.match(hashes[start:stop])
         if first_new > start:
@@ -158,7 +158,7 @@ class PrefixCache:
         )
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Use a run no longer. Cached blocks stay findable."""
+        """Stop using a run. Its cached blocks stay in the cache."""
         self.pool.release(blocks, self._hash_of)
 
     def clear(self) -> bool:

@@ -1,8 +1,8 @@
-"""The one door of the local half: what one replica computes in its next iteration.
+"""The local scheduler: what one replica computes in its next iteration. The one interface of the local half.
 
 Chunked prefill with a token budget: running decodes first, then the prompt that is being prefilled, then waiting
-requests in the queue's order. KV blocks are had from the prefix cache; where a decode finds none, the newest running
-sequence is preempted: it loses its blocks, waits in front of all others and is computed again later.
+requests in the queue's order. KV blocks come from the prefix cache. If a decode finds no free block, the newest running
+sequence is preempted: it loses its blocks, waits in front of all others, and is computed again later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PrefillChunk:
 class Batch:
     """One iteration. `decode_context_tokens`: tokens before the new one, of all decoding sequences together.
 
-    `num_admitted`: requests that run for the first time; one that comes back after a preemption is none.
+    `num_admitted`: requests that run for the first time, not those that return after a preemption.
     """
 
     decodes: tuple[RequestId, ...]
@@ -53,7 +53,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Who got a token from an iteration: by a decode, or because the prompt is computed; and who ended with it."""
+    """The requests that got a token from an iteration, by a decode or by the end of their prefill, and those that
+    ended.
+    """
 
     decoded: tuple[RequestId, ...]
     prefilled: tuple[RequestId, ...]
@@ -71,7 +73,7 @@ class LocalStats:
 
 
 class LocalScheduler:
-    """One replica. Synchronous and deterministic; drive it with `next_batch` and `complete` in turn.
+    """The scheduler of one replica. Synchronous and deterministic; call `next_batch` and `complete` in turn.
 
     `max_batch_tokens`: new tokens in one iteration; at least `max_running`, so that every decode always fits.
     """
@@ -100,13 +102,13 @@ class LocalScheduler:
         self._decoding = Decoding()
         """Running sequences with at least one output token, in the order of their last admission."""
         self._prefilling: Sequence | None = None
-        """The one prompt that is partly computed. It took the last of a budget, so no running sequence is newer."""
+        """The one prompt that is partly computed. It took the rest of a budget, so no running sequence is newer."""
         self._batch: Batch | None = None
-        """The one that has not been completed."""
+        """The batch that has not been completed."""
         self._prefilled: list[Sequence] = []
-        """Those whose prompt is computed with that batch."""
+        """Sequences whose prefill ends with that batch."""
         self._ending: list[Sequence] = []
-        """Those that decode their last token in that batch."""
+        """Sequences that decode their last token in that batch."""
 
     @property
     def num_running(self) -> int:
@@ -121,9 +123,9 @@ class LocalScheduler:
         return self._cache.pool.num_used
 
     def add(self, request: Request, output: PackedTokens, now: float) -> None:
-        """Queue a request that will generate just `output`, packed token ids, at least 1. O(prompt + output).
+        """Queue a request that will generate `output`: packed token ids, at least 1. O(prompt + output).
 
-        A real engine does not know this beforehand, and nothing here is decided by it but when the request ends.
+        A real engine does not know its output beforehand. Here it decides only when the request ends.
 
         Raises: PromptTooLong: prompt and output can never fit into the cache together. RequestError: one of them is
         empty. UnknownRequest: a request of this id has not ended.
@@ -143,7 +145,7 @@ class LocalScheduler:
         self._queue.add(request.request_id, num_prompt)
 
     def abort(self, request_id: str) -> bool:
-        """End a request at once and free what it holds. False where it is not known (it may have ended just now)."""
+        """End a request at once and free its blocks. False if it is unknown; it may have ended just now."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -169,7 +171,7 @@ class LocalScheduler:
         return frozenset(self._cache)
 
     def next_batch(self, now: float) -> Batch | None:
-        """What to compute next; None where nothing runs or waits. O(running + what is admitted).
+        """What to compute next; None if nothing runs or waits. O(running + admitted).
 
         Blocks that this iteration fills are in the prefix cache from now on, as in vLLM: a request that is admitted
         later in the same batch reads what an earlier one writes.
@@ -192,10 +194,10 @@ class LocalScheduler:
         return self._batch
 
     def complete(self, batch: Batch, now: float) -> StepResult:
-        """The iteration is over: each decode and each finished prefill has its token. O(prefills + those that end).
+        """The iteration is over: each decode and each finished prefill has its token. O(prefills + requests that end).
 
-        Requests that were aborted since `next_batch` got none. Raises: RuntimeError: it is not the last batch, or it
-        was completed before.
+        Requests that were aborted since `next_batch` get none. Raises: RuntimeError: `batch` is not the last one, or
+        has been completed before.
         """
         if batch is not self._batch:
             raise RuntimeError("complete was called without the last batch, or twice")
@@ -243,8 +245,8 @@ class LocalScheduler:
         return self._match(self._sequences[request_id]) * self.block_size
 
     def _schedule_decodes(self, preempted: list[RequestId]) -> int:
-        """Give every decoding sequence a slot for one token, oldest first; returns their context in tokens."""
-        # The newest leave where they are preempted; those have not been visited yet.
+        """Give each decoding sequence room for one token, the oldest first; returns their context in tokens."""
+        # A preempted sequence is the newest, so the loop has not visited it yet.
         for sequence in self._decoding.due():
             if sequence.num_computed == sequence.num_slots and not self._grow(sequence, preempted):
                 break
@@ -257,7 +259,7 @@ class LocalScheduler:
         return self._decoding.step()
 
     def _grow(self, sequence: Sequence, preempted: list[RequestId]) -> bool:
-        """One more block for a decode; while none is free, preempt the newest. False where it is the newest."""
+        """Get one more block for a decode; while none is free, preempt the newest. False if that is `sequence`."""
         while not self._cache.pool.num_free:
             victim = self._prefilling or self._decoding.newest
             self._preempt(victim)
@@ -279,7 +281,9 @@ class LocalScheduler:
         self._queue.put_back(sequence.request.request_id)
 
     def _admit(self, budget: int, prefills: list[PrefillChunk], now: float) -> int:
-        """Start those waiting in the queue's order while budget, places and blocks last; how many are new."""
+        """Start waiting requests in the queue's order while budget, places and blocks last; returns the number of new
+        ones.
+        """
         if budget <= 0 or self._prefilling is not None or not self._queue:
             return 0
         num_new = 0
@@ -297,7 +301,7 @@ class LocalScheduler:
         return num_new
 
     def _start(self, sequence: Sequence, now: float) -> bool:
-        """Take blocks for all tokens of a waiting request, cached ones first; False where too few are free."""
+        """Take blocks for all tokens of a waiting request, cached ones first; False if too few are free."""
         num_matched = self._match(sequence)
         prefix = sequence.hashes[:num_matched]
         num_new = self._blocks_for(sequence.num_tokens) - num_matched
@@ -310,7 +314,7 @@ class LocalScheduler:
         return True
 
     def _schedule_chunk(self, sequence: Sequence, budget: int, prefills: list[PrefillChunk]) -> int:
-        """As much of the prompt as the budget allows; returns the tokens taken. Its last chunk yields a token."""
+        """Schedule as many prompt tokens as the budget allows; returns their number. The last chunk yields a token."""
         num_new = min(budget, sequence.num_tokens - sequence.num_computed)
         if num_new <= 0:
             return 0
@@ -325,7 +329,7 @@ class LocalScheduler:
         return num_new
 
     def _insert_full_blocks(self, sequence: Sequence) -> None:
-        """Make the blocks known that are computed to their end and were not before."""
+        """Put newly filled blocks into the prefix cache."""
         start, stop = sequence.num_inserted, sequence.num_computed // self.block_size
         if start == stop:
             return

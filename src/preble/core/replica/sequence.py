@@ -29,14 +29,15 @@ class Finished:
 class Sequence:
     """State of one request; `LocalScheduler` alone changes it.
 
-    `blocks` have `num_slots` slots for the first tokens, of which the first `num_computed` have their KV; the first
-    `num_inserted` blocks are in the prefix cache. `num_tokens`: of the prompt and of the output so far; `final_tokens`:
-    with all its output. `hashes`: of every block that is ever filled; the last token is not computed, since nothing
-    follows it. `last_match`: blocks found in the cache when last asked. `runs`: admitted, and not preempted or ended
+    `blocks` have room for the KV of `num_slots` tokens; `num_computed` of them are computed, and the first
+    `num_inserted` blocks are in the prefix cache. `num_tokens`: of the prompt and the output so far; `final_tokens`:
+    with all output. `hashes`: of every block that will be filled; the last token is never computed, since nothing
+    follows it. `last_match`: blocks found in the cache at the last look. `runs`: admitted, and not preempted or ended
     since.
 
-    While it decodes, `num_computed` and `num_tokens` grow by one a step of its replica. They are not touched for that:
-    `decode_from(step)` begins it, and `settle(step)` brings them up to date. `turn`: its place among those that decode.
+    While it decodes, `num_computed` and `num_tokens` grow by one in each step of its replica, but are not written each
+    time: `decode_from(step)` starts counting, and `settle(step)` brings them up to date. `turn`: its place among the
+    decoding sequences.
     """
 
     __slots__ = (
@@ -94,13 +95,13 @@ class Sequence:
         self.runs = False
 
     def end_prefill(self, now: float) -> None:
-        """All tokens are computed, and so there is one more."""
+        """All tokens are computed, which gives one more."""
         if self._first_token_at is None:
             self._first_token_at = now
         self.num_tokens += 1
 
     def decode_from(self, step: int) -> None:
-        """Each step from `step` on computes its last token and gives it another."""
+        """Count one token for each step from `step` on."""
         self._computed_at_step_0 = self.num_computed - step
 
     def settle(self, step: int) -> None:
@@ -109,7 +110,7 @@ class Sequence:
         self.num_tokens = self.num_computed + 1
 
     def next_due(self, step: int) -> int:
-        """The first step from `step` on for which it needs a block, or which fills one, or gives it its last token."""
+        """The first step from `step` on that needs a new block, fills one, or makes the last token."""
         num_computed = self._computed_at_step_0 + step
         if num_computed == self.num_slots:
             return step

@@ -1,7 +1,7 @@
 """The order in which waiting requests are served: first come, longest prefix first, or priority groups.
 
-Knows ids, lengths and a function that tells how many tokens are cached; nothing of blocks, batches or engines, so that
-it can order the queue of any engine.
+It knows ids, lengths and a function that returns how many tokens are cached. It knows nothing about blocks, batches or
+engines, so it can order the queue of any engine.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class QueueOrder(StrEnum):
     FCFS = "fcfs"
     """First come, first served."""
     LPM = "lpm"
-    """Most cached tokens first. A request without cached tokens can wait for ever."""
+    """Most cached tokens first. A request without cached tokens may wait forever."""
     GROUPS = "groups"
-    """Preble's priority groups by hit ratio: hits first, and nobody waits for ever."""
+    """Preble's priority groups by hit ratio: hits first, and no request waits forever."""
 
 
 def group_of(cached_tokens: int, num_tokens: int, num_groups: int) -> int:
@@ -37,11 +37,11 @@ def group_of(cached_tokens: int, num_tokens: int, num_groups: int) -> int:
 
 
 class _Round:
-    """One round of picks: what each group has had of it, and who must be served by its end.
+    """One round of picks: how many each group has had, and the request that must be served by its end.
 
-    Group g may be picked from while it has had less than its share, g + 1, highest group first; the share of a group
-    with nobody in it goes to nobody, so that the others keep their proportion. A request that comes to a high group
-    later in the round finds its group's turn unspent. Source: docs/decisions/0007.
+    Group g is served, highest group first, until it has had its share of g + 1 picks. An empty group keeps its share,
+    so that the others keep their proportion: a request that joins a high group later in the round finds picks left.
+    Source: docs/decisions/0007.
     """
 
     __slots__ = ("num_picks", "oldest")
@@ -51,16 +51,17 @@ class _Round:
         self.oldest = oldest
 
     def next_group(self, groups: Sequence[Sized]) -> int | None:
-        """The highest group with somebody in it and a share left; None where the round is over. O(groups)."""
+        """The highest group with a request and picks left; None if the round is over. O(groups)."""
         for group in reversed(range(len(groups))):
             if groups[group] and self.num_picks[group] <= group:
                 return group
         return None
 
     def picks_left(self, groups: Sequence[Group]) -> Iterator[tuple[Group, int]]:
-        """The groups, highest first, and how many of each this round still serves if nobody comes or changes groups.
+        """The groups, highest first, each with the number of its requests that this round still serves if none comes or
+        changes groups.
 
-        A round goes down only: a group that it leaves is empty or has had its share. O(groups).
+        A round only goes down: a group that it leaves is empty or has had its share. O(groups).
         """
         for group in reversed(range(len(groups))):
             if groups[group]:
@@ -69,7 +70,9 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """Who is next. `lane`: where it waits at the head, None for one that is overdue. `round`: whose share it takes."""
+    """The next request. `lane`: where it waits at the head, None if it is overdue. `round`: the round that it counts
+    in.
+    """
 
     item: str
     lane: int | None
@@ -82,15 +85,15 @@ def shares(num_groups: int) -> int:
 
 
 class WaitingQueue:
-    """Waiting requests, and who is next.
+    """Waiting requests, and which is next.
 
-    `cached_tokens(id)` tells how many leading tokens of a waiting request are cached now. It is asked by `refresh`,
-    once for each request, so that the order stands still between two refreshes; call it before each batch.
+    `cached_tokens(id)` returns how many leading tokens of a waiting request are cached now. `refresh` calls it once for
+    each request, so that the order is fixed between two refreshes; call `refresh` before each batch.
 
     GROUPS serves in rounds. A round gives group g a share of g + 1 picks, highest group first, and ends when every
-    group is empty or has had its share; inside a group the first come is first. When a round ends and the request that
-    was the oldest at its start still waits (it changed groups and so evaded its turn), that one is served next. Hence
-    a request with k older ones before it is served within `max_picks(k)` picks, however hit ratios change.
+    group is empty or has had its share; inside a group the oldest is first. If the request that was the
+    oldest at the start of a round still waits at its end (it changed groups and missed its turn), it is served next. So
+    a request with k older ones is served within `max_picks(k)` picks, however hit ratios change.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class WaitingQueue:
         if num_groups < 1:
             raise ValueError(f"a queue needs at least 1 group, got {num_groups}")
         self._cached_tokens = cached_tokens
-        self._order = QueueOrder(order)  # a plain "lpm" would be no order known here, and so the first come first
+        self._order = QueueOrder(order)  # a plain "lpm" would count as an unknown order, which is FCFS
         self._num_groups = num_groups if self._order is QueueOrder.GROUPS else 1
         self._num_tokens: dict[str, int] = {}
         """Waiting requests and their lengths, oldest first."""
@@ -117,14 +120,14 @@ class WaitingQueue:
         return item in self._num_tokens or item in self._returned
 
     def __iter__(self) -> Iterator[str]:
-        """Waiting ids: those put back first, then oldest first."""
+        """Waiting ids: first those that were put back, then the oldest first."""
         return chain(self._returned, self._num_tokens)
 
     def max_picks(self, num_older: int) -> int | None:
-        """Within how many picks (of requests not put back) a request is served that has `num_older` older ones.
+        """The most picks (of requests not put back) until a request with `num_older` older ones is served.
 
-        None where there is no bound (LPM). GROUPS: what is left of the running round, then one round for each older
-        request and for itself, since each round serves the one that was the oldest at its start.
+        None if there is no bound (LPM). For GROUPS: the rest of the running round, then one round for each older
+        request and for itself, since each round serves the request that was the oldest at its start.
         """
         if self._order is QueueOrder.LPM:
             return None
@@ -133,7 +136,7 @@ class WaitingQueue:
         return (num_older + 2) * (shares(self._num_groups) + 1)
 
     def add(self, item: str, num_tokens: int) -> None:
-        """Append a request of `num_tokens` (at least 1). It takes part from the next `refresh` on. O(1)."""
+        """Append a request of `num_tokens` (at least 1). It can be picked after the next `refresh`. O(1)."""
         if item in self:
             raise ValueError(f"{item!r} waits already")
         if num_tokens < 1:
@@ -141,13 +144,13 @@ class WaitingQueue:
         self._num_tokens[item] = num_tokens
 
     def put_back(self, item: str) -> None:
-        """Put a request that was picked before (and preempted since) in front of all others. O(1)."""
+        """Put a request that was picked and then preempted in front of all others. O(1)."""
         if item in self:
             raise ValueError(f"{item!r} waits already")
         self._returned.appendleft(item)
 
     def remove(self, item: str) -> None:
-        """Take a request out without serving it. O(waiting). Raises: KeyError: it does not wait."""
+        """Remove a request that is not served. O(waiting). Raises: KeyError: it does not wait."""
         if item in self._returned:
             self._returned.remove(item)
             return
@@ -155,7 +158,7 @@ class WaitingQueue:
         self._drop_from_lanes(item)
 
     def refresh(self) -> None:
-        """Order all waiting requests anew by what is cached now. O(waiting), O(waiting log waiting) for LPM."""
+        """Order all waiting requests by what is cached now. O(waiting); for LPM O(waiting log waiting)."""
         if self._order is QueueOrder.GROUPS:
             for lane in self._lanes:
                 lane.clear()
@@ -167,14 +170,14 @@ class WaitingQueue:
             self._lanes[0] = deque(self._num_tokens)
 
     def peek(self) -> str | None:
-        """The request that `pop` would give; None where none has been ordered. Changes nothing."""
+        """The request that `pop` would return; None if none has been ordered. Changes nothing."""
         if self._returned:
             return self._returned[0]
         pick = self._next_pick()
         return pick.item if pick else None
 
     def pop(self) -> str:
-        """Take out the next request. Raises: IndexError: none has been ordered."""
+        """Remove the next request and return it. Raises: IndexError: none has been ordered."""
         if self._returned:
             return self._returned.popleft()
         pick = self._next_pick()
@@ -192,9 +195,9 @@ class WaitingQueue:
         return pick.item
 
     def in_order(self) -> list[str]:
-        """All ordered requests as successive pops would give them. Changes nothing. O(waiting).
+        """All ordered requests as successive pops would return them. Changes nothing. O(waiting).
 
-        For an engine that keeps its queue itself and takes from its head; `take` tells what it took.
+        For an engine that keeps its own queue and takes from its head. It reports what it took with `take`.
         """
         if self._order is not QueueOrder.GROUPS:
             return [*self._returned, *self._lanes[0]]
@@ -203,10 +206,10 @@ class WaitingQueue:
         return [*self._returned, *_laid_out(self._lanes, self._round or self._new_round(), self._num_tokens)]
 
     def take(self, item: str) -> None:
-        """Take out a request that is served now, whether or not it is the next one; its group is charged for it.
+        """Remove a request that is served now, even if it is not the next one; the pick counts for its group.
 
-        Leave no request in the queue that cannot be served for long: passed over again and again it holds up its
-        group. Raises: KeyError: it does not wait.
+        Remove requests that can no longer be served: each time a group's turn comes to one, the other requests of the
+        group lose the turn. Raises: KeyError: it does not wait.
         """
         if item == self.peek():
             self.pop()
@@ -235,7 +238,7 @@ class WaitingQueue:
         return _Round(self._num_groups, oldest=next(iter(self._num_tokens)))
 
     def _pick_of(self, current: _Round) -> _Pick | None:
-        """The next pick of a round; None where it is over and owes nobody anything."""
+        """The next pick of a round; None if it is over and its oldest request has been served."""
         lane = current.next_group(self._lanes)
         if lane is not None:
             return _Pick(self._lanes[lane][0], lane, current)
@@ -243,9 +246,9 @@ class WaitingQueue:
 
 
 def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[str]) -> Iterator[str]:
-    """What rounds serve, beginning with the rest of the current one, until every lane is empty.
+    """The requests that rounds serve until every lane is empty, from the rest of the current round on.
 
-    `waiting`: oldest first, as in each lane; so the oldest of all is at the head of its lane.
+    `waiting`: the oldest first, as in each lane; so the oldest of all is at the head of its lane.
     """
     lanes = [lane.copy() for lane in lanes]
     by_age = iter(waiting)
@@ -259,5 +262,5 @@ def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[
             yield next(lane for lane in lanes if lane and lane[0] == current.oldest).popleft()
         if any(lanes):
             current = _Round(len(lanes), next(item for item in by_age if item not in served))
-    # The oldest is at the head of the only lane that is left: whatever the rounds, it is served from there.
+    # One lane is left, and the oldest is at its head: whatever the rounds, the lane is served in its order.
     yield from chain.from_iterable(lanes)

@@ -19,9 +19,9 @@ class AibrixPreble:
 
     Default: `match_threshold` 0.5 of the prompt. Source: AIBrix 2026, prefix-cache-preble.
     Lacks E2's M and P, rebalancing, replication, prefill/decode balance. Theirs keeps the window per tree node: the
-    requests of a node count for each replica that holds it, and its missed prefill time is split evenly between them;
-    here each request counts where it was placed. Theirs reckons with a V100 and 45 output tokens of 0.15 s a node; here
-    the cost profile tells, and the output lengths seen.
+    requests of a node count for each replica that caches it, and its missed prefill time is split evenly between them;
+    here each request counts where it was placed. Theirs assumes a V100 and 45 output tokens of 0.15 s for each
+    node; here the cost profile and the output lengths seen decide.
     """
 
     name = "aibrix_preble"

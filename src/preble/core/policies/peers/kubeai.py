@@ -25,10 +25,9 @@ class Chwbl:
     `prefix_tokens` tokens puts it. The first replica clockwise with q <= `load_factor` x (total q + 1) / replicas,
     with q = requests in flight.
 
-    Defaults: `prefix_tokens` 25 (theirs: 100 characters), `load_factor` 1.25, `virtual_nodes` 256 a replica.
-    Source: KubeAI 2026, strategy PrefixHash.
-    Knows no cache, so that it needs none of the bookkeeping; the hash is ours, and adapters do not count in it. The
-    only rule here that depends on which tokens a prompt has: a decision log with renamed tokens cannot replay it.
+    Defaults: `prefix_tokens` 25 (theirs: 100 characters), `load_factor` 1.25, `virtual_nodes` 256 a replica. Source:
+    KubeAI 2026, strategy PrefixHash. It knows no cache. The hash is ours, and model adapters do not count in it. It is
+    the only rule here that depends on the token ids themselves: a decision log with renamed tokens cannot replay it.
     """
 
     name = "chwbl"
@@ -69,6 +68,6 @@ class Chwbl:
         self._ring = [replica for _, replica in ring]
 
     def _places_of(self, replica_id: ReplicaId) -> tuple[int, ...]:
-        """By the id alone, so that others keep their places when a replica joins or leaves."""
+        """Places follow from the id alone, so the others keep theirs when a replica joins or leaves."""
         digest = shake_128(replica_id.encode()).digest(self._virtual_nodes * _HASH_BYTES)
         return struct.unpack(f"<{self._virtual_nodes}Q", digest)

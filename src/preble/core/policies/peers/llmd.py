@@ -1,4 +1,4 @@
-"""The two rules of llm-d's router: the blend of scores, and the filter that took its place."""
+"""The two rules of llm-d's router: the older blend of scores, and the filter that replaced it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from preble.core.types import Reason
 class StickyUntilSaturated:
     """llm-d's prefix-cache-affinity filter and token-load scorer: stay with the cache until the wait is too long.
 
-    With w = prompt tokens still to be computed there: replicas that hold at least `affinity` of the prompt are kept,
-    unless (least w of them - least w of all) / `prefill_tokens_per_s` > `max_penalty_s`; where none holds so much, or
-    the wait is too long, all are. Then the least w + prompt tokens not cached there.
+    With w = prompt tokens still to be computed there: keep the replicas that cache at least `affinity` of the
+    prompt, unless (least w of them - least w of all) / `prefill_tokens_per_s` > `max_penalty_s`; else, and where no
+    replica caches that much, keep all. Then the least w + prompt tokens not cached there.
 
     Defaults: `affinity` 0.80 of the prompt, `max_penalty_s` 18 s, `prefill_tokens_per_s` 15,928 (measured by llm-d for
     Qwen3-32B on two H100: calibrate it to your own). Source: llm-d 0.10, optimized baseline.
-    Theirs now and then ignores the filter at random to explore; that is left out.
+    Theirs ignores the filter at random now and then, to explore; that is left out.
     """
 
     name = "sticky_until_saturated"
@@ -58,9 +58,9 @@ class LlmdBlend:
     `prefix_weight` x matched / prompt tokens + `queue_weight` x (max w - w) / (max w - min w) + `kv_weight` x
     (1 - KV usage), with w = requests in flight without a first token; the queue scores 1 where all are equal.
 
-    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2. Source: llm-d before 0.10.
-    Theirs polls w and the KV usage from the engines, late; here both are known at once. KV usage counts prompts in
-    flight only, and is 0 where the size of the cache is unknown. A candidate's score is the sum with its sign turned.
+    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2. Source: llm-d before 0.10. Theirs polls w and the KV
+    usage from the engines, so they are late; here both are current. KV usage counts prompts in flight only, and is 0
+    where the size of the cache is unknown. A candidate's score is the negative sum.
     """
 
     name = "llmd_blend"

@@ -12,7 +12,7 @@ from preble.core.policies.view import ClusterView
 class LMetric:
     """LMetric: the least (prompt tokens not cached there) x (requests in flight there + 1). No knobs.
 
-    Source: "LMetric: Simple is Better", arXiv 2603.15202. The 1 is the request itself, as in the routers that carry the
+    Source: "LMetric: Simple is Better", arXiv 2603.15202. The 1 is the request itself, as in the routers that use this
     rule: without it all idle replicas would be equal, cached or not. Theirs reads the batch size from the engine.
     """
 

@@ -16,12 +16,12 @@ class RayPrefix:
     """Ray Serve LLM's PrefixCacheAffinityRouter: follow the longest match while queues are even.
 
     With q = requests in flight: if max q - min q > `imbalanced_threshold`, power of two. Else the least q of the
-    replicas with the longest match; if that is less than `match_rate_threshold` of the prompt, of those that hold the
-    fewest tokens.
+    replicas with the longest match; if that match is less than `match_rate_threshold` of the prompt, of those that
+    cache the fewest tokens.
 
     Defaults: `imbalanced_threshold` 10 requests (Ray has had 10 and infinity, which never balances),
     `match_rate_threshold` 0.1 of the prompt. Source: Ray Serve LLM 2026.
-    Theirs matches characters of a tree that no eviction of the engines shrinks.
+    Theirs matches characters in a tree that does not shrink when engines evict.
     """
 
     name = "ray_prefix"

@@ -13,14 +13,15 @@ from preble.core.types import Reason
 
 
 class SglangCacheAware:
-    """SGLang's router, v0.4: follow the longest match while the whole fleet is balanced.
+    """SGLang's router, v0.4: follow the longest match while the whole cluster is balanced.
 
     With q = requests in flight: if max q - min q > `balance_abs` and max q > `balance_rel` x min q, the least q. Else
-    the longest match, if it is more than `cache_threshold` of the prompt; else whoever holds the fewest tokens.
+    the longest match, if it is more than `cache_threshold` of the prompt; else the replica that caches the fewest
+    tokens.
 
     Defaults: `cache_threshold` 0.5 of the prompt (its command line later said 0.3), `balance_abs` 32 requests,
     `balance_rel` 1.0001 (later 1.5). Source: SGLang v0.4, `cache_aware` policy.
-    Theirs matches characters and measures trees in characters; where several replicas match equally, it takes any.
+    Theirs matches characters and measures trees in characters; of several replicas with the same match it takes any.
     """
 
     name = "sglang_cache_aware"
@@ -43,7 +44,7 @@ class SglangCacheAware:
 
 
 class SmgCacheAware:
-    """Shepherd model gateway: follow the longest match, request by request, unless its holder is overloaded.
+    """Shepherd model gateway: follow the longest match, request by request, unless the replica with it is overloaded.
 
     With q = requests in flight: if the longest match is more than `cache_threshold` of the prompt, the least q of up to
     `max_holders` replicas with that match; but the least q of all if the chosen q > `spill_rel` x mean q and
@@ -51,7 +52,7 @@ class SmgCacheAware:
 
     Defaults: `cache_threshold` 0.3 of the prompt, `spill_rel` 1.5, `spill_abs` 64 requests, `max_holders` 8.
     Source: Shepherd model gateway, August 2026, `cache_aware` policy.
-    Theirs makes a replica that took a spilled request a holder; here every placed prompt is held where it was placed.
+    Theirs adds a replica that took a spilled request to the holders; here each prompt counts where it was placed.
     """
 
     name = "smg_cache_aware"
