@@ -1,10 +1,11 @@
-"""A log that cannot be written costs lines, never a request: `preble serve` with a stderr that takes nothing."""
+"""The gateway as a process: a stderr that takes nothing costs lines, never a request; SIGHUP ends nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -46,8 +47,8 @@ def reader_asleep() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def gateway(fake: FakeReplica, stderr: int) -> AsyncIterator[str]:
-    """The URL of a gateway in a process of its own."""
+async def gateway(fake: FakeReplica, stderr: int, *signals: signal.Signals) -> AsyncIterator[str]:
+    """The URL of a gateway in a process of its own, which gets `signals` once it listens."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "preble", "serve", "--replica", fake.url, "--engine", "openai", "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
@@ -56,7 +57,10 @@ async def gateway(fake: FakeReplica, stderr: int) -> AsyncIterator[str]:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(PATIENCE_S):
-            yield (await process.stdout.readline()).decode().split()[-1]
+            url = (await process.stdout.readline()).decode().split()[-1]
+            for number in signals:
+                process.send_signal(number)
+            yield url
     finally:
         process.terminate()
         await process.wait()
@@ -89,3 +93,15 @@ async def test_no_request_fails_where_no_log_line_is_taken(stderr: object) -> No
                         assert answer.status == 200
                 assert await value(http, "preble_in_flight") == 0
                 assert await value(http, "preble_log_lines_lost") >= 2 * REQUESTS
+
+
+async def test_sighup_ends_nothing() -> None:
+    stderr = asyncio.subprocess.DEVNULL
+    async with (
+        replicas(1) as [fake],
+        gateway(fake, stderr, signal.SIGHUP) as url,
+        aiohttp.ClientSession(url) as http,
+    ):
+        await until_ready(http)
+        async with http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"}) as answer:
+            assert answer.status == 200

@@ -477,7 +477,7 @@ async def test_a_failure_of_ours_does_not_take_the_replica_down(serve: Serve, mo
 
 
 async def test_the_page_needs_the_key_and_knows_its_methods(serve: Serve) -> None:
-    async with caching() as [one], serve([one], auth=AuthConfig(api_keys=("k",))) as gateway:
+    async with caching() as [one], serve([one], auth=AuthConfig(admin_keys=("k",))) as gateway:
         async with gateway.http.post("/debug/parity") as answer:
             assert answer.status == 401
         headers = {"Authorization": "Bearer k"}

@@ -76,8 +76,29 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Who may ask, and as whom the gateway asks the replicas."""
 
     api_keys: Annotated[
-        tuple[str, ...], about("Keys of clients; empty lets everyone in.", why="as the engines themselves")
+        tuple[str, ...],
+        about(
+            "Keys of clients, each a tenant of its own. No key at all, here or below, lets everyone in.",
+            why="as the engines themselves",
+        ),
     ] = ()
+    admin_keys: Annotated[
+        tuple[str, ...],
+        about(
+            "Keys that may also use `/debug` and see where requests were placed. Where there are keys, others may not.",
+            why="both tell what others send",
+        ),
+    ] = ()
+    keys_file: Annotated[
+        str | None,
+        about(
+            "TOML file with named keys, their tenants and limits (docs/howto/tenants.md); read anew at SIGHUP.",
+            why="most gateways have one tenant",
+        ),
+    ] = None
+    metrics_need_key: Annotated[
+        bool, about("Ask for an admin key for `/metrics` too.", why="scrapers mostly come without a key")
+    ] = False
     engine_api_key: Annotated[str | None, about("Key sent to the replicas.", why="engines need none by default")] = None
     forward_authorization: Annotated[
         bool,

@@ -78,7 +78,7 @@ def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) ->
             continue
         knob = variables.get(variable)
         if knob is not None:
-            layer[knob.key] = _split(value) if knob.key in ("replicas", "auth.api_keys") else value
+            layer[knob.key] = _split(value) if knob.key in ("replicas", "auth.api_keys", "auth.admin_keys") else value
         elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
             raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
     return layer

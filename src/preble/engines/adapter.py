@@ -77,6 +77,9 @@ class Engine(ABC):
     none of them, and the gateway does without.
     """
 
+    takes_cache_salt = False
+    """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
+
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         """`http`: opens no connection until it is used. `kv_events`: where the operator says that KV events are."""
         self.http = http

@@ -17,6 +17,8 @@ from preble.errors import ConfigError, EngineProtocolError
 class ReportingEngine(OpenAIEngine):
     """What vLLM and SGLang have in common. A probe sets `_endpoints`: those given, or else those that it reports."""
 
+    takes_cache_salt = True
+
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
         self._endpoints: KvEventEndpoints | None = kv_events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -19,19 +19,28 @@ from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_budget import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
 from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList, error_form
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.requests.completions import Completions
-from preble.serving import CHAT, COMPLETIONS, METRICS_CONTENT_TYPE, Serving
+from preble.serving import CHAT, COMPLETIONS, METRICS_CONTENT_TYPE, Caller, Serving
 
 Handler = Callable[[Client], Awaitable[None]]
 
-_WITH_KEY = ("/v1/", DEBUG)
-"""Paths that need an API key if any are configured."""
+_API = "/v1/"
+_METRICS = "/metrics"
+_ADDRESS = re.compile(r"https?://\S+")
+_NOBODY = Caller(is_admin=False)
 _GONE = 499
 """The status that metrics show for clients that went away; no client sees it."""
 _BODIES_HELD = 64
 """How many bodies of the largest size fit into the memory budget."""
 _UNAUTHORIZED = ErrorForm(
-    401, "authentication_error", "invalid_api_key", "give a valid API key, as `Authorization: Bearer KEY`"
+    401,
+    "authentication_error",
+    "invalid_api_key",
+    "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+)
+_FORBIDDEN = ErrorForm(
+    403, "permission_error", "admin_key_needed", "this needs an admin key (auth.admin_keys, or admin = true of a key)"
 )
 _STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
 
@@ -45,7 +54,8 @@ class App:
         self._bodies = BodyMemoryBudget(
             _BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s
         )
-        self._keys = [key.encode() for key in config.auth.api_keys]
+        self.keys = KeyRing(config.auth)
+        self._for_admins = (DEBUG, *((_METRICS,) if config.auth.metrics_need_key else ()))
         self._serving = serving
         self._completions = Completions(serving, config)
         self._debug = DebugPages(serving)
@@ -61,7 +71,7 @@ class App:
             "/v1/models": self._models,
             "/health": self._health,
             "/ready": self._ready,
-            "/metrics": self._metrics,
+            _METRICS: self._metrics,
         }
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -93,6 +103,8 @@ class App:
         return path if path in self._gets or path in (COMPLETIONS, CHAT) else "other"
 
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
+        if not client.caller.is_admin:
+            form = self._without_addresses(form)
         if form.status >= 500:
             is_bug = form.code == "internal_error"
             self._log.error(
@@ -104,10 +116,33 @@ class App:
             )
         await client.fail(form)
 
-    async def _route(self, method: str, path: str, client: Client) -> None:
-        if self._keys and path.startswith(_WITH_KEY) and not self._is_authorized(client):
+    def _without_addresses(self, form: ErrorForm) -> ErrorForm:
+        """Return the error without the names of replicas, which are addresses."""
+        message = form.message
+        for replica_id in sorted(self._serving.replicas, key=len, reverse=True):
+            message = message.replace(replica_id, "(address withheld)")
+        return msgspec.structs.replace(form, message=_ADDRESS.sub("(address withheld)", message))
+
+    async def _is_let_in(self, path: str, client: Client) -> bool:
+        """Find out who sends the request; refuse it if he may not."""
+        needs_admin = path.startswith(self._for_admins)
+        if not (needs_admin or path.startswith(_API)):
+            return True
+        caller = self.keys.caller(client.headers)
+        if caller is None:
+            client.caller = _NOBODY
             await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
-        elif path in (COMPLETIONS, CHAT):
+            return False
+        client.caller = caller
+        if needs_admin and not caller.is_admin:
+            await client.reply(403, _FORBIDDEN.headers(), _FORBIDDEN.body())
+            return False
+        return True
+
+    async def _route(self, method: str, path: str, client: Client) -> None:
+        if not await self._is_let_in(path, client):
+            return
+        if path in (COMPLETIONS, CHAT):
             if method == "POST":
                 with self._bodies.share() as share:
                     body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
@@ -132,12 +167,6 @@ class App:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
         await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body())
-
-    def _is_authorized(self, client: Client) -> bool:
-        """Compare with every key, in a time that does not depend on them."""
-        scheme, _, given = client.headers.get(b"authorization", b"").partition(b" ")
-        matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
 
     async def _models(self, client: Client) -> None:
         """The models that the live replicas serve."""

@@ -15,6 +15,7 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.logs import LogLosses
 from preble.serving import Serving
@@ -29,7 +30,7 @@ _ABORT_S = 5.0
 def run(
     config: GatewayConfig, on_listening: Callable[[str], None] | None = None, *, log_losses: LogLosses | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second signal does not wait for running requests. Blocks.
+    """Serve until SIGINT or SIGTERM; a second one does not wait for running requests. SIGHUP reloads the keys. Blocks.
 
     `on_listening`: called with the gateway's URL; by default that is printed. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
@@ -72,6 +73,8 @@ async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None]
     async with serving(config, log_losses=log_losses) as gateway:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, _on_signal, stop, gateway)
+        if sys.platform != "win32":
+            loop.add_signal_handler(signal.SIGHUP, gateway.reload)
         tell(gateway.url)
         await stop.wait()
 
@@ -85,10 +88,19 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
 class Gateway:
     """A running gateway. `url`: where it listens."""
 
-    def __init__(self, url: str, serving: Serving, server: Server) -> None:
+    def __init__(self, url: str, serving: Serving, app: App, server: Server) -> None:
         self.url = url
         self.serving = serving
+        self._app = app
         self._server = server
+
+    def reload(self) -> None:
+        """Read the file of keys anew. Where it is unusable, the keys stay as they were, and the log says why."""
+        log = structlog.get_logger()
+        try:
+            log.info("reloaded", keys=self._app.keys.reload())
+        except ConfigError as error:
+            log.error("reload_failed", error=str(error), consequence="everything stays as it was")
 
     def hurry(self) -> None:
         """In a shutdown that has begun: do not wait for running requests any longer."""
@@ -110,7 +122,7 @@ async def serving(
         app = App(config, started)
         with listen(config.host, config.port) as sock:
             async with _accepting(app, sock, config) as server:
-                gateway = Gateway(url_of(config.host, sock.getsockname()[1]), started, server)
+                gateway = Gateway(url_of(config.host, sock.getsockname()[1]), started, app, server)
                 structlog.get_logger().info(
                     "listening", url=gateway.url, policy=config.policy, replicas=len(config.replicas)
                 )

@@ -5,6 +5,7 @@ Carriers of bytes, such as the gateway, use the names exported here and nothing 
 
 from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer, has_error_event
 from preble.serving.bodies import CHAT, COMPLETIONS, Prompt
+from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import NOT_NOW, Placed
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.replicas.live import LiveReplica
@@ -13,10 +14,12 @@ from preble.serving.serving import Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
 
 __all__ = [
+    "ANYBODY",
     "CHAT",
     "COMPLETIONS",
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
+    "Caller",
     "LiveReplica",
     "Outcome",
     "ParityReport",

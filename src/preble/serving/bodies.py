@@ -26,7 +26,21 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class CompletionBody(Struct):
+class Reserved(Struct):
+    """Fields that only a router may set. From a client, one could read other tenants' KV blocks or end an engine."""
+
+    kv_transfer_params: Raw = Raw(b"")
+    bootstrap_host: Raw = Raw(b"")
+    bootstrap_port: Raw = Raw(b"")
+    bootstrap_room: Raw = Raw(b"")
+    data_parallel_rank: Raw = Raw(b"")
+    disagg_prefill_dp_rank: Raw = Raw(b"")
+    routed_dp_rank: Raw = Raw(b"")
+    extra_key: Raw = Raw(b"")
+    vllm_xargs: dict[str, Raw] | None = None
+
+
+class CompletionBody(Reserved, kw_only=True):
     """The fields read from a body for `/v1/completions`."""
 
     prompt: Raw = Raw(b"")
@@ -40,7 +54,7 @@ class CompletionBody(Struct):
     truncate_prompt_tokens: int | None = None
 
 
-class ChatBody(Struct):
+class ChatBody(Reserved, kw_only=True):
     """The fields read from a body for `/v1/chat/completions`; messages, tools and documents stay encoded."""
 
     messages: Raw = Raw(b"")
@@ -61,6 +75,7 @@ class ChatBody(Struct):
     truncate_prompt_tokens: int | None = None
 
 
+_RESERVED = tuple(field.name for field in msgspec.structs.fields(Reserved) if field.type is Raw)
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
@@ -74,6 +89,7 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 def decode_completion(body: bytes) -> CompletionBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
     decoded: CompletionBody = _decoded(_COMPLETION, body)
+    _refuse_reserved(decoded)
     if not decoded.prompt:
         raise RequestError("`prompt` is missing; give a text, a list of token ids, or a list of either", param="prompt")
     return decoded
@@ -82,9 +98,26 @@ def decode_completion(body: bytes) -> CompletionBody:
 def decode_chat(body: bytes) -> ChatBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
     decoded: ChatBody = _decoded(_CHAT, body)
+    _refuse_reserved(decoded)
     if not bytes(decoded.messages).startswith(b"["):
         raise RequestError("`messages` must be a list of messages", param="messages")
     return decoded
+
+
+def _refuse_reserved(fields: Reserved) -> None:
+    given = [name for name in _RESERVED if bytes(getattr(fields, name)) not in (b"", b"null")]
+    given += [f"vllm_xargs.{name}" for name in fields.vllm_xargs or () if name in _RESERVED]
+    if given:
+        raise RequestError(f"`{given[0]}` is set by routers only; leave it out", param=given[0])
+
+
+def with_cache_salt(body: bytes, salt: str) -> bytes:
+    """Return the JSON object `body` with this `cache_salt`; of two fields of a name, parsers take the later.
+
+    >>> with_cache_salt(b'{"prompt": "a"} ', "s")
+    b'{"prompt": "a","cache_salt":"s"}'
+    """
+    return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | None = None) -> Any:

@@ -18,14 +18,16 @@ from preble.serving.bodies import (
     decode_chat,
     decode_completion,
     decode_prompts,
+    with_cache_salt,
 )
+from preble.serving.callers import ANYBODY, Caller
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One client's request. `body`: as it came. `prompts`: of a completion; a chat has messages instead.
+    """One client's request. `body`: for the replica. `prompts`: of a completion; a chat has messages instead.
 
     `headers`: with names in lower case.
     """
@@ -36,6 +38,7 @@ class ParsedRequest:
     request_id: str
     fields: CompletionBody | ChatBody
     prompts: list[Prompt]
+    caller: Caller = ANYBODY
 
     @property
     def model(self) -> str | None:
@@ -60,12 +63,28 @@ class ParsedRequest:
         return PackedTokens(tokens[-limit * TOKEN_BYTES :]) if limit is not None and limit > 0 else tokens
 
 
-def parse_request(path: str, headers: Mapping[bytes, bytes], body: bytes, request_id: str) -> ParsedRequest:
-    """Raises: RequestError: the body is not what the path takes."""
+def parse_request(
+    path: str,
+    headers: Mapping[bytes, bytes],
+    body: bytes,
+    request_id: str,
+    caller: Caller = ANYBODY,
+    *,
+    salts: bool = False,
+) -> ParsedRequest:
+    """`salts`: whether the caller's cache salt can go to the replicas. Raises: RequestError: the body is wrong."""
+    fields: CompletionBody | ChatBody
+    prompts: list[Prompt] = []
     if path == COMPLETIONS:
-        completion = decode_completion(body)
-        return ParsedRequest(path, headers, body, request_id, completion, decode_prompts(completion.prompt))
-    return ParsedRequest(path, headers, body, request_id, decode_chat(body), [])
+        fields = decode_completion(body)
+        prompts = decode_prompts(fields.prompt)
+    else:
+        fields = decode_chat(body)
+    salt = caller.cache_salt(fields.cache_salt)
+    if salt != fields.cache_salt:
+        fields.cache_salt = salt
+        body = with_cache_salt(body, salt) if salts and salt else body
+    return ParsedRequest(path, headers, body, request_id, fields, prompts, caller)
 
 
 class RequestIds:

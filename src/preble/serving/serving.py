@@ -15,6 +15,7 @@ from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.logs import LogLosses
 from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT
+from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher, Placed
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
@@ -118,9 +119,16 @@ class Serving:
         """
         return self._ids.take(headers)
 
-    async def parse(self, path: str, headers: Mapping[bytes, bytes], body: bytes, request_id: str) -> ParsedRequest:
+    async def parse(
+        self,
+        path: str,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        caller: Caller = ANYBODY,
+    ) -> ParsedRequest:
         """Decode a request to `COMPLETIONS` or `CHAT`. `headers`: names in lower case. Raises: RequestError."""
-        return parse_request(path, headers, body, request_id)
+        return parse_request(path, headers, body, request_id, caller, salts=self.replicas.take_cache_salts)
 
     def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[None]:
         """A context in which a request may be placed and answered.

@@ -11,11 +11,14 @@ from preble.errors import BodyTooLarge, BodyTooSlow
 from preble.gateway.http.body_budget import BodyReservation
 from preble.gateway.http.errors import ErrorForm, HeaderList
 from preble.gateway.http.events import event
+from preble.serving import ANYBODY
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+_PLACEMENT = b"x-preble-"
+"""Headers that tell what is cached, which is to say what others have sent, and the addresses of replicas."""
 _LARGE_ANSWER_BYTES = 64 * 1024
 """The server takes an answer of this size without waiting for the client. The end of a larger one is sent by itself, so
 that its request counts as being served while the answer takes memory."""
@@ -35,6 +38,8 @@ class Client:
         self.headers = dict(headers)
         self.query = query
         self.status: int | None = None
+        self.caller = ANYBODY
+        """Who sends the request. Only an admin is told where it was placed."""
         self.request_id: str | None = None
         """Sent with every answer, errors included, once it is set."""
         self._receive = receive
@@ -111,6 +116,8 @@ class Client:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.status = status
+        if not self.caller.is_admin:
+            headers = [header for header in headers if not header[0].startswith(_PLACEMENT)]
         if self.request_id is not None:
             headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -28,7 +28,7 @@ class Completions:
         """Answer one request. Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
-            parsed = await self._serving.parse(path, client.headers, body, request_id)
+            parsed = await self._serving.parse(path, client.headers, body, request_id, client.caller)
             async with self._serving.admitted(parsed), client.watched():
                 try:
                     async with asyncio.timeout(self._total_s):

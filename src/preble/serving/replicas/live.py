@@ -84,6 +84,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Return every model served now, each with a replica that serves it."""
         return {name: replica for replica in self.values() for name in replica.info.models}
 
+    @property
+    def take_cache_salts(self) -> bool:
+        """Whether every live replica keeps KV of different cache salts apart."""
+        return all(replica.engine.takes_cache_salt for replica in self.values())
+
     def check_model(self, model: str | None) -> None:
         """Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self._replicas:

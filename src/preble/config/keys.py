@@ -1,0 +1,58 @@
+"""Named API keys in a TOML file: one table a key, each with the key's hash and what it may do."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from preble.errors import ConfigError
+
+
+class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One key. `sha256`: of the key, in hexadecimal; the key itself is written nowhere.
+
+    `tenant`: whose key it is, by default the table's name; keys of one tenant share caches and their turn. `admin`: it
+    may also use `/debug` and `/replicas`, and sees where requests were placed. `share_cache`: what this tenant sends
+    may be cached together with what other such tenants send; they can then tell from times what others have sent.
+    `weight`: of its turn under overload. `requests_per_minute`, `tokens_per_minute` (of prompts and answers),
+    `prompts_at_once`: its limits, none by default.
+    """
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    tenant: str | None = None
+    admin: bool = False
+    share_cache: bool = False
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
+    prompts_at_once: Annotated[int, Meta(ge=1)] | None = None
+
+
+def load_keys(path: str | Path) -> dict[str, KeyConfig]:
+    """Return the keys in a file by name.
+
+    Raises: ConfigError: the file cannot be read, or a table is wrong; names the place and what to do.
+    """
+    try:
+        tables = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"keys file {str(path)!r} cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"keys file {str(path)!r} is not TOML: {error}") from error
+    keys = {name: _key(path, name, table) for name, table in tables.items()}
+    hashes = [key.sha256 for key in keys.values()]
+    if twice := next((name for name, key in keys.items() if hashes.count(key.sha256) > 1), None):
+        raise ConfigError(f"keys file {str(path)!r}: [{twice}] has the same key as another table; give each its own")
+    return keys
+
+
+def _key(path: str | Path, name: str, table: Any) -> KeyConfig:
+    try:
+        return msgspec.convert(table, KeyConfig)
+    except msgspec.ValidationError as error:
+        hint = "make a hash with: printf %s KEY | sha256sum"
+        raise ConfigError(f"keys file {str(path)!r}: [{name}]: {error}; {hint}") from error

@@ -1,0 +1,58 @@
+"""API keys: who sends a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+from preble.config import AuthConfig
+from preble.config.keys import KeyConfig, load_keys
+from preble.serving import ANYBODY, Caller
+
+
+class KeyRing:
+    """The keys that are accepted. Without any, everybody is let in and may do everything."""
+
+    def __init__(self, config: AuthConfig) -> None:
+        """Raises: ConfigError: the file of keys is unusable."""
+        self._config = config
+        self._callers: Mapping[str, Caller] = {}
+        self.reload()
+
+    def reload(self) -> int:
+        """Read the file of keys anew; returns the number of keys. Raises: ConfigError; then the keys stay as they were.
+
+        Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
+        """
+        callers = {}
+        for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
+            for key in given:
+                digest = sha256(key.encode()).hexdigest()
+                callers[digest] = _caller(f"key-{digest[:8]}", KeyConfig(digest, admin=is_admin))
+        if self._config.keys_file is not None:
+            named = load_keys(self._config.keys_file)
+            callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
+        self._callers = callers
+        return len(callers)
+
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """Return who sends a request with these headers; None if the key is missing or wrong."""
+        if not self._callers and self._config.keys_file is None:
+            return ANYBODY
+        return self._callers.get(sha256(_given(headers)).hexdigest())
+
+
+def _given(headers: Mapping[bytes, bytes]) -> bytes:
+    scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+    return bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"").strip()
+
+
+def _caller(name: str, key: KeyConfig) -> Caller:
+    return Caller(
+        name=name,
+        tenant=key.tenant or name,
+        is_admin=key.admin,
+        shares_cache=key.share_cache,
+        weight=key.weight,
+        limits=key,
+    )

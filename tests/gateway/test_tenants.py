@@ -1,0 +1,185 @@
+"""Keys and tenants: who is let in, what he may see, and what he learns of others."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.conftest import Serve, Served
+from gateway.fakes import replicas, rubbish, status
+from preble.config import AuthConfig
+from preble.config.keys import load_keys
+from preble.errors import ConfigError
+from preble.serving.bodies import decode_chat, with_cache_salt
+
+PROMPT = "a secret that alice and nobody else has sent so far; long enough for several blocks of tokens. " * 4
+
+
+def table(name: str, key: str, **fields: Any) -> str:
+    lines = [f"[{name}]", f'sha256 = "{sha256(key.encode()).hexdigest()}"']
+    return "\n".join([*lines, *(f"{field} = {json.dumps(value)}" for field, value in fields.items()), ""])
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        table("alice", "key-a")
+        + table("bob", "key-b")
+        + table("ann", "key-n", share_cache=True)
+        + table("ben", "key-m", share_cache=True)
+        + table("root", "key-r", admin=True, share_cache=True)
+    )
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def ask(gateway: Served, key: str | None, header: str = "Authorization", **fields: Any) -> aiohttp.ClientResponse:
+    prefix = "Bearer " if header == "Authorization" else ""
+    headers = {} if key is None else {header: prefix + key}
+    body = {"model": "tiny", "prompt": PROMPT, **fields}
+    async with gateway.http.post("/v1/completions", json=body, headers=headers) as answer:
+        await answer.read()
+        return answer
+
+
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+async def test_a_named_key_is_let_in_by_either_header(serve: Serve, keys_file: Path, header: str) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        assert (await ask(gateway, "key-a", header)).status == 200
+        assert (await ask(gateway, "key-z", header)).status == 401
+        assert (await ask(gateway, None)).status == 401
+
+
+async def test_only_an_admin_is_told_where_a_request_went(serve: Serve, keys_file: Path) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        told = {
+            key: [h for h in (await ask(gateway, key)).headers if "preble" in h.lower()] for key in ("key-a", "key-r")
+        }
+        assert told["key-a"] == []
+        assert len(told["key-r"]) == 3
+
+
+@pytest.mark.parametrize(("key", "answer"), [(None, 401), ("key-a", 403), ("key-r", 200)])
+async def test_debug_pages_are_for_admins(serve: Serve, keys_file: Path, key: str | None, answer: int) -> None:
+    auth = AuthConfig(keys_file=str(keys_file), metrics_need_key=True)
+    async with replicas(1) as [one], serve([one], auth=auth) as gateway:
+        for path in ("/debug/replicas", "/debug/decisions", "/metrics"):
+            async with gateway.http.get(path, headers={} if key is None else {"x-api-key": key}) as page:
+                assert page.status == answer
+        async with gateway.http.post("/debug/parity", headers={} if key is None else {"x-api-key": key}) as page:
+            assert page.status == answer
+
+
+async def matched(gateway: Served, key: str) -> int:
+    """Leading tokens of the prompt that count as cached for a key, as its decision says."""
+    request_id = (await ask(gateway, key)).headers["x-request-id"]
+    async with gateway.http.get(f"/debug/decisions/{request_id}", headers={"x-api-key": "key-r"}) as page:
+        return int((await page.json())["decisions"][0]["matched_tokens"])
+
+
+async def test_a_tenant_cannot_tell_what_another_has_sent(serve: Serve, keys_file: Path) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        assert await matched(gateway, "key-a") == 0
+        assert await matched(gateway, "key-b") == 0
+        assert await matched(gateway, "key-a") > 0
+
+
+async def test_tenants_that_opt_in_share_what_is_cached(serve: Serve, keys_file: Path) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        assert await matched(gateway, "key-n") == 0
+        assert await matched(gateway, "key-m") > 0
+
+
+async def test_a_client_cannot_choose_the_salt_of_another_tenant(
+    serve: Serve, keys_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preble.engines.openai.OpenAIEngine.takes_cache_salt", True)
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        await ask(gateway, "key-a")
+        salt = one.requests[-1]["cache_salt"]
+        await ask(gateway, "key-b", cache_salt=salt)
+        assert one.requests[-1]["cache_salt"] not in (salt, "")
+        await ask(gateway, "key-r", cache_salt="mine")
+        assert one.requests[-1]["cache_salt"] == "mine"
+
+
+async def test_a_replica_that_knows_no_salts_is_sent_none(serve: Serve, keys_file: Path) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        await ask(gateway, "key-a")
+        assert "cache_salt" not in one.requests[-1]
+
+
+@pytest.mark.parametrize("behaviour", [rubbish(b"not json", "text/plain"), status(500)])
+async def test_errors_name_no_address_to_clients(serve: Serve, keys_file: Path, behaviour: Any) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        one.script.append(behaviour)
+        answer = await ask(gateway, "key-a")
+        assert answer.status >= 500
+        assert str(one.port) not in (await answer.text())
+        await one.stop()
+        answer = await ask(gateway, "key-a")
+        assert answer.status >= 500
+        assert str(one.port) not in (await answer.text())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kv_transfer_params": {"do_remote_prefill": True}},
+        {"bootstrap_room": 7},
+        {"data_parallel_rank": 1},
+        {"vllm_xargs": {"kv_transfer_params": "x"}},
+    ],
+)
+async def test_fields_of_routers_never_come_from_clients(serve: Serve, fields: dict[str, Any]) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        code, body, _ = await gateway.complete(**fields)
+        assert (code, body["error"]["param"].split(".")[-1]) == (400, next(iter(fields.get("vllm_xargs", fields))))
+        assert one.requests == []
+        assert (await gateway.complete(kv_transfer_params=None, vllm_xargs={"mine": 1}))[0] == 200
+
+
+async def test_an_escaped_name_hides_no_field() -> None:
+    with pytest.raises(Exception, match="kv_transfer_params"):
+        decode_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}')
+
+
+async def test_keys_are_read_anew(serve: Serve, keys_file: Path) -> None:
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
+        write(keys_file, table("carol", "key-c"))
+        gateway.gateway.reload()
+        assert (await ask(gateway, "key-a")).status == 401
+        assert (await ask(gateway, "key-c")).status == 200
+        write(keys_file, "[carol")
+        gateway.gateway.reload()
+        assert (await ask(gateway, "key-c")).status == 200, "a bad file changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a", "is not TOML"),
+        ('[a]\nsha256 = "abc"', "sha256sum"),
+        (table("a", "k", admn=True), "admn"),
+        (table("a", "k") + table("b", "k"), "same key"),
+        (table("a", "k", weight=0), "weight"),
+    ],
+)
+def test_a_bad_file_of_keys_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_keys(path)
+
+
+def test_a_salt_goes_before_what_the_client_wrote() -> None:
+    assert json.loads(with_cache_salt(b' {"cache_salt": "theirs"} \n', "ours")) == {"cache_salt": "ours"}
