@@ -201,6 +201,39 @@ def test_mooncake_prompts_with_equal_leading_hashes_share_those_blocks(tmp_path:
     assert first.segments[0] is third.segments[0]
 
 
+@pytest.mark.parametrize("size", [16, 24, 256, 1024])
+def test_mooncake_blocks_may_have_any_size_that_fits_every_line(tmp_path: Path, size: int) -> None:
+    lengths = (size * 5 + 1, size * 3, size * 7 - 1, size * 40)
+    lines = [
+        {"timestamp": 0, "input_length": n, "output_length": 1, "hash_ids": list(range(-(-n // size)))} for n in lengths
+    ]
+    workload = loaded(tmp_path, *lines)
+    assert f"blocks of {size} tokens" in workload.note
+    assert [len(tokens(request)) for request in workload.requests] == list(lengths)
+    assert common(workload.requests[0], workload.requests[1]) == 3 * size
+
+
+def test_a_file_with_a_column_called_kind_need_not_be_ours(tmp_path: Path) -> None:
+    table = file_of(tmp_path, [f"kind,{AZURE}", *(f"chat,{line}" for line in AZURE_LINES[1:])], "table.csv")
+    assert len(load(table).requests) == 3
+    log = file_of(tmp_path, [CHAT | {"kind": "request"}], "log.jsonl")
+    assert load(log).requests[0].prompt() == loaded(tmp_path, CHAT).requests[0].prompt()
+
+
+def test_of_a_longer_file_each_seed_takes_another_stretch(tmp_path: Path) -> None:
+    stamps = [f"2023-11-16 18:{minute:02}:00.0,{100 + minute},8" for minute in range(60)]
+    path = str(file_of(tmp_path, [AZURE, *stamps], "azure.csv"))
+    taken = [make_workload(path, 10, seed) for seed in range(8)]
+    starts = {len(tokens(workload.requests[0])) for workload in taken}
+    assert len(starts) > 4
+    for workload in taken:
+        lengths_of = [len(tokens(request)) for request in workload.requests]
+        assert lengths_of == list(range(lengths_of[0], lengths_of[0] + 10))
+        assert arrivals(workload) == [60.0 * i for i in range(10)]
+    assert make_workload(path, 10, 3) == taken[3]
+    assert make_workload(path, None, 3) == load(Path(path))
+
+
 def test_a_cut_block_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
     cut = {"timestamp": 0, "input_length": 300, "output_length": 1, "hash_ids": [0]}
     whole, part = loaded(tmp_path, MOONCAKE_LINES[0], MOONCAKE_LINES[0] | cut).requests[::-1]
@@ -219,7 +252,10 @@ def test_requests_that_all_come_in_one_tick_stay_a_burst() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hash_ids": [0, 1]}, "2 hash_ids for 1100 tokens; there must be one for each block of 512 tokens, so 3"),
+        (
+            {"hash_ids": [0, 1]},
+            "2 hash_ids for 1100 tokens; there must be one for each block, and in the lines before ",
+        ),
         ({"hash_ids": "x"}, "Expected `array`"),
         ({"input_length": 0}, "input_length"),
         ({"timestamp": -1}, "timestamp"),

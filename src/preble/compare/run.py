@@ -84,7 +84,8 @@ class _Comparison:
             run = self._find(self._plan.cell(arm, rate))
             return None if run is None else run.is_carried(self._plan.slo_of(arm.workload))
 
-        return follow(start_step(self._plan.cluster.replicas), holds_at)
+        start = start_step(self._plan.cluster.replicas, is_cut_short=self._plan.lasting_s is not None)
+        return follow(start, holds_at)
 
     def _grid(self, pool: Pool, rates: Mapping[str, Sequence[float | None]]) -> None:
         """Run every policy and seed at every rate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -92,8 +93,10 @@ class Workload:
     def has_arrivals(self) -> bool:
         return all(request.arrival_s is not None for request in self.openers)
 
-    def first(self, num_requests: int) -> Workload:
-        """Return the workload cut after `num_requests`; parents come first, so none is lost.
+    def stretch(self, num_requests: int, rng: random.Random) -> Workload:
+        """The same workload cut to `num_requests` that follow each other, from a session that `rng` picks.
+
+        No parent is lost: of sessions that began before, nothing is left. Times count from the first request that is.
 
         Raises: ConfigError: there are fewer.
         """
@@ -102,7 +105,18 @@ class Workload:
                 f"workload {self.name!r} has {len(self.requests)} requests, fewer than {num_requests}; "
                 "draw some of them again with popularity recorded, or ask for fewer"
             )
-        return replace(self, requests=self.requests[:num_requests])
+        sessions = self.sessions()
+        left, num_starts = 0, 0
+        for place in range(len(sessions) - 1, -1, -1):
+            left += len(sessions[place])
+            if left >= num_requests:
+                num_starts = place + 1
+                break
+        begun = {request.request_id for session in sessions[rng.randrange(num_starts) :] for request in session}
+        kept = [request for request in self.requests if request.request_id in begun][:num_requests]
+        first_s = kept[0].arrival_s or 0.0
+        times = (r if r.arrival_s is None else replace(r, arrival_s=max(r.arrival_s - first_s, 0.0)) for r in kept)
+        return replace(self, requests=tuple(times))
 
     def with_arrivals(self, times_s: Sequence[float]) -> Workload:
         """Return the workload with these arrival times for its openers, in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -101,7 +102,7 @@ def make_workload(
     `num_requests`: None for all of a file. `popularity`: uniform, zipf or recorded. `zipf`: the exponent, which also
     selects zipf. `num_prefixes`: the number of different tools, documents or the like. None: the workload's default.
     A file keeps its requests and times unless popularity or prefixes are given: then its requests are drawn anew (see
-    `resample`).
+    `resample`). Of a longer file, fewer requests are a stretch that begins at a place of the seed's.
 
     Raises: ConfigError: neither a name nor a file, or an impossible number. TraceFormatError: a bad file.
     """
@@ -120,4 +121,4 @@ def make_workload(
     if spread is not None or num_prefixes is not None:
         num_requests = num_requests or len(workload.requests)
         return resample(workload, num_requests, seed, popularity=spread, num_prefixes=num_prefixes)
-    return workload if num_requests is None else workload.first(num_requests)
+    return workload if num_requests is None else workload.stretch(num_requests, random.Random(f"stretch/{seed}"))

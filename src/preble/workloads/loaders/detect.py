@@ -16,6 +16,9 @@ from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Workload
 from preble.workloads.trace import read_trace
 
+_OWN, _MAYBE_OWN = '"kind": "trace"', '"kind"'
+"""Stand for the first line of our own format, and for any object with a `kind`: only where nothing else fits is that
+ours, and then it has a mistake."""
 _ARRAY = "[...]"
 """Stands for the keys of a file that is one JSON array."""
 
@@ -30,7 +33,7 @@ class Format:
 
 
 FORMATS = (
-    Format("preble", (("kind",),), lambda path, _: read_trace(path)),
+    Format("preble", ((_OWN,),), lambda path, _: read_trace(path)),
     Format("azure", (azure.COLUMNS,), azure.read_azure),
     Format("mooncake", (("timestamp", "input_length", "output_length", "hash_ids"),), mooncake.read_mooncake),
     Format("servegen", (("timestamp", "client", "input_length", "output_length"),), servegen.read_servegen),
@@ -77,6 +80,8 @@ def _detected(path: Path) -> Format:
     for known in FORMATS:
         if any(keys >= set(mark) for mark in known.marks):
             return known
+    if _MAYBE_OWN in keys:
+        return FORMATS[0]
     if not line:
         raise TraceFormatError(f"{path}: the file is empty")
     marks = "; ".join(f"{known.name} ({' or '.join(', '.join(mark) for mark in known.marks)})" for known in FORMATS)
@@ -95,6 +100,7 @@ def _keys(line: bytes) -> set[str]:
     if not line.lstrip().startswith(b"{"):
         return set(azure.csv_cells(line))
     try:
-        return set(msgspec.json.decode(line, type=dict[str, Any]))
+        found = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return set()
+    return {*found, *([_MAYBE_OWN] if "kind" in found else []), *([_OWN] if found.get("kind") == "trace" else [])}

@@ -22,9 +22,10 @@ from preble.workloads.lines import bad_line, decoded_lines
 from preble.workloads.loaders.assemble import MadeUpSegments, assembled, workload_name
 from preble.workloads.loaders.options import LoadOptions
 from preble.workloads.model import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import AnswerTokens, NumTokens
+from preble.workloads.trace import MAX_TOKENS, AnswerTokens, NumTokens
 
 BLOCK_TOKENS = 512
+"""Of Mooncake's own traces. Others have other blocks: the size is taken that fits every line."""
 EXAMPLE = '{"timestamp": 3000, "input_length": 700, "output_length": 50, "hash_ids": [0, 7]}'
 
 
@@ -39,7 +40,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 def read_mooncake(path: Path, options: LoadOptions) -> Workload:
     """Raises: TraceFormatError."""
-    workload = assembled(path, _requests(path), f"blocks of {BLOCK_TOKENS} tokens, made up from their hashes")
+    lines, block_tokens = _numbered_requests(path)
+    note = f"blocks of {block_tokens} tokens, made up from their hashes"
+    workload = assembled(path, _requests(path, lines, block_tokens), note)
     if not options.spread_ticks:
         return workload
     times_s = spread_ticks([request.arrival_s or 0.0 for request in workload.requests])
@@ -65,26 +68,60 @@ def spread_ticks(times_s: Sequence[float]) -> list[float]:
     return spread
 
 
-def _requests(path: Path) -> Iterator[WorkloadRequest]:
-    name, blocks = workload_name(path), MadeUpSegments()
+class _BlockSizes:
+    """The sizes of a block that fit every line so far: n hashes are of a prompt of n - 1 whole blocks and a part."""
+
+    def __init__(self) -> None:
+        self._low, self._high = 1, MAX_TOKENS
+
+    def narrow(self, line: _Line) -> str | None:
+        """Take a line into account. What is wrong with it, if no size fits it and all lines before it."""
+        num = len(line.hash_ids)
+        low, high = -(-line.input_length // num) if num else MAX_TOKENS + 1, MAX_TOKENS
+        if num > 1:
+            high = (line.input_length - 1) // (num - 1)
+        fits = max(low, self._low) <= min(high, self._high)
+        if fits:
+            self._low, self._high = max(low, self._low), min(high, self._high)
+            return None
+        sizes = f"{self._low} to {self._high} tokens" if self._high < MAX_TOKENS else f"{self._low} tokens or more"
+        return (
+            f"{num} hash_ids for {line.input_length} tokens; there must be one for each block, and in the lines before "
+            f"a block has {sizes}"
+        )
+
+    def chosen(self) -> int:
+        """Mooncake's own if it fits; else the largest power of two that does, or the largest of all."""
+        if self._low <= BLOCK_TOKENS <= self._high:
+            return BLOCK_TOKENS
+        if self._high == MAX_TOKENS:
+            return self._low
+        power = 1 << (self._high.bit_length() - 1)
+        return power if power >= self._low else self._high
+
+
+def _numbered_requests(path: Path) -> tuple[list[tuple[int, _Line]], int]:
+    """The lines with their numbers, and how many tokens a block has."""
+    sizes, lines = _BlockSizes(), []
     for number, line in decoded_lines(path, _Line, EXAMPLE):
-        num_blocks = -(-line.input_length // BLOCK_TOKENS)
-        if len(line.hash_ids) != num_blocks:
-            raise bad_line(
-                path,
-                number,
-                f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens; there must be one for each block of "
-                f"{BLOCK_TOKENS} tokens, so {num_blocks}",
-            )
+        if wrong := sizes.narrow(line):
+            raise bad_line(path, number, wrong)
+        lines.append((number, line))
+    return lines, sizes.chosen()
+
+
+def _requests(path: Path, lines: Sequence[tuple[int, _Line]], block_tokens: int) -> Iterator[WorkloadRequest]:
+    name, blocks = workload_name(path), MadeUpSegments()
+    for number, line in lines:
         yield WorkloadRequest(
             f"{name}-{number}",
-            tuple(_prompt(name, line, blocks)),
+            tuple(_prompt(name, line, blocks, block_tokens)),
             max(1, line.output_length),
             arrival_s=line.timestamp / 1000,
         )
 
 
-def _prompt(name: str, line: _Line, blocks: MadeUpSegments) -> Iterator[Segment]:
+def _prompt(name: str, line: _Line, blocks: MadeUpSegments, block_tokens: int) -> Iterator[Segment]:
     for place, block_hash in enumerate(line.hash_ids):
-        num_tokens = min(BLOCK_TOKENS, line.input_length - place * BLOCK_TOKENS)
-        yield blocks.beginning(f"{name}:{block_hash}", num_tokens, BLOCK_TOKENS)
+        num_tokens = min(block_tokens, line.input_length - place * block_tokens)
+        yield blocks.beginning(f"{name}:{block_hash}", num_tokens, block_tokens)

@@ -1,0 +1,270 @@
+"""Who is first where: policies in steady state, over caches, populations, cluster sizes and rates, and in harm's way.
+
+    python benchmarks/repro/grid.py                # the screen: few policies, one seed (half an hour on one core)
+    python benchmarks/repro/grid.py --full         # then larger clusters, more seeds and policies where it is close
+    python benchmarks/repro/grid.py --only harm    # cells whose names begin so
+    python benchmarks/repro/grid.py --list
+    python benchmarks/repro/grid.py --draw         # fill in docs/evaluation.md from the results that are there
+
+Each cell is a comparison as `preble compare` makes it: every policy's capacity is searched, then all run at parts of
+the best one's. Runs last three of the policy's windows and end early where it is clear what they say. Each cell has a
+file in benchmarks/results/grid/; what was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
+from preble.compare.progress import run_progress
+from preble.compare.result import write_result
+from preble.core.costs.model import CostModel
+from preble.metrics.capacity import CapacitySlo
+from preble.profiles import load_profile
+from preble.sim import Failure, SimConfig
+from preble.workloads import Stream, WorkloadPlan
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "grid"
+PROFILE = load_profile("a6000-mistral-7b")
+SCREEN = ("preble", "sticky_until_saturated", "slim_router", "least_load")
+REFINED = (*SCREEN, "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
+HARMED = ("preble", "sticky_until_saturated", "e2", "least_load", "round_robin")
+SEEDS = (20, 21, 22)
+CLOSE = 0.05
+"""A cell is refined where the second policy's capacity is within this of the first's."""
+SCREEN_LOADS = (0.6, 0.8)
+LOADS = (0.1, 0.3, 0.6, 0.8, 0.95)
+LASTING_S = 540.0
+"""Three windows of 180 s."""
+SLO = CapacitySlo(ttft_p99_s=2.0)
+PREFIX_TOKENS = 2048
+BLOCK_TOKENS = 64
+"""Four times vLLM's block: a simulation takes less than half as long, and what is cached differs by a few tokens."""
+ROOM_TOKENS = 20_000
+"""KV of a replica beside what is meant for prefixes: the requests that run need it."""
+WARM_LOAD = 0.6
+"""How busy the replicas are in the warm-up, in which every prefix is computed once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One comparison. `caches`: the prefixes that all caches hold together, as a share of the population; `replicas` of
+    them hold all of it each. `rates`: instead of a search. `is_screen`: part of the screen."""
+
+    name: str
+    title: str
+    streams: tuple[Stream, ...]
+    replicas: int = 4
+    population: int = 0
+    caches: float = 0.0
+    kv_tokens: int | None = None
+    rates: tuple[float, ...] = ()
+    cluster: Mapping[str, object] = field(default_factory=dict)
+    is_screen: bool = True
+
+    def plan(
+        self, policies: tuple[str, ...], seeds: tuple[int, ...], loads: tuple[float, ...] = SCREEN_LOADS
+    ) -> ComparePlan:
+        warm_s = sum(stream.prefixes * CostModel(PROFILE).prefill_s(stream.prefix_tokens) for stream in self.streams)
+        workload = WorkloadPlan(
+            source=self.name, streams=self.streams, warm_s=round(warm_s / self.replicas / WARM_LOAD, 1)
+        )
+        kv_tokens = self.kv_tokens
+        if self.caches:
+            kv_tokens = ROOM_TOKENS + round(self.caches * self.population * PREFIX_TOKENS / self.replicas)
+        cluster = SimConfig(
+            profile=PROFILE, replicas=self.replicas, kv_tokens=kv_tokens, block_size=BLOCK_TOKENS, **self.cluster
+        )  # type: ignore[arg-type]
+        return ComparePlan(
+            workloads={self.name: workload},
+            policies=policies,
+            cluster=cluster,
+            seeds=seeds,
+            rates=self.rates,
+            loads=loads,
+            slo=SLO,
+            lasting_s=LASTING_S,
+        )
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+
+def _asked(population: int, zipf: float = 0.0, **more: object) -> tuple[Stream, ...]:
+    stream = Stream(prefixes=population, prefix_tokens=PREFIX_TOKENS, question_tokens=320, output_tokens=100, zipf=zipf)
+    return (msgspec.structs.replace(stream, **more),)
+
+
+def _map() -> Iterator[Cell]:
+    """Caches x populations on four replicas, uniform and by Zipf's law; then clusters of other sizes."""
+
+    def cell(population: int, caches: float, replicas: int = 4, zipf: float = 0.0, *, is_screen: bool = True) -> Cell:
+        name = f"map-{population}-{caches:g}-{replicas}" + (f"-zipf{zipf:g}" if zipf else "")
+        popularity = f", Zipf {zipf:g}" if zipf else ""
+        title = f"{population:,} prefixes{popularity}, caches for {_share(caches, replicas)}, {replicas} replicas"
+        return Cell(name, title, _asked(population, zipf), replicas, population, caches, is_screen=is_screen)
+
+    for caches in (0.5, 1.0, 0.1, 4.0):
+        for population in (100, 1000):
+            yield cell(population, caches)
+    yield cell(10, 4.0)
+    for caches in (0.5, 0.1):
+        yield cell(1000, caches, zipf=1.0)
+    yield cell(50, 1.0, replicas=2)
+    yield cell(50, 0.5, replicas=2)
+    yield cell(400, 0.5, replicas=16)
+    yield cell(400, 1.0, replicas=16, is_screen=False)
+    yield cell(100, 0.5, zipf=1.0, is_screen=False)
+    for caches in (1.0, 0.5, 0.1):
+        yield cell(10_000, caches, is_screen=False)
+    for replicas in (32, 128):
+        for caches in (1.0, 0.5):
+            yield cell(25 * replicas, caches, replicas=replicas, is_screen=False)
+
+
+def _share(caches: float, replicas: int) -> str:
+    return "all, each" if caches >= replicas else "all, together" if caches == 1 else f"{caches:.0%} of them"
+
+
+def _harm() -> Iterator[Cell]:
+    """What may harm a policy that knows caches; at one rate each, which least load carries or nearly does."""
+
+    def cell(name: str, title: str, rate: float, *streams: Stream, **more: object) -> Cell:
+        return Cell(f"harm-{name}", title, streams, rates=(rate,), **{"kv_tokens": 60_000} | more)  # type: ignore[arg-type]
+
+    usual = Stream(name="everyday", prefixes=100, question_tokens=200, output_tokens=40)
+    few = msgspec.structs.replace(usual, prefixes=40, prefix_tokens=1500)
+    yield cell(
+        "answers",
+        "answers that depend on the prefix",
+        20.0,
+        msgspec.structs.replace(few, output_tokens=10, long_every=10, long_output_tokens=2000),
+        kv_tokens=None,
+    )
+    document = Stream(
+        name="document", share=1.0, prefixes=1, prefix_tokens=30_000, from_s=200.0, until_s=260.0, output_tokens=20
+    )
+    yield cell(
+        "new-document",
+        "a new document asked by many at once",
+        16.0,
+        msgspec.structs.replace(usual, share=3.0),
+        document,
+        kv_tokens=None,
+    )
+    yield cell("flip", "popularity that flips every 10 s", 40.0, msgspec.structs.replace(few, zipf=1.5, flip_s=10.0))
+    yield cell("drift", "popularity that drifts", 20.0, msgspec.structs.replace(usual, zipf=1.0, renew_s=120.0))
+    flood = Stream(name="flood", share=6.0, prefixes=20, from_s=200.0, until_s=230.0, output_tokens=40)
+    yield cell("flood", "a flood by one tenant", 12.0, usual, flood)
+    yield cell(
+        "long-outputs",
+        "long outputs on short prompts",
+        6.0,
+        msgspec.structs.replace(usual, prefix_tokens=50, question_tokens=50, output_tokens=600),
+    )
+    yield cell("slow", "a replica half as fast", 16.0, usual, cluster={"speeds": {"r3": 0.5}})
+    yield cell("small", "a replica with a quarter of the KV", 16.0, usual, cluster={"kv_shares": {"r3": 0.25}})
+    joined = (Failure.parse("150:added:r4"), Failure.parse("300:restarted:r1"))
+    yield cell("joins", "a cold replica that joins, another that restarts", 16.0, usual, cluster={"failures": joined})
+    yield cell(
+        "branches",
+        "agents whose trees branch",
+        30.0,
+        msgspec.structs.replace(usual, prefixes=4, turns=4, branches=2, pause_s=0.5),
+    )
+    yield cell(
+        "sizes",
+        "50-token chats beside 100,000-token documents",
+        10.0,
+        Stream(name="chats", share=99.0, prefixes=1, prefix_tokens=20, question_tokens=30, output_tokens=100),
+        Stream(name="documents", share=1.0, prefixes=4, prefix_tokens=100_000, output_tokens=20),
+        kv_tokens=250_000,
+    )
+    yield cell("profile-x2", "a cost profile twice too slow", 16.0, usual, cluster={"profile_error": 2.0})
+    yield cell("profile-half", "a cost profile twice too fast", 16.0, usual, cluster={"profile_error": 0.5})
+    yield cell("late-100ms", "knowledge 100 ms late", 16.0, usual, cluster={"knowledge_delay_s": 0.1})
+    yield cell("late-1s", "knowledge 1 s late", 16.0, usual, cluster={"knowledge_delay_s": 1.0})
+
+
+def _purer() -> Iterator[Cell]:
+    """The two cases in which the default policy once destroyed its own caches."""
+    pure = Stream(prefixes=100, question_tokens=100, output_tokens=20)
+    yield Cell("pure", "100 prefixes, 60,000 KV tokens a replica", (pure,), kv_tokens=60_000, rates=(60.0,))
+
+
+CELLS: Mapping[str, Cell] = MappingProxyType({cell.name: cell for cell in (*_map(), *_purer(), *_harm())})
+
+
+def run(
+    cell: Cell, policies: tuple[str, ...], seeds: tuple[int, ...], loads: tuple[float, ...] = SCREEN_LOADS
+) -> CompareResult:
+    print(f"{time.strftime('%H:%M:%S')} {cell.name}: {cell.title}", file=sys.stderr, flush=True)
+    plan = cell.plan(policies, seeds, loads)
+    with run_progress() as on_progress:
+        result = compare_policies(plan, path=cell.path, jobs=1, on_progress=on_progress)
+    result = msgspec.structs.replace(result, other_runs=[])
+    write_result(result, cell.path)
+    return result
+
+
+def is_close(result: CompareResult) -> bool:
+    """Whether the second policy may well be the first."""
+    shares = sorted((one.share_of_best for one in result.standings), reverse=True)
+    return shares[1] > 1 - CLOSE
+
+
+def screen(cells: Iterable[Cell]) -> None:
+    """Every cell of the screen, with one seed."""
+    for cell in cells:
+        if cell.is_screen and not _done(cell):
+            run(cell, HARMED if cell.rates else SCREEN, SEEDS[:1])
+
+
+def refine(cells: Iterable[Cell]) -> None:
+    """What the screen left out: first the large ones, then more seeds and policies where it is close."""
+    cells = list(cells)
+    for cell in cells:
+        if not cell.is_screen and not _done(cell):
+            run(cell, SCREEN, SEEDS[:1])
+    for cell in cells:
+        if cell.rates:
+            run(cell, HARMED, SEEDS)
+        elif is_close(read_result(cell.path)):
+            run(cell, REFINED, SEEDS, LOADS)
+
+
+def _done(cell: Cell) -> bool:
+    return cell.path.exists() and read_result(cell.path).is_complete
+
+
+def known_results() -> dict[str, CompareResult]:
+    """The results that are complete, by the name of their cell."""
+    return {name: read_result(cell.path) for name, cell in CELLS.items() if _done(cell)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="BEGINNING", help="cells whose names begin so")
+    parser.add_argument("--full", action="store_true", help="refine what the screen found")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    cells = [cell for name, cell in CELLS.items() if name.startswith(options.only)]
+    if options.list:
+        print(*(f"{cell.name:24}{cell.title}" for cell in cells), sep="\n")
+        return
+    screen(cells)
+    if options.full:
+        refine(cells)
+
+
+if __name__ == "__main__":
+    main()
