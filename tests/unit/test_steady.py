@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from preble.compare import ComparePlan, compare
+from preble.compare import ComparePlan, compare_policies
 from preble.compare.numbers import caution
 from preble.metrics import RequestRecord
 from preble.metrics.capacity import Bound, CapacitySlo, capacity
@@ -141,7 +141,7 @@ def plan(**changes: object) -> ComparePlan:
 
 
 def test_a_rate_that_the_cluster_carries_settles_and_one_beyond_it_ends_early_and_is_refused() -> None:
-    result = compare(plan(), jobs=1)
+    result = compare_policies(plan(), jobs=1)
     easy, hard = (result.runs_of("pure", "sticky_until_saturated")[rate][0] for rate in (8.0, 60.0))
     assert easy.steady is not None and hard.steady is not None
     assert easy.steady.verdict is Verdict.STEADY and easy.is_carried(SLO)
@@ -154,7 +154,7 @@ def test_a_rate_that_the_cluster_carries_settles_and_one_beyond_it_ends_early_an
 
 
 def test_a_capacity_is_found_however_high_the_search_has_to_go() -> None:
-    result = compare(plan(rates=(), loads=(0.5,), policies=("sticky_until_saturated",)), jobs=1)
+    result = compare_policies(plan(rates=(), loads=(0.5,), policies=("sticky_until_saturated",)), jobs=1)
     [standing] = result.standings
     assert standing.bound is Bound.EXACT
     assert 8.0 < standing.capacity_rps.mean < 60.0
@@ -162,7 +162,7 @@ def test_a_capacity_is_found_however_high_the_search_has_to_go() -> None:
 
 def test_a_run_of_a_fixed_number_of_requests_goes_to_its_end_and_is_told_to_be_short() -> None:
     few = WorkloadPlan(source="tool_use", requests=300)
-    result = compare(plan(workloads={"few": few}, rates=(20.0,), lasting_s=None), jobs=1)
+    result = compare_policies(plan(workloads={"few": few}, rates=(20.0,), lasting_s=None), jobs=1)
     assert {run.steady.verdict for run in result.runs if run.steady} == {Verdict.SHORT}
     assert "less than the policy's window" in caution(result, "few")
     assert {run.judged for run in result.runs if run.judged is run.summary} or result.runs[0].judged.requests == 300
