@@ -77,7 +77,7 @@ ASKS = (
     Ask("r6", 50.0, (Part("contract", 5_700),)),
     Ask("r7", 215.0, (SYSTEM, WEATHER, Part("q7", 300))),
 )
-PART_NAMES = tuple(dict.fromkeys(part.name for ask in ASKS for part in ask.parts))
+_NAMES: list[str] = []
 _IDS_A_PART = 1_000_000
 """Token ids of part i are i * _IDS_A_PART, i * _IDS_A_PART + 1, ... so that a token says which part it is from."""
 
@@ -159,9 +159,11 @@ def held_parts(tree: tuple[TreeNode, ...], replica_id: ReplicaId) -> dict[str, i
 class Cluster:
     """The global scheduler and three replicas that do what it says and report what they cache."""
 
-    def __init__(self, seed: int, *, policy: str = "e2", report_evictions: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, policy: str = "e2", profile: CostProfile = PROFILE, report_evictions: bool = True
+    ) -> None:
         self._report_evictions = report_evictions
-        self.model = CostModel(PROFILE)
+        self.model = CostModel(profile)
         self.scheduler = GlobalScheduler(make_policy(policy), self.model, seed=seed)
         self.engines: dict[ReplicaId, LocalScheduler] = {}
         for replica_id in REPLICAS:
@@ -175,12 +177,20 @@ class Cluster:
 
     def serve(self, ask: Ask) -> Step:
         """Place the request, let the replica compute it to its end, report what that changed in its cache."""
+        return self._place(ask, computes=True)
+
+    def hold(self, ask: Ask) -> Step:
+        """Place the request and leave it in flight, its prompt not computed."""
+        return self._place(ask, computes=False)
+
+    def _place(self, ask: Ask, *, computes: bool) -> Step:
         self.scheduler.on_timer(ask.at)
         request = Request.of(ask.name, token_ids(ask), OUTPUT_TOKENS)
         cached = max(self.scheduler.matched_tokens(replica_id, request) for replica_id in REPLICAS)
         tree, num_requests = self.tree(request), self._num_requests()
         placement = self.scheduler.place(request, ask.at)
-        self._compute(request, placement.replica_id, ask.at)
+        if computes:
+            self._compute(request, placement.replica_id, ask.at)
         return Step(ask, tree, self.tree(request), cached, num_requests, placement)
 
     def tree(self, request: Request) -> tuple[TreeNode, ...]:
@@ -244,12 +254,18 @@ def run(*, report_evictions: bool = True) -> dict[str, Step]:
     raise RuntimeError("with no seed r1 goes to A and r3 to B: the example no longer holds")
 
 
+def _number(part: str) -> int:
+    if part not in _NAMES:
+        _NAMES.append(part)
+    return _NAMES.index(part)
+
+
 def token_ids(ask: Ask) -> list[int]:
-    return [PART_NAMES.index(part.name) * _IDS_A_PART + i for part in ask.parts for i in range(part.num_tokens)]
+    return [_number(part.name) * _IDS_A_PART + i for part in ask.parts for i in range(part.num_tokens)]
 
 
 def _parts_of(node: Node) -> tuple[Part, ...]:
-    owners = groupby(unpack_tokens(node.tokens), key=lambda token: PART_NAMES[token // _IDS_A_PART])
+    owners = groupby(unpack_tokens(node.tokens), key=lambda token: _NAMES[token // _IDS_A_PART])
     return tuple(Part(name, len(list(tokens))) for name, tokens in owners)
 
 
