@@ -41,7 +41,7 @@ class E2:
 
     def _exploit(self, view: ClusterView, rng: Random) -> Choice:
         holders = view.key_holders
-        prefix, replicas = view.coverage.key_node if self._rebalance else None, holders
+        prefix, replicas = view.prefix_match.key_node if self._rebalance else None, holders
         if self._rebalance and (replicated := view.replicated_on()) is not None:
             prefix, replicas = replicated
         costs = view.costs(replicas)
@@ -64,7 +64,7 @@ class E2:
         there, here = costs[1], costs[0]
         price_s = there.eviction_s + there.prefill_s - here.eviction_s - here.prefill_s
         saved_s = view.waiting_prefill_s[heavy] - view.waiting_prefill_s[lightest] - price_s
-        return Choice(lightest, Reason.REDIRECT, costs, view.coverage.key_node) if saved_s > price_s else None
+        return Choice(lightest, Reason.REDIRECT, costs, view.prefix_match.key_node) if saved_s > price_s else None
 
     def _explore(self, view: ClusterView, rng: Random) -> Choice:
         if self._mix_decode:

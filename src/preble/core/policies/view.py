@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.model import CostModel
 from preble.core.policies.cost_table import CostTable
-from preble.core.prefixes.matching import PrefixMatch, coverage, in_use_on, matched_on, matched_tokens, usable_tokens
+from preble.core.prefixes.matching import (
+    PrefixMatch,
+    in_use_on,
+    matched_on,
+    matched_tokens,
+    prefix_match,
+    usable_tokens,
+)
 from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, Request
@@ -26,12 +33,12 @@ class ClusterView:
 
     __slots__ = (
         "_cluster",
-        "_coverage",
         "_match",
         "_matched",
         "_now",
         "_num_tokens",
         "_prefill_s",
+        "_prefix_match",
         "_table",
         "_trusted",
         "_window",
@@ -50,7 +57,7 @@ class ClusterView:
         self._window = cluster.window
         self._now = now
         self._num_tokens = request.num_prompt_tokens
-        self._coverage: PrefixMatch | None = None
+        self._prefix_match: PrefixMatch | None = None
         self._matched: dict[ReplicaIndex, int] = {}
         self._prefill_s: dict[int, float] = {}
 
@@ -140,11 +147,11 @@ class ClusterView:
         return node.history.uses_per_s(self._now) if node.history is not None else 0.0
 
     @property
-    def coverage(self) -> PrefixMatch:
+    def prefix_match(self) -> PrefixMatch:
         """The part of the prompt that trusted replicas cache. O(depth) when first asked."""
-        if self._coverage is None:
-            self._coverage = coverage(self._match, self._cluster.index.caches, self._trusted)
-        return self._coverage
+        if self._prefix_match is None:
+            self._prefix_match = prefix_match(self._match, self._cluster.index.caches, self._trusted)
+        return self._prefix_match
 
     @property
     def cached_tokens(self) -> int:
@@ -154,7 +161,7 @@ class ClusterView:
     @property
     def key_holders(self) -> list[ReplicaIndex]:
         """The holders of the key portion: they cache most of the largest node on the cached prefix."""
-        return replicas_in(self.coverage.key_holders)
+        return replicas_in(self.prefix_match.key_holders)
 
     def replicated_on(self) -> tuple[Node, list[ReplicaIndex]] | None:
         """The replicated prefix that the prompt begins with, and the replicas that serve it; None if there is none."""

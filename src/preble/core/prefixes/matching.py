@@ -38,7 +38,7 @@ class PrefixMatch:
 # -- of several replicas: `caches` are by replica index ---------------------------------------------------------------
 
 
-def coverage(match: Match, caches: Sequence[ReplicaCache], among: int) -> PrefixMatch:
+def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> PrefixMatch:
     """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
     best, key_tokens, key_holders = 0, 1, 0
     key_node: Node | None = None
