@@ -37,6 +37,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
 
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
     `has_lost_events`: it reports KV events, but they do not arrive, so its cache is estimated.
+    `standing`: "in", or "ejected" or "probing" after it failed requests, was slow or answered nothing.
     `trusted`: whether matches there count. `parity`: the outcome of the last check, None before any.
     """
 
@@ -55,6 +56,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     drift_requests: int
     drift_predicted_tokens: int
     drift_reported_tokens: int
+    standing: str
     trusted: bool
     parity: Outcome | None
 
@@ -127,12 +129,13 @@ class DebugPages:
             unindexed=state.num_unindexed,
             replicated_prefixes=state.num_replicated_prefixes,
             replicas=[
-                _replica(one, state.replicas[one.info.spec.replica_id]) for one in self._serving.replicas.values()
+                _replica(one, state.replicas[replica_id], self._serving.standing(replica_id))
+                for replica_id, one in self._serving.replicas.items()
             ],
         )
 
 
-def _replica(replica: LiveReplica, state: ReplicaState) -> ReplicaPage:
+def _replica(replica: LiveReplica, state: ReplicaState, standing: str) -> ReplicaPage:
     info, spec = replica.info, replica.info.spec
     return ReplicaPage(
         replica=spec.replica_id,
@@ -150,6 +153,7 @@ def _replica(replica: LiveReplica, state: ReplicaState) -> ReplicaPage:
         drift_requests=state.drift.num_requests,
         drift_predicted_tokens=state.drift.predicted_tokens,
         drift_reported_tokens=state.drift.reported_tokens,
+        standing=standing,
         trusted=state.trusted,
         parity=replica.parity.outcome if replica.parity is not None else None,
     )

@@ -49,7 +49,9 @@ class Placed:
 
     `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
     leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
-    is None if the machine still answers or refuses, since connections to it then break by themselves.
+    is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
+    if the replica is ejected because it begins no answer. `heard_at`: asked now and then, when anything of the answer
+    last came, by the event loop's clock; None for nothing yet.
     """
 
     __slots__ = (
@@ -66,6 +68,7 @@ class Placed:
         "_retry_after_s",
         "_status",
         "engine",
+        "heard_at",
         "on_lost",
         "placement",
     )
@@ -82,6 +85,7 @@ class Placed:
         self.placement = placement
         self.engine = engine
         self.on_lost: Callable[[str | None, float | None], None] | None = None
+        self.heard_at: Callable[[], float | None] = lambda: None
         self._dispatcher = dispatcher
         self._request = request
         self._model = model
@@ -306,6 +310,18 @@ class Dispatcher:
         """Count a replica's failure and have it checked at once."""
         self._telemetry.engine_failed(replica_id, error)
         self.replicas.suspect(replica_id)
+
+    def eject_outliers(self) -> None:
+        """Eject replicas that are slow or begin no answer, and move what waits there. Call it every second or so."""
+        last_heard: dict[ReplicaId, float] = {}
+        for placed in self._in_flight.values():
+            if (heard_at := placed.heard_at()) is not None:
+                replica_id = placed.placement.replica_id
+                last_heard[replica_id] = max(heard_at, last_heard.get(replica_id, heard_at))
+        stalled = self.ejection.check(last_heard, self._loop.time())
+        for placed in list(self._in_flight.values()):
+            if placed.placement.replica_id in stalled and placed.on_lost is not None and placed.heard_at() is None:
+                placed.on_lost("it begins no answer", self._loop.time())
 
     # replicas
 

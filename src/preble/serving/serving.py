@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
+import structlog
+
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
@@ -19,6 +21,7 @@ from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher, Placed
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
+from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
@@ -26,6 +29,8 @@ from preble.serving.scheduling import Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenSource, make_token_source
+
+_EJECTION_CHECK_S = 1.0
 
 
 class Serving:
@@ -100,6 +105,19 @@ class Serving:
     def _watch(self, servers: list[EngineServer]) -> None:
         monitors = [ReplicaMonitor(server, self._dispatcher, self._config.health, self._parity) for server in servers]
         self._monitors = [asyncio.create_task(monitor.run()) for monitor in monitors]
+        self._monitors.append(asyncio.create_task(self._eject_outliers()))
+
+    async def _eject_outliers(self) -> None:
+        while True:
+            await asyncio.sleep(_EJECTION_CHECK_S)
+            try:
+                self._dispatcher.eject_outliers()
+            except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the checks)
+                structlog.get_logger().exception("ejection_check_failed")
+
+    def standing(self, replica_id: ReplicaId) -> Standing:
+        """Whether a live replica gets requests. Raises: KeyError: it is not live."""
+        return self._dispatcher.ejection.standing(replica_id)
 
     async def close(self) -> None:
         """Leave the replicas and write the rest of the decision log. End every placement before."""

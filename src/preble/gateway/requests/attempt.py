@@ -83,6 +83,7 @@ class Attempt:
         If it raises, the attempt has ended. Raises: EngineError.
         """
         self.placed.on_lost = self._on_lost
+        self.placed.heard_at = self._heard_at
         await self._scope.__aenter__()
         try:
             await self._open(path, body, headers)
@@ -131,9 +132,12 @@ class Attempt:
         """The replica has left the rotation. If its machine is silent, so is the connection: give up waiting."""
         if silent_since is None:
             return
-        heard_at = self._response.heard_at if self._response is not None else None
+        heard_at = self._heard_at()
         if heard_at is None or heard_at < silent_since:
             self._scope.cancel(f"was taken out of the rotation: {reason}")
+
+    def _heard_at(self) -> float | None:
+        return self._response.heard_at if self._response is not None else None
 
     def rest(self) -> AsyncIterator[bytes]:
         """The body after its first piece. Raises, while being read: EngineGone, EngineTimeout."""

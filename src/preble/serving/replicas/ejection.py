@@ -257,12 +257,13 @@ class EjectionTable:
 
     def _is_stalled(self, replica: _Replica, silent_since: float, now: float) -> bool:
         least = 1 if replica.standing is Standing.PROBING else self._config.consecutive_failures
-        if len(replica.unheard) < least or next(iter(replica.unheard.values())).at > now - self._config.stall_s:
+        oldest_at = next((sent.at for sent in replica.unheard.values()), now)
+        if len(replica.unheard) < least or oldest_at > now - self._config.stall_s:
             return False
         waits = [wait for other in self._peers(replica) for wait in other.waits]
         patience_s = max([self._config.stall_s, *(_STALL_FACTOR * wait.wait_s for wait in waits)])
         num_late = sum(max(sent.at, silent_since) <= now - patience_s for sent in replica.unheard.values())
-        return num_late >= least and any(wait.heard_at > now - patience_s for wait in waits)
+        return num_late >= least and any(wait.heard_at > oldest_at for wait in waits)
 
     # changes
 

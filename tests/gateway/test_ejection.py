@@ -1,0 +1,103 @@
+"""A replica that fails whatever it gets, though it says that it is well, costs next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.conftest import Serve, Served
+from gateway.fakes import Behaviour, FakeReplica, answer, replicas, rubbish, status
+from preble.config import EjectionConfig, RetryConfig
+from support.waiting import eventually
+
+QUICK = EjectionConfig(stall_s=0.3, first_out_s=1000.0, longest_out_s=1000.0)
+
+
+async def hang(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Takes the request and never answers."""
+    await replica.gate.wait()
+    return await answer(replica, request, body)
+
+
+WAYS: dict[str, Behaviour] = {
+    "500": status(500),
+    "502": status(502),
+    "an error in place of an answer": rubbish(b'{"error": {"message": "no"}}', "application/json"),
+    "garbage": rubbish(b"<html>", "text/html"),
+    "an empty answer": rubbish(b"", "application/json"),
+}
+
+
+class Always(list[Behaviour]):
+    """A script that never ends."""
+
+    def popleft(self) -> Behaviour:
+        return self[0]
+
+
+def breaks(fake: FakeReplica, behaviour: Behaviour) -> None:
+    fake.script = Always([behaviour])  # type: ignore[assignment]
+
+
+async def standings(gateway: Served) -> dict[str, str]:
+    async with gateway.http.get("/debug/replicas") as page:
+        return {one["replica"]: one["standing"] for one in (await page.json())["replicas"]}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_replica_that_fails_every_request_is_ejected_and_costs_no_client_anything(
+    serve: Serve, way: str, stream: bool
+) -> None:
+    async with replicas(4) as fakes, serve(fakes, ejection=QUICK) as gateway:
+        breaks(fakes[0], WAYS[way])
+        for number in range(40):
+            async with gateway.http.post("/v1/completions", json={"prompt": f"p{number}", "stream": stream}) as reply:
+                assert reply.status == 200
+                await reply.read()
+        assert len(fakes[0].requests) == QUICK.consecutive_failures
+        assert (await standings(gateway))[fakes[0].url] == "ejected"
+        assert f'preble_replica_ejected{{replica="{fakes[0].url}"}} 1.0' in await gateway.metrics()
+
+
+async def test_a_replica_that_hangs_is_ejected_and_what_waits_there_moves(serve: Serve) -> None:
+    async with replicas(4) as fakes, serve(fakes, ejection=QUICK) as gateway:
+        breaks(fakes[0], hang)
+        waiting = [asyncio.create_task(gateway.complete(prompt=f"p{number}")) for number in range(16)]
+        await eventually(lambda: fakes[0].running >= QUICK.consecutive_failures)
+
+        async def until_moved() -> None:
+            while not all(task.done() for task in waiting):
+                await gateway.complete()  # others go on answering, which is what a stall is compared with
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(until_moved(), 60.0)
+        assert {(await task)[0] for task in waiting} == {200}
+        assert (await standings(gateway))[fakes[0].url] == "ejected"
+
+
+async def test_a_repaired_replica_comes_back(serve: Serve) -> None:
+    quick = EjectionConfig(first_out_s=0.05)
+    async with replicas(2) as fakes, serve(fakes, ejection=quick) as gateway:
+        fakes[0].script.extend([status(500)] * quick.consecutive_failures)
+
+        async def until_back() -> None:
+            been_out = False
+            while not (been_out and set((await standings(gateway)).values()) == {"in"}):
+                assert (await gateway.complete())[0] == 200
+                been_out |= (await standings(gateway))[fakes[0].url] != "in"
+
+        await asyncio.wait_for(until_back(), 60.0)
+
+
+async def test_where_all_fail_retries_do_not_multiply_the_load(serve: Serve) -> None:
+    retries = RetryConfig(share=0.1, least=2, window_s=1000.0)
+    async with replicas(4) as fakes, serve(fakes, retries=retries) as gateway:
+        for fake in fakes:
+            breaks(fake, status(500))
+        for _ in range(50):
+            assert (await gateway.complete())[0] == 500
+        assert sum(len(fake.requests) for fake in fakes) <= 50 * 1.1 + 2
