@@ -69,7 +69,8 @@ class Request:
 
     `prompt`: packed token ids. `max_output_tokens`: the client's limit, None where it gave none.
     `namespace`: prompts of different namespaces never share KV (model adapter, cache salt); "" for the common one.
-    `avoid`: replicas that must not get the request, for example because they have failed it already.
+    `avoid`: replicas that must not get the request, for example because they have failed it already. `model`: the base
+    model that must answer it, "" for any. Only replicas of that model get it, and it shares KV only with its prompts.
     """
 
     request_id: RequestId
@@ -77,6 +78,7 @@ class Request:
     max_output_tokens: int | None = None
     namespace: str = ""
     avoid: frozenset[ReplicaId] = frozenset()
+    model: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -100,6 +102,7 @@ class ReplicaSpec:
     `max_prompt_tokens`: longest prompt it accepts, None where unknown.
     `block_size`: tokens per KV block; only whole blocks are cached.
     `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
+    `model`: the base model that it serves, "" for a replica that takes requests for any model.
     """
 
     replica_id: ReplicaId
@@ -107,6 +110,7 @@ class ReplicaSpec:
     max_prompt_tokens: int | None = None
     block_size: int = 16
     reports_events: bool = False
+    model: str = ""
 
 
 class Reason(StrEnum):

@@ -84,6 +84,7 @@ class PlaceLine(_Event, frozen=True, tag="place"):
     namespace: str = ""
     avoid: tuple[str, ...] = ()
     max_output_tokens: int | None = None
+    model: str = ""
     placement: PlacementRow | None = None
     error: str | None = None
 
@@ -91,7 +92,12 @@ class PlaceLine(_Event, frozen=True, tag="place"):
         """Raises: ValueError: the prompt is unreadable."""
         prompt = unpack_text(self.prompt)
         request = Request(
-            RequestId(self.id), prompt, self.max_output_tokens, self.namespace, frozenset(map(ReplicaId, self.avoid))
+            RequestId(self.id),
+            prompt,
+            self.max_output_tokens,
+            self.namespace,
+            frozenset(map(ReplicaId, self.avoid)),
+            self.model,
         )
         if request.num_prompt_tokens != self.num_prompt_tokens:
             raise ValueError(f"the prompt has {request.num_prompt_tokens} tokens, not {self.num_prompt_tokens}")
@@ -232,6 +238,7 @@ def place_line(
         namespace=names.namespace(request.namespace),
         avoid=tuple(sorted(request.avoid)),
         max_output_tokens=request.max_output_tokens,
+        model=request.model,
         placement=placement_row(placement) if placement is not None else None,
         error=error,
     )

@@ -220,7 +220,9 @@ class Dispatcher:
 
     def _place(self, request: Request, model: str | None) -> Placed:
         now, started = self._loop.time(), time.perf_counter()
-        placement = self._chosen(request, self.replicas.not_serving(model), now)
+        others = self.replicas.not_serving(model)
+        request = dataclasses.replace(request, model=self.replicas.base_model(others))
+        placement = self._chosen(request, others, now)
         took_s = time.perf_counter() - started
         try:
             engine = self.replicas[placement.replica_id].engine
@@ -328,6 +330,7 @@ class Dispatcher:
     def add_replica(self, engine: Engine, info: EngineInfo) -> LiveReplica:
         """Take a replica into the rotation."""
         replica_id = engine.replica_id
+        info = self.replicas.with_base_model(info)
         self.scheduler.add_replica(info.spec, self._loop.time())
         self.replicas.add(replica := LiveReplica(engine, info))
         self.ejection.add(replica_id, info.models)

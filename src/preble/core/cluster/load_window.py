@@ -8,6 +8,7 @@ Kept incrementally: O(1) a request and an expiry.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.radix_tree import Node
@@ -130,14 +131,15 @@ class LoadWindow:
         self._update(replica)
         return True
 
-    def requests_per_s(self, now: float) -> float:
-        """Mean rate of what was placed in the window, on all replicas. O(1).
+    def requests_per_s(self, now: float, among: Sequence[ReplicaIndex] | None = None) -> float:
+        """Mean rate of requests placed in the window, on all replicas or `among` some. O(1), or O(among).
 
         Over the time since the first request where that is shorter than the window, though a second at least.
         """
         if self._began_at is None:
             return 0.0
-        return self._num_placed / min(max(now - self._began_at, 1.0), self.window_s)
+        placed = self._num_placed if among is None else sum([self.num_requests[replica] for replica in among])
+        return placed / min(max(now - self._began_at, 1.0), self.window_s)
 
     def finish(self, replica: ReplicaIndex, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from preble.core.prefixes.radix_tree import Node
-from preble.core.replica_index import ReplicaIndex
+from preble.core.replica_index import ReplicaIndex, ReplicaSet
 
 _FORGET_PARTS = 8
 """Number of searches in which each prefix is checked once: is it still in use?"""
@@ -68,7 +68,8 @@ class _Half:
 class _Prefix:
     """What is known of a prefix.
 
-    `replicas`: those that serve it, the oldest first; empty until it is replicated. `rate_per_replica`: requests a
+    `replicas`: those that serve it, the oldest first; empty until it is replicated. `eligible`: the replicas that its
+    latest request could have got, which are those of its model. `rate_per_replica`: requests a
     second on each when it was last replicated. `child_replica`: the replica that serves each subtree below it.
     `changed_at`: when load was last moved off one of its replicas; queueing times from before then no longer count.
     """
@@ -76,6 +77,7 @@ class _Prefix:
     now: _Half
     before: _Half
     replicas: list[ReplicaIndex] = field(default_factory=list)
+    eligible: ReplicaSet = 0
     rate_per_replica: float = 0.0
     child_replica: dict[Node, ReplicaIndex] = field(default_factory=dict)
     changed_at: float = float("-inf")
@@ -166,8 +168,11 @@ class Rebalancer:
             below = node
         return None
 
-    def note_first_token(self, node: Node, queueing_s: float, now: float) -> None:
-        """A request of the prefix that ends in `node` queued for `queueing_s` before its prompt was computed."""
+    def note_first_token(self, node: Node, queueing_s: float, now: float, eligible: ReplicaSet) -> None:
+        """A request of the prefix that ends in `node` queued for `queueing_s` before its prompt was computed.
+
+        `eligible`: the replicas that could have got it.
+        """
         if not self.settings.replicate:
             return
         prefix = self._prefixes.get(node)
@@ -175,6 +180,7 @@ class Rebalancer:
             prefix = self._prefixes[node] = _Prefix(_Half(now), _Half(now - self._half_s))
         self._turn(prefix, now)
         prefix.now.num_requests += 1
+        prefix.eligible = eligible
         if now - queueing_s >= prefix.changed_at:
             prefix.now.num_timed += 1
             if queueing_s > 0.0:
@@ -205,7 +211,7 @@ class Rebalancer:
         changed: set[ReplicaIndex] = set()
         for node, prefix in sorted(hot.items(), key=lambda item: -item[1].now.queueing_s):
             replicas = prefix.replicas or cluster.holders(node)
-            lightest = None if changed.intersection(replicas) else _lighter_than_all(replicas, by_load, cluster)
+            lightest = None if changed.intersection(replicas) else _lighter_than_all(prefix, replicas, by_load, cluster)
             if lightest is not None and lightest not in changed:
                 changes.append(self._replicate(node, prefix, [*replicas, lightest], cluster, now))
                 changed.update(prefix.replicas)
@@ -221,6 +227,7 @@ class Rebalancer:
         """Forget a replica that is gone."""
         self._shedding &= ~(1 << replica)
         for prefix in self._prefixes.values():
+            prefix.eligible &= ~(1 << replica)
             if replica in prefix.replicas:
                 prefix.leave(replica)
         self.num_replicated = sum(bool(prefix.replicas) for prefix in self._prefixes.values())
@@ -287,10 +294,14 @@ class Rebalancer:
 
 
 def _lighter_than_all(
-    replicas: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
+    prefix: _Prefix, replicas: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
 ) -> ReplicaIndex | None:
-    """The lightest of the other replicas, if it is lighter than each of `replicas`. `by_load`: the lightest first."""
-    lightest = next((replica for replica in by_load if replica not in replicas), None)
+    """The lightest other replica that may serve the prefix, if it is lighter than each of `replicas`.
+
+    `by_load`: the lightest first.
+    """
+    others = (replica for replica in by_load if replica not in replicas and prefix.eligible >> replica & 1)
+    lightest = next(others, None)
     if lightest is None or not replicas:
         return None
     return lightest if cluster.load_s[lightest] < min(cluster.load_s[replica] for replica in replicas) else None

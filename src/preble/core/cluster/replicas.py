@@ -6,7 +6,7 @@ from math import inf
 
 from preble.core.cluster.load_window import WindowEntry
 from preble.core.prefixes.radix_tree import Node
-from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 
 
@@ -45,13 +45,14 @@ class InFlightRequest:
     `leaf`: the node at which its prompt ends, in use on the replica. `missed_tokens`: prompt tokens to compute there,
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
-    of them had last been used. `prefix`: see `Choice`. `watch`: notes for the correction of the cost model, None where
-    there is none.
+    of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `watch`: notes
+    for the correction of the cost model, None where there is none.
     """
 
     __slots__ = (
         "confirmed_tokens",
         "confirmed_used_s",
+        "eligible",
         "expected_output_tokens",
         "first_token_at",
         "leaf",
@@ -77,6 +78,7 @@ class InFlightRequest:
         self.confirmed_tokens = 0
         self.confirmed_used_s = now
         self.prefix: Node | None = None
+        self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
         self.watch: Watch | None = None
 
@@ -108,6 +110,7 @@ class ReplicaTable:
         self.ids: tuple[ReplicaId | None, ...] = ()
         self._index_of: dict[ReplicaId, ReplicaIndex] = {}
         self._shortest_limit: float = inf
+        self._of_model: dict[str, ReplicaSet] = {}
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._index_of
@@ -161,10 +164,13 @@ class ReplicaTable:
     def trusts(self, replica: ReplicaIndex) -> bool:
         return bool(self.trusted >> replica & 1)
 
-    @property
-    def longest_prompt(self) -> float:
-        """Tokens of the longest prompt that any replica takes; infinity where one gives no limit."""
-        return max(map(longest_prompt, self.specs.values()), default=0)
+    def serving(self, model: str) -> ReplicaSet:
+        """The replicas that serve a base model; all of them for "". O(1)."""
+        return self._of_model.get(model, self._of_model.get("", 0)) if model else self.live
+
+    def longest_prompt(self, among: ReplicaSet) -> float:
+        """Tokens of the longest prompt that any of these replicas takes; infinity where one gives no limit."""
+        return max((longest_prompt(self.specs[replica]) for replica in replicas_in(among)), default=0)
 
     def fitting(self, num_prompt_tokens: int) -> ReplicaSet:
         """The replicas that can hold a prompt of this length. O(1) unless it is too long for some."""
@@ -182,6 +188,10 @@ class ReplicaTable:
         self.ids = tuple(ids.get(replica) for replica in map(ReplicaIndex, range(len(self.num_requests))))
         self.untrusted_ids = tuple(ids[replica] for replica in self.live_replicas if not self.trusted >> replica & 1)
         self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
+        self._of_model = {spec.model: 0 for spec in self.specs.values()}
+        for model in self._of_model:
+            takes = [replica for replica, spec in self.specs.items() if spec.model in (model, "")]
+            self._of_model[model] = sum(1 << replica for replica in takes)
 
     def start(self, entry: InFlightRequest) -> None:
         self.num_requests[entry.replica] += 1

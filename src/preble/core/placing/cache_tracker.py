@@ -189,6 +189,7 @@ class CacheTracker:
     def compare(self, entry: InFlightRequest, cached_tokens: int, now: float) -> None:
         """Compare what was expected to be cached with what the replica says was cached. Before the request's `end`."""
         replica, expected_tokens = entry.replica, entry.confirmed_tokens
+        cached_tokens = min(cached_tokens, entry.request.num_prompt_tokens)
         reports = self._reports[replica]
         reports.add(expected_tokens, cached_tokens)
         if cached_tokens > expected_tokens:
@@ -245,16 +246,16 @@ class CacheTracker:
             self._index.evict_down_to(replica, capacity, now)
 
     def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
-        index, prompt, namespace = self._index, request.prompt, request.namespace
+        index, prompt = self._index, request.prompt
         if self._has_room(_growth_of_prompt(match, prompt)):
-            return index.place(replica, match, prompt, namespace, now)
+            return index.place(replica, match, prompt, now)
         while self._make_room(now):
-            match = index.match(prompt, namespace)
+            match = index.match(prompt, match.namespace)
             if self._has_room(_growth_of_prompt(match, prompt)):
-                return index.place(replica, match, prompt, namespace, now)
+                return index.place(replica, match, prompt, now)
         self.num_unindexed += 1
-        known = index.match(prompt, namespace).whole
-        return index.place_on(replica, known if self._has_room(len(known) * ENTRY_BYTES) else [], namespace, now)
+        match = index.match(prompt, match.namespace)
+        return index.place_known(replica, match, now) if self._has_room(len(match.path) * ENTRY_BYTES) else match.base
 
     def _has_room(self, growth_bytes: int) -> bool:
         return self._index.num_bytes + growth_bytes <= self._budget_bytes

@@ -13,7 +13,7 @@ from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.matching import confirmed_on
 from preble.core.prefixes.radix_tree import Match, Node
-from preble.core.replica_index import ReplicaIndex
+from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import Request, RequestId
 from preble.errors import UnknownRequest
 
@@ -52,11 +52,13 @@ class InFlightTable:
         prefill_s: float,
         match: Match,
         prefix: Node | None,
+        eligible: ReplicaSet,
         now: float,
     ) -> None:
         """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
-        `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. O(prompt tokens + depth).
+        `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. `eligible`: the replicas
+        that could have got the request. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens
         confirmed, confirmed_used_s = confirmed_on(match, self._index.caches[replica])
@@ -69,7 +71,7 @@ class InFlightTable:
         entry.expected_output_tokens = round(output_tokens)
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
-        entry.prefix = prefix
+        entry.prefix, entry.eligible = prefix, eligible
         if self._timing is not None:
             self._timing.placed(entry)
         self._entries[request.request_id] = entry
@@ -85,7 +87,7 @@ class InFlightTable:
             self._timing.first_token(entry, now, seen=seen)
         if entry.prefix is not None:
             queueing_s = now - entry.placed_at - entry.window_entry.prefill_s
-            self._rebalancer.note_first_token(entry.prefix, queueing_s, now)
+            self._rebalancer.note_first_token(entry.prefix, queueing_s, now, entry.eligible)
         self._tracker.computed(entry, now)
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:

@@ -20,6 +20,7 @@ from preble.core.placing.snapshot import ReplicaState, SchedulerState
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Policy
 from preble.core.policies.view import ClusterView
+from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
     BlocksEvicted,
@@ -105,7 +106,7 @@ class GlobalScheduler:
     def _place(self, request: Request, now: float) -> Placement:
         self._expire(now)
         eligible = self._eligible(request)
-        match = self._cluster.index.match(request.prompt, request.namespace)
+        match = self._match(request, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
         choice = self.policy.choose(view, self._rng)
         if choice.replica < 0 or not eligible >> choice.replica & 1:
@@ -114,7 +115,7 @@ class GlobalScheduler:
             )
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched)
-        self._in_flight.start(request, choice.replica, matched, prefill_s, match, choice.prefix, now)
+        self._in_flight.start(request, choice.replica, matched, prefill_s, match, choice.prefix, eligible, now)
         return Placement(
             request.request_id,
             self._replicas.replica_id(choice.replica),
@@ -135,10 +136,10 @@ class GlobalScheduler:
         entry = self._in_flight.get(request_id)
         self._in_flight.withdraw(entry, now)
         request, replica = entry.request, self._replicas.replica(to)
-        match = self._cluster.index.match(request.prompt, request.namespace)
+        match = self._match(request, request.model)
         matched = self._tracker.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
         prefill_s = self._cluster.cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, None, now)
+        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now)
         for listener in self._listeners:
             listener.moved(request_id, to, now)
 
@@ -173,7 +174,10 @@ class GlobalScheduler:
         """
         located = True
         if event.replica_id in self._replicas and event.block_hashes:
-            located = self._tracker.stored(self._replicas.replica(event.replica_id), event, now)
+            replica = self._replicas.replica(event.replica_id)
+            model = self._replicas.specs[replica].model
+            scoped = replace(event, namespace=_namespace(model, event.namespace)) if model else event
+            located = self._tracker.stored(replica, scoped, now)
         for listener in self._listeners:
             listener.stored(event, located, now)
         return located
@@ -287,8 +291,9 @@ class GlobalScheduler:
 
         Changes nothing. Raises: KeyError: there is no replica of that name.
         """
-        match = self._cluster.index.match(request.prompt, request.namespace)
-        return self._tracker.usable_tokens(self._replicas.replica(replica_id), request, match)
+        replica = self._replicas.replica(replica_id)
+        match = self._match(request, request.model or self._replicas.specs[replica].model)
+        return self._tracker.usable_tokens(replica, request, match)
 
     def check(self) -> None:
         """Every invariant. O(everything); for tests."""
@@ -311,18 +316,29 @@ class GlobalScheduler:
     def _eligible(self, request: Request) -> ReplicaSet:
         if not self._replicas.live:
             raise NoReplicaError("no replica is available")
-        fitting = self._replicas.fitting(request.num_prompt_tokens)
+        serving = self._replicas.serving(request.model)
+        if not serving:
+            raise NoReplicaError(f"no replica that serves the model {request.model!r} is available")
+        fitting = serving & self._replicas.fitting(request.num_prompt_tokens)
         if not fitting:
             raise PromptTooLong(
                 f"the prompt has {request.num_prompt_tokens} tokens; "
-                f"the longest that a replica takes is {self._replicas.longest_prompt}"
+                f"the longest that a replica takes is {self._replicas.longest_prompt(serving)}"
             )
         eligible = fitting & ~self._replicas.mask(request.avoid)
         if not eligible:
             raise NoReplicaError("no other replica is available")
         return eligible
 
+    def _match(self, request: Request, model: str) -> Match:
+        return self._cluster.index.match(request.prompt, _namespace(model, request.namespace))
+
     def _expire(self, now: float) -> None:
         for replica, leaf in self._cluster.window.expire(now):
             self._cluster.index.forget_use(replica, leaf)
         self._tracker.expire_pending_reports(now)
+
+
+def _namespace(model: str, namespace: str) -> str:
+    """Prompts of different base models share no KV, whatever namespace the client or the engine gives."""
+    return f"{model}\x1e{namespace}" if model else namespace

@@ -125,8 +125,10 @@ class ClusterView:
 
     @property
     def requests_per_s(self) -> float:
-        """Mean rate of requests to the whole cluster in the window. O(1)."""
-        return self._window.requests_per_s(self._now)
+        """Mean rate of requests in the window to all of `replicas`. O(1) where they are the whole cluster."""
+        if len(self.replicas) == len(self._table.live_replicas):
+            return self._window.requests_per_s(self._now)
+        return self._window.requests_per_s(self._now, self.replicas)
 
     @property
     def known_prefix(self) -> Sequence[Node]:

@@ -70,23 +70,17 @@ class PrefixIndex:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def place(self, replica: int, match: Match, prompt: PackedTokens, namespace: str, now: float) -> Node:
+    def place(self, replica: int, match: Match, prompt: PackedTokens, now: float) -> Node:
         """A request is placed: its prompt is in use on the replica and counts in the window. Returns its last node.
 
         `match`: of the prompt with the trees as they are now. The node stays valid until `release` and `forget_use`
         have both been called with it. O(tokens + depth).
         """
-        return self.place_on(replica, self.tree.extend(match, prompt), namespace, now)
+        return self._place(replica, match, self.tree.extend(match, prompt), now)
 
-    def place_on(self, replica: int, path: list[Node], namespace: str, now: float) -> Node:
-        """As `place`, for a prompt of which only the nodes of `path` are to count, from the top without a gap."""
-        for node in path:
-            if node.holders:  # it was there before this request
-                if node.history is None:
-                    node.history = PrefixHistory(now)
-                node.history.note_use(now)
-        self.caches[replica].add_use(path, now)
-        return path[-1] if path else self.tree.root(namespace)
+    def place_known(self, replica: int, match: Match, now: float) -> Node:
+        """As `place`, for a prompt of which only the nodes are to count that it uses whole."""
+        return self._place(replica, match, match.whole, now)
 
     def note_answer(self, leaf: Node, output_tokens: int) -> None:
         """A request whose prompt ends in `leaf` was answered. O(depth)."""
@@ -239,6 +233,15 @@ class PrefixIndex:
             assert None not in entries
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _place(self, replica: int, match: Match, path: list[Node], now: float) -> Node:
+        for node in path:
+            if node.holders:  # it was there before this request
+                if node.history is None:
+                    node.history = PrefixHistory(now)
+                node.history.note_use(now)
+        self.caches[replica].add_use(path, now)
+        return path[-1] if path else match.base
 
     def _split_entries(self, upper: Node, lower: Node) -> None:
         for replica in replicas_in(lower.holders):

@@ -96,6 +96,12 @@ class Match:
         return self.path[-1] if self.path else self.base
 
     @property
+    def namespace(self) -> str:
+        """Of a match that began at the root."""
+        assert isinstance(self.base, Root), "the match did not begin at the root"
+        return self.base.namespace
+
+    @property
     def whole(self) -> list[Node]:
         """The nodes of the path that agree to their ends."""
         return [node for node in self.path if node.end <= self.num_tokens]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -109,6 +110,18 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
             )
         self._not_serving[model] = others
         return others
+
+    def base_model(self, others: frozenset[ReplicaId]) -> str:
+        """Return the base model of the live replicas other than these; "" where they have several."""
+        models = {replica.info.spec.model for replica_id, replica in self.items() if replica_id not in others}
+        return models.pop() if len(models) == 1 else ""
+
+    def with_base_model(self, info: EngineInfo) -> EngineInfo:
+        """Return `info` with the replica's base model, named as on the live replicas that share one of its names."""
+        names = [name for name in info.models if name not in info.adapters]
+        same = (replica.info.spec.model for replica in self.values() if replica.info.spec.model in names)
+        model = next(same, names[0] if names else "")
+        return dataclasses.replace(info, spec=dataclasses.replace(info.spec, model=model))
 
     def engines_for(self, model: str | None) -> list[Engine]:
         """Return the clients of the live replicas that serve `model`. Raises: UnknownModel."""
