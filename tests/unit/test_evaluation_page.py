@@ -103,7 +103,6 @@ def test_the_tables_of_decision_0008_are_those_of_the_kept_results() -> None:
 
 def test_the_page_says_in_words_what_its_results_say(evaluation: ModuleType, results: dict[str, CompareResult]) -> None:
     page = " ".join(evaluation.PAGE.read_text(encoding="utf-8").split())
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     main = [name for name, case in evaluation.CASES.items() if case.group == "four"]
     standing = {(case, of.policy): of for case in results for of in results[case].standings_of(case)}
 
@@ -120,7 +119,6 @@ def test_the_page_says_in_words_what_its_results_say(evaluation: ModuleType, res
     assert f"carries {talk} % on conversations and {agent} % for the agent" in page
     least, round_robin = shares("least_load"), shares("round_robin")
     assert f"carries {min(least)} to {max(least)} %, round robin {min(round_robin)} to {max(round_robin)} %" in page
-    assert f"least load carries {min(least)} to {max(least)} % of that" in readme
     assert all(share == 100 for share in shares("preble", ["no-sharing", "hot-prefix", "little-sharing", "on-off"]))
     sizes = [name for name, case in evaluation.CASES.items() if case.group in ("fleets", "caches", "traffic")]
     assert len(sizes) == 14 and min(shares("preble", sizes)) == shares("preble", ["video-half"])[0] == 96
