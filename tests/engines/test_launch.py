@@ -194,8 +194,48 @@ def test_each_gpu_replica_gets_a_gpu_of_its_own(options: Any, monkeypatch: pytes
     commands = commands_for(options(device="cuda"))
     assert [command.environ["CUDA_VISIBLE_DEVICES"] for command in commands] == ["3", "5"]
     assert not any("--dtype" in command.argv for command in commands)
-    with pytest.raises(ConfigError, match="3 replicas need a GPU each, and 2 are visible"):
+    with pytest.raises(ConfigError, match="3 replicas of 1 GPUs each need 3, and 2 are visible: start at most 2"):
         commands_for(options(device="cuda", replicas=3))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tensor-parallel-size", "2"),
+        ("-tp", "2"),
+        ("--tensor_parallel_size=2",),
+        ("--pipeline-parallel-size=2",),
+        ("--data-parallel-size", "2"),
+        ("--data-parallel-size", "8", "--data-parallel-size-local", "2"),
+        ("--tp", "2", "--dp", "2", "--enable-dp-attention"),
+    ],
+    ids=" ".join,
+)
+def test_a_replica_gets_as_many_gpus_as_its_parallel_sizes_ask_for(
+    options: Any, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    commands = commands_for(options(device="cuda", extra_args=arguments))
+    assert [command.environ["CUDA_VISIBLE_DEVICES"] for command in commands] == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="3 replicas of 2 GPUs each need 6, and 5 are visible: start at most 2"):
+        commands_for(options(device="cuda", replicas=3, extra_args=arguments))
+
+
+def test_parallel_sizes_that_no_machine_fits_are_refused_with_what_to_do(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with pytest.raises(ConfigError, match="one replica takes 4; lower its parallel sizes"):
+        commands_for(options(device="cuda", replicas=1, extra_args=("-tp=2", "-dp=2")))
+    with pytest.raises(ConfigError, match="--tp-size 'two' is no positive whole number"):
+        commands_for(options(device="cuda", replicas=1, extra_args=("--tp-size", "two")))
+
+
+def test_a_cpu_replica_of_several_ranks_has_a_process_for_each(options: Any) -> None:
+    [alone] = commands_for(options(replicas=1))
+    [several] = commands_for(options(replicas=1, extra_args=("--data-parallel-size", "2")))
+    assert "uni" in alone.argv and alone.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "uni" not in several.argv and "VLLM_ENABLE_V1_MULTIPROCESSING" not in several.environ
 
 
 def test_a_cpu_replica_holds_the_tokens_that_were_asked_for(options: Any) -> None:

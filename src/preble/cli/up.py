@@ -68,12 +68,14 @@ def command(
     """Start replicas on this machine and the gateway in front of them. Ctrl-C stops all of it.
 
     vLLM and SGLang are taken from `.engines/` (made by `make engines` in a checkout) or from the PATH. Where there are
-    GPUs, each replica gets one of them. What follows `--` is passed on to every engine.
+    GPUs, each replica gets one, or as many as its tensor, pipeline and data parallel sizes ask for. What follows `--`
+    is passed on to every engine.
 
     \b
     Examples:
       preble up --engine emulator --replicas 4
       preble up --engine vllm --model mistralai/Mistral-7B-v0.1 --replicas 2
+      preble up --engine vllm --model org/large --replicas 2 -- --tensor-parallel-size 4
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
       preble up --engine sglang --model .engines/models/tiny-llama
     """

@@ -7,13 +7,13 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from preble.engines.gpus import num_workers, shared_out, visible_gpus
 from preble.errors import ConfigError
 
 CPU_BLOCK_SIZE = 32
@@ -112,10 +112,10 @@ def _emulator_command(options: LaunchOptions) -> Command:
 def _vllm_commands(options: LaunchOptions) -> list[Command]:
     executable = find_vllm(options.executable)
     gpus = _gpus_for(options, is_own=executable == _own(OWN_VLLM))
-    return [_vllm_command(options, executable, None if gpus is None else gpus[i]) for i in range(options.replicas)]
+    return [_vllm_command(options, executable, of_one) for of_one in gpus]
 
 
-def _vllm_command(options: LaunchOptions, executable: Path, gpu: str | None) -> Command:
+def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) -> Command:
     http, events, replay = free_ports(3)
     kv_events = {"enable_kv_cache_events": True, **_kv_events(events, replay)}
     argv = [str(executable), "serve", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
@@ -124,11 +124,11 @@ def _vllm_command(options: LaunchOptions, executable: Path, gpu: str | None) -> 
         argv += ["--served-model-name", options.served_model_name]
     if options.max_model_len is not None:
         argv += ["--max-model-len", str(options.max_model_len)]
-    if gpu is None:
-        argv += _cpu_args(options.kv_tokens)
+    if gpus is None:
+        argv += _cpu_args(options)
     elif options.kv_tokens is not None:
         raise ConfigError("the KV cache of a GPU replica is not given in tokens; use --gpu-memory-utilization instead")
-    environ = _vllm_environment(options, gpu)
+    environ = _vllm_environment(options, gpus)
     return Command((*argv, *options.extra_args), environ, http)
 
 
@@ -138,24 +138,28 @@ def _kv_events(port: int, replay_port: int) -> dict[str, object]:
     return {"publisher": "zmq", **endpoints, "topic": "kv"}
 
 
-def _cpu_args(kv_tokens: int | None) -> list[str]:
+def _cpu_args(options: LaunchOptions) -> list[str]:
     args = ["--dtype", "bfloat16", "--block-size", str(CPU_BLOCK_SIZE), "--enforce-eager"]
-    args += ["--distributed-executor-backend", "uni", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"]
+    args += ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16"]
     args += ["--kv-cache-memory-bytes", str(CPU_KV_BYTES)]
-    if kv_tokens is not None:
+    if num_workers(options.extra_args) == 1:
+        args += ["--distributed-executor-backend", "uni"]
+    if options.kv_tokens is not None:
         # One block of vLLM's is a placeholder that never holds tokens.
-        args += ["--num-gpu-blocks-override", str(max(kv_tokens // CPU_BLOCK_SIZE, 1) + 1)]
+        args += ["--num-gpu-blocks-override", str(max(options.kv_tokens // CPU_BLOCK_SIZE, 1) + 1)]
     return args
 
 
-def _vllm_environment(options: LaunchOptions, gpu: str | None) -> dict[str, str]:
+def _vllm_environment(options: LaunchOptions, gpus: str | None) -> dict[str, str]:
     environ = {**_environment(options), "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if options.dev_endpoints:
         environ["VLLM_SERVER_DEV_MODE"] = "1"
-    if gpu is not None:
-        return {**environ, "CUDA_VISIBLE_DEVICES": gpu}
-    cpu = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return {**environ, **cpu, "OMP_NUM_THREADS": str(_threads(options))}
+    if gpus is not None:
+        return {**environ, "CUDA_VISIBLE_DEVICES": gpus}
+    cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(_threads(options))}
+    if num_workers(options.extra_args) == 1:
+        cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return {**environ, **cpu}
 
 
 def _environment(options: LaunchOptions) -> dict[str, str]:
@@ -172,11 +176,10 @@ def _threads(options: LaunchOptions) -> int:
 
 def _sglang_commands(options: LaunchOptions) -> list[Command]:
     program, is_own = find_sglang(options.executable)
-    gpus = _gpus_for(options, is_own=is_own)
-    return [_sglang_command(options, program, None if gpus is None else gpus[i]) for i in range(options.replicas)]
+    return [_sglang_command(options, program, of_one) for of_one in _gpus_for(options, is_own=is_own)]
 
 
-def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpu: str | None) -> Command:
+def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None) -> Command:
     http, events, replay, load = free_ports(4)
     argv = [*program, "--model-path", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--page-size", str(SGLANG_PAGE_SIZE), "--enable-cache-report", "--enable-metrics"]
@@ -188,13 +191,13 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpu: str |
         argv += ["--context-length", str(options.max_model_len)]
     environ = _environment(options)
     kv_tokens = options.kv_tokens
-    if gpu is None:
+    if gpus is None:
         argv += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"]
         argv += ["--chunked-prefill-size", "1024", "--max-running-requests", "16", "--skip-server-warmup"]
         environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(_threads(options))}
         kv_tokens = kv_tokens or CPU_KV_TOKENS
     else:
-        environ["CUDA_VISIBLE_DEVICES"] = gpu
+        environ["CUDA_VISIBLE_DEVICES"] = gpus
     if kv_tokens is not None:
         argv += ["--max-total-tokens", str(kv_tokens)]
     # Its /health computes a token each time.
@@ -245,27 +248,15 @@ def _own(program: Path) -> Path | None:
     return next((folder / program for folder in (here, *here.parents) if (folder / program).is_file()), None)
 
 
-def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str] | None:
-    """The GPU of each replica; None for the CPU. Raises: ConfigError: there are too few."""
+def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str | None]:
+    """The GPUs of each replica, as CUDA_VISIBLE_DEVICES takes them; None for the CPU. Raises: ConfigError: too few."""
+    on_cpu: list[str | None] = [None] * options.replicas
     if options.device == "cpu" or (options.device == "auto" and is_own):
-        return None
+        return on_cpu
     gpus = visible_gpus()
     if not gpus and options.device == "auto":
-        return None
-    if len(gpus) < options.replicas:
-        raise ConfigError(f"{options.replicas} replicas need a GPU each, and {len(gpus)} are visible: start fewer")
-    return gpus
-
-
-def visible_gpus() -> list[str]:
-    """Names of the GPUs that we may use, as CUDA_VISIBLE_DEVICES takes them."""
-    if (limited := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in limited.split(",") if name.strip()]
-    if (tool := shutil.which("nvidia-smi")) is None:
-        return []
-    query = [tool, "--query-gpu=index", "--format=csv,noheader"]
-    listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return listed.stdout.split() if listed.returncode == 0 else []
+        return on_cpu
+    return [*shared_out(gpus, options.replicas, num_workers(options.extra_args))]
 
 
 def free_ports(count: int) -> list[int]:
