@@ -146,7 +146,7 @@ def test_up_serves_and_one_signal_stops_all_of_it(preble: type[Running], tmp_pat
 
 @linux_only
 @pytest.mark.slow
-def test_up_tells_of_a_replica_that_ends_and_goes_on(preble: type[Running], tmp_path: Path) -> None:
+def test_up_goes_on_without_a_replica_that_ends_and_starts_it_again(preble: type[Running], tmp_path: Path) -> None:
     up = preble("up", "--engine", "emulator", "--replicas", "2", "--port", "0", "--log-dir", str(tmp_path))
     url = up.wait_for(r"listening on (http://\S+)$")[1]
     up.wait_for("replica_up")
@@ -156,8 +156,10 @@ def test_up_tells_of_a_replica_that_ends_and_goes_on(preble: type[Running], tmp_
     os.kill(engine, signal.SIGKILL)
     up.wait_for_all(r"emulator-\d ended with status", "replica_down")
     assert ask(url, {"prompt": "one two three", "max_tokens": 3})[1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
+    up.wait_for_all(r"emulator-\d is ready again at", "replica_up")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0, up.lines
+    assert up.left_behind() == []
 
 
 @linux_only

@@ -19,7 +19,7 @@ from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
-    from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
+    from preble.engines.launch import Fleet, LaunchOptions
     from preble.gateway.server import Gateway
 
 
@@ -66,6 +66,8 @@ def command(
     engine_arguments: tuple[str, ...],
 ) -> None:
     """Start replicas on this machine and the gateway in front of them. Ctrl-C stops all of it.
+
+    A replica that ends by itself is started again, after a pause that grows each time.
 
     vLLM and SGLang are taken from `.engines/` (made by `make engines` in a checkout) or from the PATH. Where there are
     GPUs, each replica gets one, or as many as its tensor, pipeline and data parallel sizes ask for. What follows `--`
@@ -132,7 +134,7 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], 
         async with reported_waiting(options.ready_timeout_s, _say):
             fleet = await stack.enter_async_context(starting)
         config = load(None, os.environ, {**flags, "replicas": fleet.urls})
-        async with serving(config, log_losses=log_losses) as gateway, _reported_exits(fleet):
+        async with serving(config, log_losses=log_losses) as gateway, _kept_running(fleet, options.ready_timeout_s):
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop, gateway)
@@ -164,15 +166,12 @@ async def reported_waiting(at_most_s: float, say: Callable[[str], None]) -> Asyn
 
 
 @asynccontextmanager
-async def _reported_exits(fleet: Fleet) -> AsyncIterator[None]:
-    """Within the context, a replica that ends by itself is told of; the gateway goes on with the others."""
-
-    async def tell(replica: ReplicaProcess) -> None:
-        status = await replica.wait()
-        _say(f"{replica.name} ended with status {status}; see {replica.log_path}")
+async def _kept_running(fleet: Fleet, ready_timeout_s: float) -> AsyncIterator[None]:
+    """Within the context, a replica that ends is started again; the gateway goes on with the others meanwhile."""
+    from preble.engines.launch import keep_running
 
     async with asyncio.TaskGroup() as tasks:
-        watches = [tasks.create_task(tell(replica)) for replica in fleet.replicas]
+        watches = [tasks.create_task(keep_running(replica, ready_timeout_s, _say)) for replica in fleet.replicas]
         yield
         for watch in watches:
             watch.cancel()

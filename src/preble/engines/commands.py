@@ -102,11 +102,12 @@ def _check_model(options: LaunchOptions) -> None:
 
 
 def _emulator_command(options: LaunchOptions) -> Command:
-    argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE, "--port", "0"]
-    argv += ["--events-port", "0"]
+    [http] = free_ports(1)
+    argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE]
+    argv += ["--port", str(http), "--events-port", "0"]
     if options.kv_tokens is not None:
         argv += ["--kv-tokens", str(options.kv_tokens)]
-    return Command((*argv, *options.extra_args), dict(os.environ), None)
+    return Command((*argv, *options.extra_args), dict(os.environ), http)
 
 
 def _vllm_commands(options: LaunchOptions) -> list[Command]:

@@ -32,6 +32,9 @@ USAGE_STATUS = 2
 """Of a program whose arguments are wrong: argparse's, click's and our own."""
 _LISTENING = re.compile(r"listening on (http://\S+)")
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Before a replica that has ended is started again: doubled each time, until it has run for ten of the longest."""
+
 
 class ReplicaProcess:
     """One replica that we start ourselves. May be started again after it was stopped or killed."""
@@ -62,12 +65,15 @@ class ReplicaProcess:
         return self._guard is not None and self._guard.returncode is None
 
     async def start(self) -> None:
-        """Start the program; see `wait_ready`. Raises: ConfigError: it cannot be started."""
+        """Start the program; see `wait_ready`. Once more after it has ended: its log goes on.
+
+        Raises: ConfigError: it cannot be started.
+        """
         if self.is_alive:
             raise RuntimeError(f"{self.name} runs already")
         try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            with self.log_path.open("wb") as log:
+            with self.log_path.open("wb" if self._guard is None else "ab") as log:
                 self._guard = await self._start_guard(log)
         except OSError as error:
             raise ConfigError(f"{self.name} cannot be started: {error}") from error
@@ -174,6 +180,28 @@ class ReplicaProcess:
         with contextlib.suppress(OSError):
             return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
         return "(there is no log)"
+
+
+async def keep_running(replica: ReplicaProcess, ready_timeout_s: float, say: Callable[[str], None]) -> None:
+    """Start the replica again whenever it ends, with growing pauses, until cancelled. `say`: what has happened."""
+    loop = asyncio.get_running_loop()
+    pause_s, ready_at = FIRST_PAUSE_S, loop.time()
+    while True:
+        status = await replica.wait()
+        if loop.time() - ready_at > 10 * LONGEST_PAUSE_S:
+            pause_s = FIRST_PAUSE_S
+        say(f"{replica.name} ended with status {status}; starting it again in {pause_s:g} s. See {replica.log_path}")
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        try:
+            await replica.start()
+            await replica.wait_ready(ready_timeout_s)
+        except (EngineError, ConfigError) as error:
+            say(f"{replica.name} did not start again: {str(error).splitlines()[0]}")
+            await replica.stop()
+        else:
+            ready_at = loop.time()
+            say(f"{replica.name} is ready again at {replica.url}")
 
 
 class Fleet:
