@@ -116,3 +116,23 @@ def test_an_idle_client_that_half_closes_is_closed(run: Callable[[Any], None]) -
             assert await peer.end() == b""
 
     run(scenario())
+
+
+def test_a_client_that_closes_in_the_middle_of_its_answer_is_noticed(run: Callable[[Any], None]) -> None:
+    left = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await receive()
+        left.set()
+
+    async def scenario() -> None:
+        async with serving(app) as port:
+            async with connected(port) as peer:
+                await peer.send(HEALTHY)
+                await peer.reader.readuntil(b"one")
+            await eventually(left.is_set)
+
+    run(scenario())

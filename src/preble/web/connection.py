@@ -210,13 +210,14 @@ class BoundedConnection(HttpToolsProtocol):
     # the client has ended its half
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open: its last request is complete and not answered yet.
+        """Return whether the connection stays open: its last request is complete, and its answer has not begun.
 
         A client that has closed both halves looks the same at first, so it is probed until the answer begins. HTTP/1.0
-        offers nothing to probe with.
+        offers nothing to probe with, nor does an answer that has begun: such clients count as gone.
         """
         self._has_ended = True
         is_owed = self._is_answering() and not self._in_head and not self.cycle.more_body
+        is_owed = is_owed and (bool(self.pipeline) or not self.cycle.response_started)
         if not is_owed or self.scope["http_version"] == "1.0" or self.transport.is_closing():
             return False
         self._probe(FIRST_PROBE_S)
