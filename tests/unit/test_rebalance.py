@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from random import Random
 
 import pytest
 
+from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
@@ -41,6 +43,9 @@ class FakeCluster:
 
     def window_requests(self, node: Node) -> int:
         return self.requests.get(node, 0)
+
+    def load_below(self, node: Node) -> dict[Node, float]:
+        return {child: float(count) for child, count in self.requests.items() if child.parent is node}
 
 
 def rebalancer() -> Rebalancer:
@@ -230,14 +235,21 @@ def test_nobody_waiting_means_no_redirect() -> None:
     assert len(replicas) == 1
 
 
+PROFILE_OF_DECODES = CostProfile(
+    "unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.016, 0.0, 0.0, 10_000, typical_batch=1
+)
+
+
 def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
-    """Two replicas with as much work each; one has had nothing but long answers."""
-    model = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.01, 0.0, 10_000))
-    made = GlobalScheduler(make_policy(policy), model)
+    """Two replicas with as much work each; one has had nothing but long answers.
+
+    A decode iteration of one sequence takes as long as 16 prompt tokens, so 15 can be computed for nothing.
+    """
+    made = GlobalScheduler(make_policy(policy), CostModel(PROFILE_OF_DECODES))
     a, b = ReplicaId("a"), ReplicaId("b")
     for replica in (a, b):
         made.add_replica(ReplicaSpec(replica, block_size=1), 0.0)
-    for request_id, replica, prompt, output in (("long answer", a, 10, 100), ("long prompt", b, 900, 10)):
+    for request_id, replica, prompt, output in (("long answer", a, 10, 60), ("long prompt", b, 810, 10)):
         made.place(Request.of(request_id, tokens(prompt, prompt)), 0.0)
         made.move(RequestId(request_id), replica, 0.0)
         made.on_finish(RequestId(request_id), output, 0.0)
@@ -248,6 +260,60 @@ def test_what_must_be_computed_goes_to_a_replica_that_mostly_decodes() -> None:
     made, decoding = decode_heavy("e2")
     placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
     assert (placement.replica_id, placement.reason) == (decoding, Reason.BALANCE)
+
+
+def test_where_all_replicas_decode_alike_the_costs_decide() -> None:
+    made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE_OF_DECODES))
+    for replica in ("a", "b"):
+        made.add_replica(ReplicaSpec(ReplicaId(replica), block_size=1), 0.0)
+    for i, output in enumerate((60, 50)):
+        request_id = RequestId(f"answer {i}")
+        made.place(Request.of(request_id, tokens(10 + i, 10)), 0.0)
+        made.move(request_id, ReplicaId("ab"[i]), 0.0)
+        made.on_finish(request_id, output, 0.0)
+    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    assert (placement.replica_id, placement.reason) == (ReplicaId("b"), Reason.EXPLORE)
+
+
+def test_imbalr_is_the_share_of_decoding_that_leaves_no_compute_idle() -> None:
+    # 16 ms an iteration of one sequence; 15 prompt tokens more, of 1 ms each, take no longer.
+    assert CostModel(PROFILE_OF_DECODES).balanced_decode_ratio() == pytest.approx(16 / 31)
+    busy = dataclasses.replace(PROFILE_OF_DECODES, decode_base_s=0.001)
+    assert CostModel(busy).balanced_decode_ratio() == 1.0
+
+
+def test_an_answer_of_which_only_the_end_is_seen_says_nothing_of_queueing() -> None:
+    """16 requests that share a prefix and are answered at once, streamed or not; decoding takes long."""
+
+    def replications(streamed: bool) -> int:
+        settings = RebalanceSettings(min_requests=4, interval_s=1.0)
+        made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE_OF_DECODES), window_s=40.0, rebalance=settings)
+        for replica in ("a", "b"):
+            made.add_replica(ReplicaSpec(ReplicaId(replica), block_size=1), 0.0)
+        changes = 0
+        for i in range(16):
+            made.place(Request.of(f"q{i}", [*range(200), 1000 + i]), float(i))
+            if streamed:
+                made.on_first_token(RequestId(f"q{i}"), i + 0.001)
+            made.on_finish(RequestId(f"q{i}"), 50, i + 0.9)
+            changes += len(made.on_timer(i + 0.95))
+        return changes
+
+    assert replications(streamed=True) == replications(streamed=False) == 0
+
+
+def test_a_split_subtree_counts_by_the_work_of_its_requests() -> None:
+    """One long request to one child weighs more than three short ones to another (Algorithm 2)."""
+    window, tree = LoadWindow(CostModel(PROFILE_OF_DECODES)), RadixTree()
+    window.add_replica(0)
+    children = [tree.insert(pack_tokens([*range(100), branch, 7]))[-1] for branch in (1001, 1002)]
+    beside = tree.insert(pack_tokens([5]))[-1]
+    for child, prefill_s in ((children[0], 5.0), *[(children[1], 0.1)] * 3, (beside, 9.0)):
+        window.add(0, 0.0, prefill_s, 102, child)
+    assert children[0].parent is not None
+    load_s = window.load_below(children[0].parent)
+    assert list(load_s) == children
+    assert load_s[children[0]] > load_s[children[1]] > 0.3
 
 
 def test_without_the_balance_it_goes_where_the_load_is_lowest() -> None:

@@ -191,6 +191,21 @@ class LoadWindow:
         oldest = min(self._placed[0].placed_at, finished_at) if self._placed else finished_at
         return oldest + self.window_s
 
+    def load_below(self, node: Node) -> dict[Node, float]:
+        """L of the requests that pass each child of `node`, a decode as long as is usual on its replica.
+
+        O(requests in the window x depth): for the moment at which a prefix is replicated.
+        """
+        load_s: dict[Node, float] = {}
+        for entry in self._placed:
+            above = entry.leaf
+            while above.parent is not None and above.parent is not node and above.start > node.end:
+                above = above.parent
+            if entry.replica is not None and entry.counts_use and above.parent is node:
+                decode_s = self._cost_model.decode_s(self.mean_output_tokens[entry.replica], entry.num_prompt_tokens)
+                load_s[above] = load_s.get(above, 0.0) + entry.prefill_s + decode_s
+        return load_s
+
     def entries(self) -> list[WindowEntry]:
         """What counts now, oldest first. O(n); for tests."""
         return [entry for entry in self._placed if entry.replica is not None]

@@ -11,7 +11,7 @@ Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,6 +126,10 @@ class Cluster(Protocol):
         """Requests of the window, on all replicas, that use `node`."""
         ...
 
+    def load_below(self, node: Node) -> Mapping[Node, float]:
+        """L of the requests of the window that pass each child of `node`; without the children that none passes."""
+        ...
+
 
 class Rebalancer:
     """Which replicas shed load, and which replicas serve each replicated prefix.
@@ -168,10 +172,10 @@ class Rebalancer:
             below = node
         return None
 
-    def note_first_token(self, node: Node, queueing_s: float, now: float, eligible: ReplicaSet) -> None:
+    def note_first_token(self, node: Node, queueing_s: float | None, now: float, eligible: ReplicaSet) -> None:
         """A request of the prefix that ends in `node` queued for `queueing_s` before its prompt was computed.
 
-        `eligible`: the replicas that could have got it.
+        `queueing_s`: None where nobody saw when that was. `eligible`: the replicas that could have got it.
         """
         if not self.settings.replicate:
             return
@@ -181,7 +185,7 @@ class Rebalancer:
         self._turn(prefix, now)
         prefix.now.num_requests += 1
         prefix.eligible = eligible
-        if now - queueing_s >= prefix.changed_at:
+        if queueing_s is not None and now - queueing_s >= prefix.changed_at:
             prefix.now.num_timed += 1
             if queueing_s > 0.0:
                 prefix.now.queueing_s += queueing_s
@@ -311,16 +315,14 @@ def _split_by_load(node: Node, replicas: list[ReplicaIndex], cluster: Cluster) -
     """Give each shared subtree below `node` to a replica: the heaviest first, to the replica with the least so far.
 
     A tie goes to a replica that caches the subtree already, then to the older one. Token ids never decide, so that logs
-    with renamed tokens replay. Load: requests in the window.
+    with renamed tokens replay. Load: L of the requests of the window, as in Algorithm 2.
     """
-    given = dict.fromkeys(replicas, 0)
+    given = dict.fromkeys(replicas, 0.0)
     served_by: dict[Node, ReplicaIndex] = {}
-    children = [(cluster.window_requests(child), child) for child in (node.children or {}).values()]
-    for requests, child in sorted(children, key=lambda item: -item[0]):
-        if requests < 2:
-            break
+    shared = [item for item in cluster.load_below(node).items() if cluster.window_requests(item[0]) > 1]
+    for child, load_s in sorted(shared, key=lambda item: -item[1]):
         holders = cluster.holders(child)
         replica = min(replicas, key=lambda one: (given[one], one not in holders, one))
         served_by[child] = replica
-        given[replica] += requests
+        given[replica] += load_s
     return served_by

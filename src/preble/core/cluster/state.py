@@ -84,3 +84,6 @@ class ClusterState:
     def window_requests(self, node: Node) -> int:
         entries = (self.index.caches[replica].get(node) for replica in replicas_in(node.holders))
         return sum(entry.recent_uses for entry in entries if entry is not None)
+
+    def load_below(self, node: Node) -> dict[Node, float]:
+        return self.window.load_below(node)

@@ -68,6 +68,20 @@ class CostModel:
         decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
         return max(seconds, p.decode_base_s) + decodes
 
+    def balanced_decode_ratio(self) -> float:
+        """The share of decoding in a replica's work that keeps both its memory and its compute busy: ImbalR.
+
+        While an iteration of `typical_batch` decodes reads the model's weights, it can compute some prompt tokens for
+        nothing. A replica with a larger share of decoding than that has compute to spare. 1.0 where there is none.
+        """
+        base_s, batch = self.profile.decode_base_s, self.profile.typical_batch
+        i = bisect_right(self._seconds, base_s) - 1
+        if not 0 <= i < len(self._slopes):
+            return 1.0
+        free_tokens = max(self._tokens[i] + (base_s - self._seconds[i]) / self._slopes[i] - batch, 0.0)
+        step_s = self.iteration_s((), batch, 0)
+        return step_s / (step_s + free_tokens * self._slopes[i]) if step_s else 1.0
+
     def admission_s(self, num_requests: int) -> float:
         """Seconds that admitting `num_requests` adds to an iteration, beyond their tokens."""
         return num_requests * self.profile.request_overhead_s

@@ -86,7 +86,8 @@ class InFlightTable:
         if self._timing is not None:
             self._timing.first_token(entry, now, seen=seen)
         if entry.prefix is not None:
-            queueing_s = now - entry.placed_at - entry.window_entry.prefill_s
+            # Of an answer that is not streamed only the end is seen, and it says nothing of queueing.
+            queueing_s = now - entry.placed_at - entry.window_entry.prefill_s if seen else None
             self._rebalancer.note_first_token(entry.prefix, queueing_s, now, entry.eligible)
         self._tracker.computed(entry, now)
 

@@ -12,17 +12,25 @@ from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
+_STANDS_OUT = 1.5
+"""How much more decoding per prefill a replica must have than the others together: Th_bal, the paper's measure."""
+
 
 class E2:
     """The paper's policy. Stateless.
 
     `rebalance`: redirect requests off heavy replicas, and serve replicated prefixes where they were replicated.
     `mix_decode`: send what must be explored to a replica that mostly decodes. `max_decode_ratio`: ImbalR, the share of
-    decoding in a replica's load above which it counts as such (the published code's 0.7).
+    decoding in a replica's load above which it counts as such; calculated from the cost profile if None.
     """
 
     def __init__(
-        self, name: str = "e2", *, rebalance: bool = True, mix_decode: bool = True, max_decode_ratio: float = 0.7
+        self,
+        name: str = "e2",
+        *,
+        rebalance: bool = True,
+        mix_decode: bool = True,
+        max_decode_ratio: float | None = None,
     ) -> None:
         self.name = name
         self._rebalance = rebalance
@@ -75,6 +83,19 @@ class E2:
         return Choice(costs.cheapest(rng), Reason.EXPLORE, costs)
 
     def _mostly_decoding(self, view: ClusterView) -> ReplicaIndex | None:
-        """The replica with the highest share of decoding, if that is over ImbalR and the replica sheds no load."""
+        """The replica with the highest share of decoding, if that is over ImbalR and the others' shares are lower.
+
+        Where all replicas have relatively balanced shares, the paper compares costs. "Relatively" is by Th_bal here:
+        decoding per prefill on the replica, compared with decoding per prefill on the others together.
+        """
         replica = max(view.replicas, key=view.decode_ratio)
-        return replica if view.decode_ratio(replica) > self._max_decode_ratio and not view.sheds(replica) else None
+        ratio, limit = view.decode_ratio(replica), self._max_decode_ratio
+        if ratio <= (view.cost_model.balanced_decode_ratio() if limit is None else limit) or view.sheds(replica):
+            return None
+        decode_s, load_s = view.decode_load_s, view.load_s
+        others_decode_s = sum([decode_s[one] for one in view.replicas]) - decode_s[replica]
+        others_prefill_s = sum([load_s[one] for one in view.replicas]) - load_s[replica] - others_decode_s
+        stands_out = decode_s[replica] * others_prefill_s > _STANDS_OUT * others_decode_s * (
+            load_s[replica] - decode_s[replica]
+        )
+        return replica if stands_out else None

@@ -104,6 +104,11 @@ class ClusterView:
         return self._window.load_s
 
     @property
+    def decode_load_s(self) -> list[float]:
+        """The part of L that is decoding, in seconds."""
+        return self._window.decode_load_s
+
+    @property
     def num_window_requests(self) -> list[int]:
         """Requests placed in the window, whether or not they have ended."""
         return self._window.num_requests
