@@ -34,8 +34,8 @@ from preble.workloads import Stream, WorkloadPlan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "grid"
 PROFILE = load_profile("a6000-mistral-7b")
-SCREEN = ("preble", "sticky_until_saturated", "slim_router", "least_load")
-REFINED = (*SCREEN, "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
+SCREEN = ("preble", "sticky_until_saturated", "least_load")
+REFINED = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
 HARMED = ("preble", "sticky_until_saturated", "e2", "least_load", "round_robin")
 SEEDS = (20, 21, 22)
 CLOSE = 0.05

@@ -202,9 +202,9 @@ def test_llmd_blends_match_queue_and_kv_usage() -> None:
     assert placement.reason is Reason.POLICY
     assert scores(placement) == pytest.approx(
         {
-            A: -(3 * 0.6 + 2 * (2 - 2) / 2 + 2 * (1 - 0.2)),  # 60 of 100 match, 2 wait, 200 of 1000 in use: 3.4
-            B: -(3 * 0.0 + 2 * (2 - 1) / 2 + 2 * (1 - 0.05)),  # 1 waits, 50 of 1000: 2.9
-            C: -(3 * 0.0 + 2 * (2 - 0) / 2 + 2 * (1 - 0.4)),  # none waits, 400 of 1000: 3.2
+            A: -(1 + 3 * 0.6 + 2 * (2 - 2) / 2 + 2 * (1 - 0.2)),  # 60 of 100 match, 2 wait, 200 of 1000 in use: 3.4
+            B: -(1 + 3 * 0.0 + 2 * (2 - 1) / 2 + 2 * (1 - 0.05)),  # 1 waits, 50 of 1000: 2.9
+            C: -(1 + 3 * 0.0 + 2 * (2 - 0) / 2 + 2 * (1 - 0.4)),  # none waits, 400 of 1000: 3.2
         }
     )
     assert placement.replica_id == A
@@ -216,8 +216,17 @@ def test_llmd_gives_equal_queues_the_full_score_and_an_unknown_cache_no_usage() 
     made.decode(B, run_of(3, 100))
     # no capacity is known: usage 0; nobody waits: 10 each
     placement = made.ask(DOC)
-    assert scores(placement) == pytest.approx({A: -110.0, B: -110.6})
+    assert scores(placement) == pytest.approx({A: -111.0, B: -111.6})
     assert placement.replica_id == B
+
+
+def test_llmd_gives_a_cold_request_to_the_replica_that_got_one_longest_ago() -> None:
+    made = Cluster(LlmdBlend(queue_weight=0, kv_weight=0), A, B, C)
+    got = [made.ask(run_of(number, 40)).replica_id for number in range(10, 16)]
+    assert set(got[:3]) == {A, B, C} and got[3:] == got[:3]
+    made.hold(A, DOC)
+    assert made.ask(DOC).replica_id == A, "a request that is not cold is spread by the other scores alone"
+    assert made.ask(run_of(20, 40)).replica_id == got[0]
 
 
 # Ray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from random import Random
 
 from preble.core.policies.cost_table import lowest
@@ -9,7 +10,7 @@ from preble.core.policies.policy import Choice
 from preble.core.policies.scoring import choose_lowest, match_ratio, scored, uncached_tokens
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import Reason
+from preble.core.types import Reason, ReplicaId
 
 
 class StickyUntilSaturated:
@@ -53,32 +54,59 @@ class StickyUntilSaturated:
 
 
 class LlmdBlend:
-    """llm-d's older scheduler: the highest weighted sum of three scores between 0 and 1.
+    """llm-d's older scheduler: the highest weighted sum of four scores between 0 and 1.
 
     `prefix_weight` x matched / prompt tokens + `queue_weight` x (max w - w) / (max w - min w) + `kv_weight` x
-    (1 - KV usage), with w = requests in flight without a first token; the queue scores 1 where all are equal.
+    (1 - KV usage) + `lru_weight` x rank, with w = requests in flight without a first token; the queue scores 1 where
+    all are equal. The rank spreads cold requests, those of which no replica has anything: 1 for the replica that got
+    one longest ago or never, 0 for the one that got the last; all have 0.5 where the request is not cold.
 
-    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2. Source: llm-d before 0.10. Theirs polls w and the KV
-    usage from the engines, so they are late; here both are current. KV usage counts prompts in flight only, and is 0
-    where the size of the cache is unknown. A candidate's score is the negative sum.
+    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2, `lru_weight` 2. Source: llm-d before 0.10. Theirs
+    polls w and the KV usage from the engines, so they are late; here both are current. KV usage counts prompts in
+    flight only, and is 0 where the size of the cache is unknown. A candidate's score is the negative sum.
     """
 
     name = "llmd_blend"
 
-    def __init__(self, *, prefix_weight: float = 3.0, queue_weight: float = 2.0, kv_weight: float = 2.0) -> None:
+    def __init__(
+        self,
+        *,
+        prefix_weight: float = 3.0,
+        queue_weight: float = 2.0,
+        kv_weight: float = 2.0,
+        lru_weight: float = 2.0,
+    ) -> None:
         self._prefix_weight = prefix_weight
         self._queue_weight = queue_weight
         self._kv_weight = kv_weight
+        self._lru_weight = lru_weight
+        self._cold_placements = 0
+        self._last_cold: dict[ReplicaId, int] = {}
+        """Replica -> the number of the last cold request that it got."""
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
-        """O(replicas + depth)."""
+        """O(replicas x log replicas + depth)."""
         replicas = view.replicas
         queues = [view.num_requests[replica] - view.num_decoding[replica] for replica in replicas]
         longest, spread = max(queues), max(queues) - min(queues)
+        matches = view.matched_tokens(replicas)
+        is_cold = not any(matches)
+        ranks = self._ranks(view) if is_cold else [0.5] * len(replicas)
         sums = [
             self._prefix_weight * match_ratio(view, matched)
             + self._queue_weight * ((longest - queue) / spread if spread else 1.0)
             + self._kv_weight * (1.0 - view.kv_usage(replica))
-            for replica, matched, queue in zip(replicas, view.matched_tokens(replicas), queues, strict=True)
+            + self._lru_weight * rank
+            for replica, matched, queue, rank in zip(replicas, matches, queues, ranks, strict=True)
         ]
-        return choose_lowest(view, replicas, [-total for total in sums], rng)
+        choice = choose_lowest(view, replicas, [-total for total in sums], rng)
+        if is_cold:
+            self._cold_placements += 1
+            self._last_cold[view.replica_id(choice.replica)] = self._cold_placements
+        return choice
+
+    def _ranks(self, view: ClusterView) -> list[float]:
+        """For each replica, from 1 for the one that a cold request came to longest ago down to 0; alone it has 1."""
+        last = [self._last_cold.get(view.replica_id(replica), 0) for replica in view.replicas]
+        ordered = sorted(last)
+        return [1.0 - bisect_left(ordered, number) / max(len(last) - 1, 1) for number in last]
