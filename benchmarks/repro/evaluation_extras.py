@@ -17,8 +17,8 @@ from preble.compare.numbers import headline_rate
 from preble.compare.plan import BASELINE, Arm, Cell
 from preble.metrics import RequestRecord, summarize
 from preble.sim import simulate
+from preble.sim.bound import lower_bound
 from preble.sim.memory import fewer_collections
-from preble.sim.oracle import lower_bound
 from preble.workloads import WorkloadPlan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "evaluation"
@@ -42,7 +42,7 @@ class Extra(Protocol):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """`preble.sim.oracle.lower_bound` of a case's workload with one seed, whatever the policy."""
+    """`preble.sim.bound.lower_bound` of a case's workload with one seed, whatever the policy."""
 
     case: str
     workload: WorkloadPlan

@@ -81,7 +81,7 @@ def _rate(text: str) -> float | str | None:
     default=("preble,e2,round_robin,least_load",),
     show_default=True,
     metavar="NAME,...",
-    help="What is compared; all: every policy that can serve. prefix_oracle knows the requests beforehand.",
+    help="What is compared; all: every policy.",
 )
 @click.option(
     "--rps",

@@ -16,9 +16,6 @@ from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
 from preble.policies import make_policy
 
-PREFIX_ORACLE = "prefix_oracle"
-"""The policy that knows the whole workload beforehand, see `preble.sim.oracle`. It cannot serve, only be simulated."""
-
 
 class FailureKind(StrEnum):
     """What happens to a replica."""
@@ -93,8 +90,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     knowledge_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.policy != PREFIX_ORACLE:
-            make_policy(self.policy)  # refuses a policy that does not exist
+        make_policy(self.policy)  # refuses a policy that does not exist
         for name in ("block_size", "max_batch_tokens", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("dispatch_s", "event_delay_s", "knowledge_delay_s"):

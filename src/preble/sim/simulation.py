@@ -25,8 +25,7 @@ from preble.decisions.writer import LogWriter
 from preble.errors import NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
-from preble.sim.config import PREFIX_ORACLE, Failure, FailureKind, SimConfig
-from preble.sim.oracle.prefix_oracle import PrefixOracle
+from preble.sim.config import Failure, FailureKind, SimConfig
 from preble.sim.replica import SimReplica
 from preble.sim.result import ReplicationRecord, SimResult, totals_by_name
 from preble.sim.script import Script
@@ -422,8 +421,6 @@ def simulate(
     of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
     door is written. `watch`: may end the run early.
     """
-    if policy is None and config.policy == PREFIX_ORACLE:
-        policy = PrefixOracle(workload, config)
     scheduler = make_scheduler(config.scheduler_settings, config.told_profile, policy)
     if log is not None:
         scheduler.listen(DecisionRecorder(log))

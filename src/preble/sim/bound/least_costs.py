@@ -45,6 +45,16 @@ class LeastCosts:
         attention += profile.attention_s_per_context_token * np.maximum(before, pairs / budget)
         return float((new * self._least_per_token[np.minimum(new, budget)] + attention).min())
 
+    def compute_s(self, start: int, end: int) -> float:
+        """Seconds of GPU time that the tokens of a prompt from `start` to `end` take at least.
+
+        The token at position p is in a chunk that begins at most `max_batch_tokens` before it, and attends to all
+        tokens before that chunk.
+        """
+        first, last = (max(place - self._budget, 0) for place in (start, end))
+        pairs = (last * (last - 1) - first * (first - 1)) / 2
+        return (end - start) * self.token_s + pairs * self._model.profile.attention_s_per_pair
+
     def decode_s(self, num_prompt_tokens: int, output_tokens: int) -> float:
         """Seconds from the first token to the last, on a replica that does nothing else.
 

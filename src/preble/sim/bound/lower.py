@@ -11,9 +11,9 @@ from operator import add
 from statistics import fmean
 
 from preble.errors import ConfigError
+from preble.sim.bound.least_costs import LeastCosts
+from preble.sim.bound.sharing import Job, Sharing
 from preble.sim.config import FailureKind, SimConfig
-from preble.sim.oracle.least_costs import LeastCosts
-from preble.sim.oracle.sharing import Job, Sharing
 from preble.workloads import Workload
 
 
@@ -26,7 +26,7 @@ class LatencyBound:
 
 
 @dataclass(frozen=True, slots=True)
-class OracleBound:
+class LowerBound:
     """What holds of every run of a workload on a cluster, whoever places its requests and in whichever order they run.
 
     `requests`: of each request, by id. `ttft_mean_s`, `e2e_mean_s`: over all of them; more than the means of
@@ -44,7 +44,7 @@ class OracleBound:
     requests_per_s: float
 
 
-def lower_bound(workload: Workload, config: SimConfig) -> OracleBound:
+def lower_bound(workload: Workload, config: SimConfig) -> LowerBound:
     """The bound of a workload, whose openers have arrival times, on `config`'s cluster. O(tokens).
 
     **One request.** Before its first token all of its prompt is computed on its replica. What no request has that is
@@ -66,25 +66,26 @@ def lower_bound(workload: Workload, config: SimConfig) -> OracleBound:
     """
     costs = LeastCosts(config)
     sharing = Sharing(workload, config, costs)
-    num_replicas = config.replicas + sum(failure.kind is FailureKind.ADDED for failure in config.failures)
-    if not (num_replicas and sharing.jobs):
+    joined = [failure.replica for failure in config.failures if failure.kind is FailureKind.ADDED]
+    speeds = [config.speeds.get(replica, 1.0) for replica in (*config.initial_replicas, *joined)]
+    if not (speeds and sharing.jobs):
         raise ConfigError(
-            f"workload {workload.name!r} has no bound: no request fits into any of {num_replicas} replicas"
+            f"workload {workload.name!r} has no bound: no request fits into any of {len(speeds)} replicas"
         )
     alone = [_alone(job, sharing, config, costs) for job in sharing.jobs]
     prefills_s = [costs.token_s * (job.num_tokens - sharing.seen_tokens(job, with_ties=True)) for job in sharing.jobs]
     decodes_s = [costs.decode_work_s(job.num_tokens, job.request.output_tokens) for job in sharing.jobs]
-    queue = _Queue(sharing.jobs, num_replicas)
+    queue = _Queue(sharing.jobs, sum(speeds))
     ttft_mean_s = queue.mean_s([bound.ttft_s for bound in alone], prefills_s)
     e2e_mean_s = queue.mean_s([bound.e2e_s for bound in alone], list(map(add, prefills_s, decodes_s)))
     after_first_s = fmean(bound.e2e_s - bound.ttft_s for bound in alone)
-    gpu_s = sharing.prompt_tokens * costs.token_s + sum(decodes_s)
-    return OracleBound(
+    work_s = sharing.prompt_tokens * costs.token_s + sum(decodes_s)
+    return LowerBound(
         requests={job.request.request_id: bound for job, bound in zip(sharing.jobs, alone, strict=True)},
         ttft_mean_s=ttft_mean_s,
         e2e_mean_s=max(e2e_mean_s, ttft_mean_s + after_first_s),
-        gpu_s=gpu_s,
-        requests_per_s=len(sharing.jobs) * num_replicas / gpu_s if gpu_s else inf,
+        gpu_s=work_s / max(speeds),
+        requests_per_s=len(sharing.jobs) * sum(speeds) / work_s if work_s else inf,
     )
 
 
@@ -92,16 +93,17 @@ def _alone(job: Job, sharing: Sharing, config: SimConfig, costs: LeastCosts) -> 
     """The request's times on an idle replica that cached all that it can have."""
     seen = min(sharing.seen_tokens(job, with_ties=False), job.num_tokens - 1)
     cached = seen // config.block_size * config.block_size
-    ttft_s = config.dispatch_s + costs.prefill_s(job.num_tokens, cached)
-    return LatencyBound(ttft_s, ttft_s + costs.decode_s(job.num_tokens, job.request.output_tokens))
+    fastest = max([1.0, *config.speeds.values()])
+    ttft_s = config.dispatch_s + costs.prefill_s(job.num_tokens, cached) / fastest
+    return LatencyBound(ttft_s, ttft_s + costs.decode_s(job.num_tokens, job.request.output_tokens) / fastest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Queue:
-    """Requests as jobs for one machine that is as fast as `num_replicas` replicas."""
+    """Requests as jobs for one machine that is as fast as `num_replicas` replicas of the usual speed."""
 
     jobs: Sequence[Job]
-    num_replicas: int
+    num_replicas: float
 
     def mean_s(self, alone_s: Sequence[float], work_s: Sequence[float]) -> float:
         """The least mean time, given what each request takes by itself and the seconds of GPU time that it needs.

@@ -8,8 +8,8 @@ from math import inf
 
 from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import TOKEN_BYTES, PackedTokens
+from preble.sim.bound.least_costs import LeastCosts
 from preble.sim.config import SimConfig
-from preble.sim.oracle.least_costs import LeastCosts
 from preble.sim.script import Script
 from preble.workloads import Workload, WorkloadRequest
 
@@ -78,6 +78,10 @@ class Sharing:
             self._note_answer(job)
         self.prompt_tokens = sum(node.num_tokens for node, users in self._users.items() if not users.is_answer)
 
+    def is_answered(self, node: Node) -> bool:
+        """Whether the node is a part of somebody's answer, so that nobody has to compute it as a prompt first."""
+        return self._users[node].is_answer
+
     def seen_tokens(self, job: Job, *, with_ties: bool) -> int:
         """Leading tokens of its prompt that a replica may have computed before it is sent; all others are its own.
 
@@ -123,11 +127,12 @@ class Sharing:
 def _playable(workload: Workload, script: Script, config: SimConfig) -> Iterator[tuple[WorkloadRequest, PackedTokens]]:
     """The requests that do not fail where no replica is lost, each with its prompt."""
     known: set[str | None] = {None}
+    most_blocks = max([config.num_blocks, *(config.blocks_of(replica) for replica in config.kv_shares)])
     for request in workload.requests:
         prompt = script.take_prompt(request)
         # The last token is never computed: nothing follows it.
         num_tokens = len(prompt) // TOKEN_BYTES + request.output_tokens - 1
-        fits = num_tokens <= config.num_blocks * config.block_size
+        fits = num_tokens <= most_blocks * config.block_size
         if fits and prompt and request.output_tokens and request.parent in known:
             known.add(request.request_id)
             yield request, prompt

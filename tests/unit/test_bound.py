@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from random import Random
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.compare import ComparePlan, compare_policies
 from preble.core.costs.model import CostProfile
 from preble.core.policies.registry import policy_names
-from preble.core.types import ReplicaId, pack_tokens
-from preble.decisions.settings import make_scheduler
+from preble.core.types import pack_tokens
 from preble.errors import ConfigError
-from preble.metrics.capacity import CapacitySlo
-from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
-from preble.sim.config import PREFIX_ORACLE
-from preble.sim.oracle import Assigned, OracleBound, PrefixOracle, lower_bound
-from preble.sim.oracle.best_known import best_known
-from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
+from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
+from preble.sim.bound import LowerBound, lower_bound, steady_rate
+from preble.workloads import Segment, Workload, WorkloadRequest
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)
@@ -51,7 +43,7 @@ def own(num_tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(range(1000 * (seed + 1), 1000 * (seed + 1) + num_tokens))
 
 
-def bound(*requests: WorkloadRequest, on: SimConfig | None = None) -> OracleBound:
+def bound(*requests: WorkloadRequest, on: SimConfig | None = None) -> LowerBound:
     return lower_bound(Workload("test", requests), on or config())
 
 
@@ -213,16 +205,17 @@ def some_config(rng: Random) -> SimConfig:
     return config(
         rng.randint(1, 3),
         profile=some_profile(rng),
-        policy=rng.choice([*policy_names(), PREFIX_ORACLE, PREFIX_ORACLE]),
+        policy=rng.choice(policy_names()),
         max_batch_tokens=rng.choice([64, 256, 2048]),
         max_running=rng.choice([2, 8, 64]),
         block_size=rng.choice([1, 4, 16]),
         dispatch_s=rng.choice([0.0, 0.05]),
         failures=rng.choice([(), (joins,)]),
+        speeds=rng.choice([{}, {"r0": 0.5}, {"r0": 3.0}]),
     )
 
 
-def assert_holds(found: OracleBound, result: SimResult) -> None:
+def assert_holds(found: LowerBound, result: SimResult) -> None:
     """Every number of the run is on the right side of the bound, but for rounding."""
     slack = 1e-9
     done = {record.request_id: record for record in result.records if record.ok}
@@ -246,139 +239,39 @@ def test_no_policy_beats_the_bound(seed: int) -> None:
     assert_holds(lower_bound(workload, cluster), simulate(cluster, workload))
 
 
-# -- prefix_oracle ----------------------------------------------------------------------------------------------------
+# -- for ever ---------------------------------------------------------------------------------------------------------
 
 
-def homes(*requests: WorkloadRequest, on: SimConfig) -> dict[str, str | None]:
-    """Where `prefix_oracle` places each request, by name."""
-    result = simulate(msgspec.structs.replace(on, policy=PREFIX_ORACLE), Workload("test", requests))
-    assert result.policy == PREFIX_ORACLE and not result.summary.errors
-    return {record.request_id: record.replica for record in result.records}
+def uses_of(*prefixes: int, gap_s: float = 10.0) -> Workload:
+    """One request every `gap_s`, each for one of some prefixes of 96 tokens, and 4 tokens of its own."""
+    asked = (ask(f"q{i}", (*own(96, prefix), *own(4, 1000 + i)), at=gap_s * i) for i, prefix in enumerate(prefixes))
+    return Workload("uses", tuple(asked))
 
 
-def of_prefix(name: str, seed: int, count: int, start_s: float = 0.0, tail: int = 8) -> list[WorkloadRequest]:
-    """Requests, one a second, whose prompts begin with the same 160 tokens."""
-    return [ask(f"{name}{i}", own(160, seed) + own(tail, 100 * seed + i), at=start_s + i) for i in range(1, count + 1)]
+def test_where_the_caches_hold_everything_only_what_is_new_is_computed() -> None:
+    alone = steady_rate(uses_of(*[1] * 100), config(kv_tokens=10_000), patience_s=0.0)
+    assert alone == pytest.approx(1000 / (4 + 96 / 100), rel=0.02)  # a token costs 1 ms
 
 
-def test_the_oracle_has_no_name_that_can_be_served() -> None:
-    assert PREFIX_ORACLE not in policy_names()
+def test_where_they_hold_half_of_two_prefixes_every_other_use_is_computed_too() -> None:
+    in_turn = uses_of(*[1, 2] * 200)
+    small, large = (steady_rate(in_turn, config(kv_tokens=tokens), patience_s=0.0) for tokens in (104, 400))
+    assert large == pytest.approx(1000 / 4, rel=0.15)
+    assert small == pytest.approx(1000 / (4 + 96 * (1 - 104 / 192)), rel=0.05)
 
 
-def test_prompts_that_begin_alike_go_together_and_others_elsewhere() -> None:
-    found = homes(*of_prefix("a", 1, 4), *of_prefix("b", 2, 4), on=config(2))
-    assert {found[f"a{i}"] for i in range(1, 5)} | {found["b1"]} == {"r0", "r1"}
-    assert len({found[f"b{i}"] for i in range(1, 5)}) == 1 == len({found[f"a{i}"] for i in range(1, 5)})
+def test_a_popular_prefix_is_held_rather_than_one_that_is_asked_for_now_and_then() -> None:
+    often = uses_of(*([1] * 9 + [2]) * 40)
+    assert steady_rate(often, config(kv_tokens=112), patience_s=0.0) > 1000 / (4 + 96 / 8)
 
 
-def test_work_is_even_at_all_times_not_only_in_the_end() -> None:
-    """Four prefixes with the same work: two at first and two later, so no two of one time may be together."""
-    early = (*of_prefix("a", 1, 3), *of_prefix("b", 2, 3))
-    late = (*of_prefix("c", 3, 3, 100.0), *of_prefix("d", 4, 3, 100.0))
-    found = homes(*early, *late, on=config(2))
-    assert found["a1"] != found["b1"] and found["c1"] != found["d1"]
-
-
-def test_a_prefix_with_more_than_a_replicas_share_is_split() -> None:
-    at_once = [replace(request, arrival_s=0.0) for request in of_prefix("a", 1, 40, tail=80)]
-    assert Counter(homes(*at_once, on=config(4)).values()) == {"r0": 10, "r1": 10, "r2": 10, "r3": 10}
-
-
-def test_a_split_prefix_is_not_computed_twice_where_that_costs_more_than_it_evens_out() -> None:
-    two = [replace(request, arrival_s=0.0) for request in of_prefix("a", 1, 2)]
-    assert set(homes(*two, on=config(2)).values()) == {"r0"}
-
-
-def test_work_that_goes_on_for_seconds_counts_in_each_of_them() -> None:
-    """Until 3 s one replica computes a long prompt, so both of the requests at 2.5 s go to the other one."""
-    later = [ask(f"q{i}", own(200, i), at=2.5) for i in range(2)]
-    found = homes(ask("long", own(3000, 9)), *later, on=config(2))
-    assert found["q0"] == found["q1"] != found["long"]
-
-
-def test_a_prefix_is_not_split_where_its_requests_never_meet() -> None:
-    assert set(homes(*of_prefix("a", 1, 40), on=config(4)).values()) == {"r0"}
-
-
-def test_a_conversation_stays_where_it_began() -> None:
-    turns = [follow(f"t{i}", f"t{i - 1}", own(100 + 60 * i, 1), 8) for i in range(1, 6)]
-    turns.insert(0, ask("t0", own(100, 1), 8))
-    found = homes(*turns, *of_prefix("a", 2, 6), on=config(2))
-    assert len({found[turn.request_id] for turn in turns}) == 1
-
-
-def test_where_the_decided_replica_is_not_there_another_one_is_taken() -> None:
-    asked = Workload("test", tuple(of_prefix("a", 1, 8)))
-    lost = config(2, failures=(Failure(0.5, FailureKind.LOST, "r0"),))
-    simulation = Simulation(lost, asked, scheduler=make_scheduler(lost.scheduler_settings, PROFILE, only("r0", asked)))
-    result = simulation.run()
-    simulation.check()
-    assert {record.replica for record in result.records} == {"r1"} and not result.summary.errors
-
-
-def only(replica: str, workload: Workload) -> Assigned:
-    return Assigned("only", {request.request_id: ReplicaId(replica) for request in workload.requests})
-
-
-def test_without_replicas_or_requests_that_fit_it_decides_nothing() -> None:
-    asked = Workload("test", (ask("huge", own(900, 0), 4000),))
-    for cluster in (config(0), config(2)):
-        errors = simulate(msgspec.structs.replace(cluster, policy=PREFIX_ORACLE), asked).summary.errors
-        assert errors == 1
-
-
-@pytest.mark.parametrize("wrong", [{"slice_s": 0.0}, {"max_share": -1.0}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        PrefixOracle(CROSSED, config(2), **wrong)
-
-
-def test_policies_are_compared_with_the_oracle_by_its_name() -> None:
-    plan = ComparePlan(
-        workloads={"tools": WorkloadPlan(source="tool_use", requests=30)},
-        policies=("least_load", PREFIX_ORACLE),
-        cluster=config(2, kv_tokens=40_000),
-        seeds=(0,),
-        rates=(5.0,),
-        slo=CapacitySlo(ttft_p99_s=1.0),
-    )
-    spread, oracle = compare_policies(plan, jobs=1).runs
-    assert (spread.policy, oracle.policy) == ("least_load", PREFIX_ORACLE)
-    assert oracle.computed_tokens < spread.computed_tokens
-
-
-# -- the best that is known -------------------------------------------------------------------------------------------
-
-CROSSED = Workload("crossed", tuple(ask(f"q{i}", own(160, i in (0, 3)), at=float(i)) for i in range(4)))
-"""Two prompts twice each, in an order in which round robin over two replicas never meets what it computed."""
-
-
-def test_trying_finds_the_placement_that_worked_by_hand_is_the_best() -> None:
-    start = simulate(config(2, policy="round_robin"), CROSSED).summary.e2e
-    best = best_known(CROSSED, config(2), policies=["round_robin"], tries=40, rng=Random(0))
-    assert start is not None and start.mean_s == pytest.approx(0.16)
-    assert best.policy == "best_known" and best.summary.e2e is not None
-    assert best.summary.e2e.mean_s == pytest.approx((2 * 0.16 + 2 * 0.016) / 4)
-    assert best.summary.e2e.mean_s == pytest.approx(lower_bound(CROSSED, config(2)).e2e_mean_s)
-
-
-def test_trying_never_makes_it_worse_and_tells_of_each_try() -> None:
-    told: list[SimResult] = []
-    best = best_known(CROSSED, config(2), tries=5, rng=Random(1), on_try=told.append)
-    assert len(told) == 5 and told[-1] is best
-    means = [result.summary.e2e.mean_s for result in told if result.summary.e2e]
-    assert means == sorted(means, reverse=True)
-
-
-def test_what_fails_less_is_better_than_what_is_faster() -> None:
-    """r0 is lost while it decodes; nobody is told beforehand but who tries."""
-    asked = Workload("test", (ask("a", own(100, 0), 50), ask("b", own(100, 1), 50)))
-    lost = config(2, failures=(Failure(0.3, FailureKind.LOST, "r0"),))
-    assert simulate(msgspec.structs.replace(lost, policy="round_robin"), asked).summary.errors == 1
-    best = best_known(asked, lost, policies=["round_robin"], tries=20, rng=Random(0))
-    assert {record.replica for record in best.records} == {"r1"} and not best.summary.errors
-
-
-def test_something_is_needed_to_begin_with() -> None:
-    with pytest.raises(ConfigError, match="name a policy"):
-        best_known(CROSSED, config(2), policies=[], rng=Random(0))
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_no_policy_computes_less_than_the_bound_for_ever(seed: int) -> None:
+    rng = Random(seed)
+    asked = uses_of(*(rng.randrange(6) for _ in range(120)), gap_s=rng.choice([0.2, 1.0]))
+    cluster = config(rng.randint(1, 3), policy=rng.choice(policy_names()), kv_tokens=rng.choice([112, 208, 512]))
+    run = simulate(cluster, asked)
+    waited_s = max(record.e2e_s for record in run.records)
+    most = steady_rate(asked, cluster, patience_s=waited_s)
+    assert run.gpu_s >= len(asked.requests) * cluster.replicas / most - 1e-9

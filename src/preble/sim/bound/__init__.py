@@ -1,0 +1,8 @@
+"""What no scheduler can beat on a workload, whoever places its requests and in whichever order they run."""
+
+from __future__ import annotations
+
+from preble.sim.bound.lower import LatencyBound, LowerBound, lower_bound
+from preble.sim.bound.steady import steady_rate
+
+__all__ = ["LatencyBound", "LowerBound", "lower_bound", "steady_rate"]
