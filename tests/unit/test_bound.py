@@ -255,9 +255,9 @@ def test_where_the_caches_hold_everything_only_what_is_new_is_computed() -> None
 
 def test_where_they_hold_half_of_two_prefixes_every_other_use_is_computed_too() -> None:
     in_turn = uses_of(*[1, 2] * 200)
-    small, large = (steady_rate(in_turn, config(kv_tokens=tokens), patience_s=0.0) for tokens in (104, 400))
+    small, large = (steady_rate(in_turn, config(kv_tokens=tokens), patience_s=0.0) for tokens in (112, 400))
     assert large == pytest.approx(1000 / 4, rel=0.15)
-    assert small == pytest.approx(1000 / (4 + 96 * (1 - 104 / 192)), rel=0.05)
+    assert small == pytest.approx(1000 / (4 + 96 * (1 - 112 / 192)), rel=0.05)
 
 
 def test_a_popular_prefix_is_held_rather_than_one_that_is_asked_for_now_and_then() -> None:
