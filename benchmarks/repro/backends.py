@@ -125,7 +125,7 @@ def drawing(backends: Sequence[Backend]) -> Drawing:
     groups = [(backend, rps) for backend in backends for rps in backend.rates]
 
     def fill(figure: Figure) -> None:
-        panels = figure.subplots(1, len(NUMBERS), sharey=True)
+        panels = figure.subplots(2, 2, sharey=True).flat
         for place, (axes, (what, number)) in enumerate(zip(panels, NUMBERS, strict=True)):
             for group, (backend, rps) in enumerate(groups):
                 basis = latencies_s(backend.select("round_robin", rps))[place]
@@ -134,17 +134,31 @@ def drawing(backends: Sequence[Backend]) -> Drawing:
                     x = group + 0.27 * (i - 1)
                     axes.bar(x, height, 0.25, color=colour, label=policy if group == 0 else None)
             axes.set_xticks(range(len(groups)), [f"{TITLES[b.engine]}\n{rps:g}/s" for b, rps in groups])
-            axes.set(title=f"{what}, {number}")
+            axes.set(title=f"{what}, {number}", ylabel="times round robin's")
             axes.grid(axis="x", visible=False)
-        panels[0].set_ylabel("times round robin's")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
-    return draw(fill, width_in=11, height_in=3.2)
+    return draw(fill, width_in=7.6, height_in=6.0)
 
 
 def tables(backends: Sequence[Backend]) -> dict[str, str]:
     """What stands between the markers of the page, by name."""
     return {"backends": markdown(latency_table(backends))}
+
+
+def values(backends: Sequence[Backend]) -> dict[str, str]:
+    """What the sentences of the page say, by marker: round robin's latency / that of `preble`."""
+    e2e, ttft = ("E2E", "mean"), ("TTFT", "mean")
+    names = {"vllm-12": e2e, "sglang-12": e2e, "vllm-8": e2e, "sglang-8-ttft": ttft}
+    return {f"value:{name}": f"{_gain(backends, name, number):.2f}" for name, number in names.items()}
+
+
+def _gain(backends: Sequence[Backend], name: str, number: tuple[str, str]) -> float:
+    engine, rate, *_ = name.split("-")
+    backend = next(one for one in backends if one.engine == engine)
+    runs = (backend.select(policy, float(rate)) for policy in ("preble", "round_robin"))
+    ours_s, theirs_s = (latencies_s(of_policy)[list(NUMBERS).index(number)] for of_policy in runs)
+    return theirs_s / ours_s
 
 
 def known_results() -> list[Backend]:
@@ -178,7 +192,7 @@ def main() -> None:
     results = known_results()
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     FIGURE.write_text(drawing(results).standalone(), encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(results) | values(results)), encoding="utf-8")
     print(markdown(latency_table(results)))
 
 

@@ -399,7 +399,7 @@ def listed(numbers: Sequence[float]) -> str:
 
 def drawing(measurements: Sequence[Results]) -> Drawing:
     def fill(figure: Figure) -> None:
-        for axes, (what, number) in zip(figure.subplots(1, len(NUMBERS)), NUMBERS, strict=True):
+        for axes, (what, number) in zip(figure.subplots(2, 2).flat, NUMBERS, strict=True):
             for policy, colour in COLOURS.items():
                 mine = cases(measurements, policy)
                 rates = [case.rps for case in mine]
@@ -407,12 +407,11 @@ def drawing(measurements: Sequence[Results]) -> Drawing:
                 made = [case.made_s("cores", what, number) for case in mine]
                 axes.plot(rates, real, "o-", color=colour, markersize=4, label=f"{policy}, measured")
                 axes.plot(rates, made, "x--", color=colour, markersize=5, label=f"{policy}, simulated")
-            axes.set(title=f"{what}, {number}", xlabel="requests/s", ylim=(0, None))
-        figure.axes[0].set_ylabel("seconds")
+            axes.set(title=f"{what}, {number}", xlabel="requests/s", ylabel="seconds", ylim=(0, None))
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
-    return draw(fill, width_in=11, height_in=3.4)
+    return draw(fill, width_in=7.6, height_in=6.2)
 
 
 def known_results() -> list[Results]:

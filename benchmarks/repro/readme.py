@@ -12,8 +12,6 @@ import evaluation
 from page import filled
 
 PAGE = Path(__file__).parents[2] / "README.md"
-RATE = 12.0
-"""Requests a second of the runs on real engines: the higher rate, which both engines have."""
 
 
 def shares_of_least_load() -> list[float]:
@@ -27,23 +25,13 @@ def shares_of_least_load() -> list[float]:
     return found
 
 
-def gain(engine: str) -> float:
-    """Round robin's mean E2E latency on this engine / that of `preble`."""
-    backend = next(one for one in backends.known_results() if one.engine == engine)
-    mean_e2e = [name == ("E2E", "mean") for name in backends.NUMBERS].index(True)
-    ours, theirs = (
-        backends.latencies_s(backend.select(policy, RATE))[mean_e2e] for policy in ("preble", "round_robin")
-    )
-    return theirs / ours
-
-
 def values() -> dict[str, str]:
     """What README.md says, by marker."""
-    shares = shares_of_least_load()
+    shares, gains = shares_of_least_load(), backends.values(backends.known_results())
     return {
         "value:capacity": f"{1 / max(shares):.1f} to {1 / min(shares):.1f}",
-        "value:vllm": f"{gain('vllm'):.1f}",
-        "value:sglang": f"{gain('sglang'):.1f}",
+        "value:vllm": gains["value:vllm-12"],
+        "value:sglang": gains["value:sglang-12"],
         "value:least-load": f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %",
     }
 

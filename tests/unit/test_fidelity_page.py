@@ -27,10 +27,12 @@ def test_the_tables_of_the_page_are_those_of_the_kept_results(shown: ModuleType)
 
 
 def test_the_values_of_the_page_are_those_of_the_kept_results() -> None:
-    fidelity, page = script("benchmarks/repro/fidelity.py"), PAGE.read_text(encoding="utf-8")
-    made = fidelity.values(fidelity.known_results())
-    assert sorted(made) == sorted(name for name in script("benchmarks/repro/page.py").names(page) if ":" in name)
-    assert fidelity.filled(page, made) == page, "fill it in: python benchmarks/repro/fidelity.py --draw"
+    page = PAGE.read_text(encoding="utf-8")
+    shown = [script(f"benchmarks/repro/{name}.py") for name in ("fidelity", "backends")]
+    made = {name: text for one in shown for name, text in one.values(one.known_results()).items()}
+    pages = script("benchmarks/repro/page.py")
+    assert sorted(made) == sorted(name for name in pages.names(page) if ":" in name)
+    assert pages.filled(page, made) == page, "fill it in: benchmarks/repro/fidelity.py --draw, backends.py --draw"
 
 
 def test_no_request_of_the_kept_results_failed(shown: ModuleType) -> None:
