@@ -154,9 +154,9 @@ def test_up_goes_on_without_a_replica_that_ends_and_starts_it_again(preble: type
     engines = [pid for pid in marked_processes(up.mark) if b"emulate" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     engine = next(pid for pid in engines if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(engine, signal.SIGKILL)
-    up.wait_for_all(r"emulator-\d ended with status", "replica_down")
+    up.wait_for_all(r"emulator-\d ended with status", "replica_down", r"emulator-\d is ready again at")
     assert ask(url, {"prompt": "one two three", "max_tokens": 3})[1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
-    up.wait_for_all(r"emulator-\d is ready again at", "replica_up")
+    up.wait_for("replica_up")
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0, up.lines
     assert up.left_behind() == []

@@ -13,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, pack_tokens
+from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, namespace_of, pack_tokens
 from preble.engines import connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.emulator.events import KvEventPublisher, wire_events
@@ -36,6 +36,12 @@ async def ask(server: EmulatorServer, method: str, path: str, **body: Any) -> An
     async with aiohttp.ClientSession() as http, http.request(method, server.url + path, json=body) as answer:
         assert answer.status == 200
         return await answer.json()
+
+
+async def post(server: EmulatorServer, path: str, **body: Any) -> None:
+    """Send this and expect it to be done."""
+    async with aiohttp.ClientSession() as http, http.post(server.url + path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
 
 
 async def complete(server: EmulatorServer, start: int, num_tokens: int, **more: Any) -> None:
@@ -204,3 +210,29 @@ def test_only_a_prompts_first_block_bears_the_namespace() -> None:
     stored = BlocksStored(R, (7,), 3, pack_tokens(range(4)), 4, "adapter")
     [event] = wire_events([stored])
     assert msgspec.to_builtins(event)["extra_keys"] == [None]
+
+
+async def test_an_adapter_loaded_at_run_time_has_a_cache_and_events_of_its_own() -> None:
+    async with emulator() as server:
+        await post(server, "/v1/load_lora_adapter", lora_name="sql", lora_path="anywhere")
+        at = connect(server.url)
+        try:
+            found = await at.probe()
+            assert (found.info.models, found.info.adapters) == (("tiny-cpu", "sql"), ("sql",))
+            prompt = list(range(2 * BLOCK + 1))
+            for model in ("tiny-cpu", "sql", "sql"):
+                usage = (await ask(server, "POST", "/v1/completions", model=model, prompt=prompt))["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK
+            events = found.engine.kv_events()
+            assert events is not None
+            namespaces: set[str] = set()
+            async with asyncio.timeout(PATIENCE_S):
+                async for event in events:
+                    if isinstance(event, BlocksStored):
+                        namespaces.add(event.namespace)
+                    if namespaces == {"", namespace_of("sql")}:
+                        break
+            await post(server, "/v1/unload_lora_adapter", lora_name="sql")
+            assert await found.engine.models() == (("tiny-cpu",), ())
+        finally:
+            await at.close()

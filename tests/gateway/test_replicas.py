@@ -157,6 +157,48 @@ async def test_a_replica_that_comes_back_with_other_models_serves_those(serve: S
         assert (await gateway.complete(model="new"))[0] == 200
 
 
+async def test_an_adapter_is_served_from_when_it_is_loaded_until_it_is_unloaded(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        [replica] = gateway.gateway.serving.replicas.values()
+
+        async def status() -> int:
+            return (await gateway.complete(model="sql"))[0]
+
+        async def is_served() -> bool:
+            return await status() == 200
+
+        async def is_unknown() -> bool:
+            return await status() == 404
+
+        assert await is_unknown()
+        one.models.append({"id": "sql", "parent": "tiny"})
+        await eventually(is_served, "the adapter is served")
+        assert replica.info.adapters == ("sql",)
+        one.models.pop()
+        await eventually(is_unknown, "the adapter is served no more")
+        assert list(gateway.gateway.serving.replicas.values()) == [replica], "it has never left the rotation"
+
+
+async def test_a_replica_whose_base_model_is_exchanged_joins_anew(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        [before] = gateway.gateway.serving.replicas.values()
+        one.models[:] = [{"id": "new", "max_model_len": 100}]
+
+        def is_new() -> bool:
+            return any(r is not before and r.info.models == ("new",) for r in gateway.gateway.serving.replicas.values())
+
+        await eventually(is_new, "it has joined with its new model")
+
+
+async def test_a_suspected_replica_that_is_what_it_was_stays(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        [replica] = gateway.gateway.serving.replicas.values()
+        checked_again_after = one.questions + 10
+        replica.suspect.set()
+        await eventually(lambda: one.questions > checked_again_after, "it is checked several times")
+        assert list(gateway.gateway.serving.replicas.values()) == [replica]
+
+
 async def test_without_a_tokenize_endpoint_prefixes_still_match(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one], policy="e2") as gateway:
         one.tokenizes = False

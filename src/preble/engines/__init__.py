@@ -6,7 +6,7 @@ do, and the base class of your own adapter (docs/howto/own-engine.md).
 
 from __future__ import annotations
 
-from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse, ModelNames
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.server import EngineServer, Found, connect
@@ -21,5 +21,6 @@ __all__ = [
     "HttpClient",
     "HttpTimeouts",
     "KvEventEndpoints",
+    "ModelNames",
     "connect",
 ]

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
 from preble.engines.http import HttpClient
@@ -25,7 +25,7 @@ class EngineInfo:
 
     `engine`: the program's name, such as "vllm". `models`: the names it serves, the base model first. `adapters`: those
     of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `spec`: what the scheduler
-    has to know.
+    has to know. `kv_events`: where its KV events are, None where it reports none.
     """
 
     engine: str
@@ -34,6 +34,14 @@ class EngineInfo:
     max_model_len: int | None = None
     version: str | None = None
     adapters: tuple[str, ...] = ()
+    kv_events: KvEventEndpoints | None = None
+
+
+class ModelNames(NamedTuple):
+    """The names that a replica serves, the base model first, and those of them that are adapters on it."""
+
+    models: tuple[str, ...]
+    adapters: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,13 @@ class Engine(ABC):
         await self.http.close()
 
     # capabilities
+
+    async def models(self) -> ModelNames | None:
+        """Return what it serves now; asked with each health check. None where that cannot change while it runs.
+
+        Raises: EngineError.
+        """
+        return None
 
     async def tokenize(self, body: bytes) -> list[int]:
         """Return the token ids of a completion or chat body, as the engine itself would make them.

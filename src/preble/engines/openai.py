@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from preble.core.types import ReplicaSpec
-from preble.engines.adapter import Engine, EngineInfo
+from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.engines.http import HttpClient
 from preble.errors import EngineProtocolError, RequestError
 
@@ -59,6 +59,10 @@ class OpenAIEngine(Engine):
     async def check_ready(self) -> None:
         """Return if the replica answers now. Raises: EngineError."""
         (await self.http.ask("/v1/models")).require_ok()
+
+    async def models(self) -> ModelNames:
+        models = await served_models(self.http)
+        return ModelNames(tuple(model.id for model in models), adapters_among(models))
 
     async def tokenize(self, body: bytes) -> list[int]:
         """Token ids by the server's `/tokenize`, which vLLM, SGLang and others have though OpenAI has not.

@@ -93,6 +93,7 @@ class SglangEngine(ReportingEngine):
             ),
             max_model_len=models[0].max_model_len,
             adapters=adapters_among(models),
+            kv_events=self._endpoints,
             version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
         )
 

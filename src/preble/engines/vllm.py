@@ -79,6 +79,7 @@ class VllmEngine(ReportingEngine):
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
+            kv_events=self._endpoints,
             version=version.decode(VersionAnswer).version if version.status == 200 else None,
         )
 

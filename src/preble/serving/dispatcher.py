@@ -25,7 +25,7 @@ from preble.core.types import (
     RequestId,
 )
 from preble.decisions.recent import DecisionRecord, RecentDecisions
-from preble.engines.adapter import Engine, EngineInfo
+from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.errors import EngineError, EngineFailed, EngineRefused, NoReplicaError, PrebleError
 from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplica, LiveReplicas
@@ -340,6 +340,12 @@ class Dispatcher:
         )
         return replica
 
+    def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
+        """A live replica has loaded or unloaded adapters or further models."""
+        self.replicas.set_models(replica, names)
+        self.ejection.set_group(replica.engine.replica_id, names.models)
+        self._telemetry.models_changed(replica.engine.replica_id, names.models)
+
     def remove_replica(self, replica_id: ReplicaId, reason: str | None, *, silent_since: float | None = None) -> None:
         """Take a replica out of the rotation. The scheduler forgets its requests, which may still end well there.
 
@@ -380,6 +386,9 @@ class Dispatcher:
         if replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
             replica.has_lost_events = lost
             self._telemetry.events_lost(event.replica_id, lost=lost)
+            if lost:
+                # It may have restarted between two checks and publish elsewhere now.
+                replica.suspect.set()
 
     def _count_unlocated(self, event: BlocksStored) -> None:
         """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""

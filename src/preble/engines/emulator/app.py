@@ -17,9 +17,16 @@ from preble.core.types import PackedTokens, pack_tokens
 from preble.engines.emulator.answers import Answer
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.engine import EmulatedEngine, Prompt
-from preble.engines.emulator.events import KvEventPublisher, event_source
+from preble.engines.emulator.events import KvEventPublisher, event_source, own_namespace
 from preble.engines.emulator.metrics import MetricsPage
-from preble.engines.emulator.protocol import ChatBody, CompletionBody, TokenizeBody, decode_body, error_body
+from preble.engines.emulator.protocol import (
+    AdapterBody,
+    ChatBody,
+    CompletionBody,
+    TokenizeBody,
+    decode_body,
+    error_body,
+)
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
 from preble.errors import BodyTooLarge, RequestError, UnknownModel
 
@@ -51,6 +58,7 @@ class EmulatorApp:
         self._tokenizer = tokenizer
         self._publisher = publisher
         self._model = config.model or profile
+        self._adapters: list[str] = []
         self._fingerprint = f"preble-emulator/{profile}"
         self._default_output_tokens = config.default_output_tokens
         self._topic = config.events_topic
@@ -62,6 +70,8 @@ class EmulatorApp:
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
+            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._show_metrics,
             ("GET", "/kv_event_sources"): self._kv_event_sources,
@@ -107,8 +117,9 @@ class EmulatorApp:
         self, body: CompletionBody | ChatBody, tokens: list[PackedTokens], scope: Scope, receive: Receive, send: Send
     ) -> None:
         output_tokens = body.limit or self._default_output_tokens
+        namespace = own_namespace(body.model if body.model in self._adapters else "", body.cache_salt or "")
         prompts = [
-            Prompt(prompt, output_tokens, seed, body.namespace) for prompt in tokens for seed in range(body.num_choices)
+            Prompt(prompt, output_tokens, seed, namespace) for prompt in tokens for seed in range(body.num_choices)
         ]
         answer = self._answer(body, len(prompts), scope)
         with self._engine.generate(prompts) as generation:
@@ -134,7 +145,7 @@ class EmulatorApp:
         )
 
     def _require_model(self, model: str | None) -> None:
-        if model not in (None, "", self._model):
+        if model not in (None, "", self._model, *self._adapters):
             raise UnknownModel(
                 f"The model {model!r} does not exist; this replica serves {self._model!r}", param="model"
             )
@@ -178,7 +189,22 @@ class EmulatorApp:
             "parent": None,
             "max_model_len": self._engine.max_model_len,
         }
-        await self._json(send, {"object": "list", "data": [card]})
+        adapters = [{**card, "id": name, "root": name, "parent": self._model} for name in self._adapters]
+        await self._json(send, {"object": "list", "data": [card, *adapters]})
+
+    async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = decode_body(await read_body(receive), AdapterBody).lora_name
+        if name in (self._model, *self._adapters):
+            raise RequestError(f"The lora adapter {name!r} has already been loaded.", param="lora_name")
+        self._adapters.append(name)
+        await self._send(send, f"Success: LoRA adapter '{name}' added successfully.".encode(), b"text/plain")
+
+    async def _unload_adapter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = decode_body(await read_body(receive), AdapterBody).lora_name
+        if name not in self._adapters:
+            raise UnknownModel(f"The lora adapter {name!r} cannot be found.", param="lora_name")
+        self._adapters.remove(name)
+        await self._send(send, f"Success: LoRA adapter '{name}' removed successfully.".encode(), b"text/plain")
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._send(send, b"", b"text/plain")

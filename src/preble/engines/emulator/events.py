@@ -27,7 +27,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
     parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
-    extra_keys: list[tuple[str] | None]
+    extra_keys: list[tuple[str, ...] | None]
     lora_id: int | None = None
     medium: str = "GPU"
     lora_name: str | None = None
@@ -51,16 +51,26 @@ class _Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
+_SEPARATOR = "\x1f"
+
+
+def own_namespace(adapter: str, cache_salt: str) -> str:
+    """How the emulated engine itself keeps apart what is computed with this adapter and this salt."""
+    return f"{adapter}{_SEPARATOR}{cache_salt}" if adapter or cache_salt else ""
+
+
 def wire_events(events: Iterable[KvEvent]) -> Iterator[_Stored | _Removed | _Cleared]:
     """The same changes in vLLM's form: one removal a block; a salt stands at the first block of its prompt."""
     for event in events:
         match event:
             case BlocksStored():
-                salts: list[tuple[str] | None] = [None] * len(event.block_hashes)
-                if event.namespace and event.parent is None:
-                    salts[0] = (event.namespace,)
+                adapter, _, salt = event.namespace.rpartition(_SEPARATOR)
+                keys: list[tuple[str, ...] | None] = [(adapter,) if adapter else None] * len(event.block_hashes)
+                if salt and event.parent is None:
+                    keys[0] = (*(keys[0] or ()), salt)
                 tokens = list(unpack_tokens(event.tokens))
-                yield _Stored(event.block_hashes, event.parent, tokens, event.block_size, salts)
+                name = adapter or None
+                yield _Stored(event.block_hashes, event.parent, tokens, event.block_size, keys, lora_name=name)
             case BlocksEvicted():
                 yield from (_Removed((block_hash,)) for block_hash in event.block_hashes)
             case CacheCleared():

@@ -36,10 +36,6 @@ class _Body(msgspec.Struct, kw_only=True):
         return self.n or 1
 
     @property
-    def namespace(self) -> str:
-        return self.cache_salt or ""
-
-    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -99,6 +95,15 @@ class ChatBody(_Body, kw_only=True):
         return self.max_completion_tokens or self.max_tokens
 
 
+class AdapterBody(msgspec.Struct):
+    """Of vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1)]
+
+    def check(self) -> None:
+        """Nothing more has to hold."""
+
+
 class TokenizeBody(msgspec.Struct):
     """vLLM's two forms in one: `prompt` or `messages`."""
 
@@ -116,7 +121,7 @@ class TokenizeBody(msgspec.Struct):
         check_messages(self.messages or [])
 
 
-BodyType = TypeVar("BodyType", CompletionBody, ChatBody, TokenizeBody)
+BodyType = TypeVar("BodyType", CompletionBody, ChatBody, TokenizeBody, AdapterBody)
 
 
 def decode_body(body: bytes, form: type[BodyType]) -> BodyType:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from preble.core.types import ReplicaId, namespace_of
-from preble.engines.adapter import Engine, EngineInfo, EngineLoad
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
 from preble.serving.parity.report import ParityReport
 
@@ -75,6 +75,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def add(self, replica: LiveReplica) -> None:
         self._replicas[replica.engine.replica_id] = replica
+        self._not_serving.clear()
+
+    def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
+        """A replica in the table serves other names from now on."""
+        replica.info = dataclasses.replace(replica.info, models=names.models, adapters=names.adapters)
         self._not_serving.clear()
 
     def remove(self, replica_id: ReplicaId) -> None:

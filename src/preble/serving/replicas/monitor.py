@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import structlog
@@ -48,8 +48,8 @@ class ReplicaMonitor:
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
-        found = await self._until_up()
-        replica = self._dispatcher.add_replica(found.engine, found.info)
+        self._found = await self._until_up()
+        replica = self._dispatcher.add_replica(self._found.engine, self._found.info)
         async with asyncio.TaskGroup() as aside:
             parity = aside.create_task(self._parity.watch(replica))
             try:
@@ -114,7 +114,7 @@ class ReplicaMonitor:
                 is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
                 if is_time:
                     in_doubt, asked_at = False, checked_at
-                if is_time and await self._is_another(replica):
+                if (is_time and await self._is_another()) or not await self._took_in_models(replica):
                     return Down("it is not what it was when it joined: it has restarted, or serves something else")
                 failures = 0
                 continue
@@ -138,11 +138,27 @@ class ReplicaMonitor:
         replica.suspect.clear()
         return suspected
 
-    async def _is_another(self, replica: LiveReplica) -> bool:
+    async def _took_in_models(self, replica: LiveReplica) -> bool:
+        """Take in what it serves now, since adapters come and go. False if its base model is another one."""
+        info = self._found.info
+        try:
+            async with asyncio.timeout(self._health.check_timeout_s):
+                names = await replica.engine.models()
+        except (EngineError, TimeoutError):
+            return True  # the next check will find it
+        if names is None or names == (info.models, info.adapters):
+            return True
+        if names.models[0] != info.models[0]:
+            return False
+        self._found = replace(self._found, info=replace(info, models=names.models, adapters=names.adapters))
+        self._dispatcher.set_models(replica, names)
+        return True
+
+    async def _is_another(self) -> bool:
         """Whether it says something else of itself than when it joined: a restart can pass between two checks."""
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
-                return await self._server.probe() != Found(replica.engine, replica.info)
+                return await self._server.probe() != self._found
         except (EngineError, TimeoutError):
             return False  # whatever it is, the checks will find it
 

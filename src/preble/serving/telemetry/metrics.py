@@ -163,6 +163,10 @@ class Telemetry:
             e2e_s=round(e2e_s, 6),
         )
 
+    def models_changed(self, replica: ReplicaId, models: tuple[str, ...]) -> None:
+        """A replica serves other models than before."""
+        self.log.info("models_changed", replica=replica, models=models)
+
     def events_lost(self, replica: ReplicaId, *, lost: bool) -> None:
         """A replica's KV events do not arrive any more, or (`lost` False) they do again."""
         self.events_arrive.labels(replica).set(not lost)
