@@ -3,7 +3,7 @@
 `load`: how a file, the environment and flags become one `GatewayConfig`. `reference`: its page in the documentation.
 """
 
-from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
+from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
@@ -18,6 +18,7 @@ __all__ = [
     "Knob",
     "LimitsConfig",
     "ParityConfig",
+    "QueueConfig",
     "RebalanceConfig",
     "ReplicaConfig",
     "RetryConfig",

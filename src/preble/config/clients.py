@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from preble.config.knobs import about
+from preble.core.admission.admission import DEPTH_S
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +37,42 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
         ),
     ] = 64 * 1024 * 1024
+
+
+class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How requests of several tenants take turns when the fleet is busy. Requests without a key are placed at once."""
+
+    enabled: Annotated[bool, about("Let tenants take turns.", why="one greedy tenant would stop all others")] = True
+    depth_s: Annotated[
+        float,
+        about(
+            "Prefill that may wait inside each replica; the rest waits here, for its turn.",
+            unit="s",
+            why="about one iteration: enough to keep a replica busy, and short to wait behind",
+            gt=0,
+        ),
+    ] = DEPTH_S
+    max_wait_s: Annotated[
+        float,
+        about(
+            "Longest wait for a turn; what cannot make it is answered 429 at once. A request may ask for less with "
+            "`x-preble-max-wait`.",
+            unit="s",
+            why="users have gone by then",
+            gt=0,
+        ),
+    ] = 60.0
+    credit_s: Annotated[
+        float,
+        about("GPU time that a tenant may catch up after it was away.", unit="s", why="a few long prompts", ge=0),
+    ] = 2.0
+    classes: Annotated[
+        tuple[str, ...],
+        about(
+            "Values of the header `x-preble-priority`, the first served first; requests without it are of the first.",
+            why="people before batches",
+        ),
+    ] = ("interactive", "batch")
 
 
 class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):

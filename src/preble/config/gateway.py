@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from preble.config.clients import AuthConfig, LimitsConfig, TimeoutsConfig
+from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.knobs import about
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
@@ -57,6 +57,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about("Seed of the scheduler's random tie-breaks.", why="any will do; fixed, so runs can be repeated", ge=0),
     ] = 0
     limits: LimitsConfig = LimitsConfig()
+    queue: QueueConfig = QueueConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
     ejection: EjectionConfig = EjectionConfig()

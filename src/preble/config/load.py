@@ -20,6 +20,7 @@ from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
+_LISTS = ("replicas", "auth.api_keys", "auth.admin_keys", "queue.classes")
 
 
 def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> GatewayConfig:
@@ -78,7 +79,7 @@ def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) ->
             continue
         knob = variables.get(variable)
         if knob is not None:
-            layer[knob.key] = _split(value) if knob.key in ("replicas", "auth.api_keys", "auth.admin_keys") else value
+            layer[knob.key] = _split(value) if knob.key in _LISTS else value
         elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
             raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
     return layer

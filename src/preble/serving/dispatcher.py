@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.scheduler import GlobalScheduler
@@ -67,6 +68,8 @@ class Placed:
         "_request",
         "_retry_after_s",
         "_status",
+        "_streams",
+        "_tenant",
         "engine",
         "heard_at",
         "on_lost",
@@ -81,6 +84,8 @@ class Placed:
         placement: Placement,
         engine: Engine,
         record: DecisionRecord,
+        tenant: str,
+        streams: bool,
     ) -> None:
         self.placement = placement
         self.engine = engine
@@ -90,6 +95,8 @@ class Placed:
         self._request = request
         self._model = model
         self._record = record
+        self._tenant = tenant
+        self._streams = streams
         self._placed_at = record.placed_at
         self._output_tokens = 0
         self._cached_tokens: int | None = None
@@ -156,6 +163,20 @@ class Placed:
         return self._dispatcher.place_again(self, is_free=self._may_retry_freely)
 
 
+class PlacementObserver(Protocol):
+    """Told, after the scheduler, of what makes room for requests or takes it."""
+
+    def replica_added(self, replica_id: ReplicaId) -> None: ...
+
+    def replica_removed(self, replica_id: ReplicaId) -> None: ...
+
+    def placed(self, placement: Placement, tenant: str, *, streams: bool) -> None: ...
+
+    def first_token(self, request_id: RequestId) -> None: ...
+
+    def ended(self, request_id: RequestId, output_tokens: int) -> None: ...
+
+
 def _outcome(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return ABORTED
@@ -182,6 +203,7 @@ class Dispatcher:
         """Only to be read by others."""
         self.recent = recent
         self.replicas = LiveReplicas()
+        self.observer: PlacementObserver | None = None
         self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed)
         self._retries = RetryBudget(retries or RetryConfig())
         self._telemetry = telemetry
@@ -197,13 +219,13 @@ class Dispatcher:
 
     # requests
 
-    def place(self, request: Request, model: str | None = None) -> Placed:
+    def place(self, request: Request, model: str | None = None, *, tenant: str = "", streams: bool = True) -> Placed:
         """Place a request among the replicas that serve `model`. The caller must end the result.
 
-        Raises: NoReplicaError, PromptTooLong, UnknownModel.
+        `streams`: whether `first_token` will be called. Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
         self._retries.placed(self._loop.time())
-        return self._place(request, model)
+        return self._place(request, model, tenant, streams)
 
     def place_again(self, placed: Placed, *, is_free: bool) -> Placed:
         """See `Placed.place_again`."""
@@ -212,13 +234,14 @@ class Dispatcher:
         if not is_free and not self._retries.allows_one(now):
             self._telemetry.retries_denied.inc()
             raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
-        again = self._place(_avoiding(placed._request, frozenset((replica_id,))), placed._model)
+        request = _avoiding(placed._request, frozenset((replica_id,)))
+        again = self._place(request, placed._model, placed._tenant, placed._streams)
         if not is_free:
             self._retries.placed_again(now)
         self._telemetry.moves.labels(replica_id).inc()
         return again
 
-    def _place(self, request: Request, model: str | None) -> Placed:
+    def _place(self, request: Request, model: str | None, tenant: str, streams: bool) -> Placed:
         now, started = self._loop.time(), time.perf_counter()
         others = self.replicas.not_serving(model)
         request = dataclasses.replace(request, model=self.replicas.base_model(others))
@@ -226,13 +249,16 @@ class Dispatcher:
         took_s = time.perf_counter() - started
         try:
             engine = self.replicas[placement.replica_id].engine
-            placed = Placed(self, request, model, placement, engine, self.recent.placed(placement, now))
+            record = self.recent.placed(placement, now)
+            placed = Placed(self, request, model, placement, engine, record, tenant, streams)
             self._in_flight[request.request_id] = placed
             self._arm()
             missed = placement.num_prompt_tokens - placement.matched_tokens
             expected_s = _LEAST_WAIT_S + _SECONDS_PER_TOKEN * missed
             self.ejection.sent(placement.replica_id, request.request_id, now, expected_s)
             self._telemetry.placed(placement, took_s)
+            if self.observer is not None:
+                self.observer.placed(placement, tenant, streams=streams)
         except BaseException:
             # Nobody gets this placement to end it.
             self._in_flight.pop(request.request_id, None)
@@ -277,6 +303,8 @@ class Dispatcher:
         self.ejection.heard(replica_id, placed._request.request_id, now)
         if not placed._is_lost:
             self.scheduler.on_first_token(placed._request.request_id, now)
+        if self.observer is not None:
+            self.observer.first_token(placed._request.request_id)
 
     def finish(self, placed: Placed, outcome: str, *, is_engines_failure: bool) -> None:
         """See `Placed.end`."""
@@ -295,6 +323,8 @@ class Dispatcher:
             cached_tokens=cached_tokens,
             e2e_s=now - placed._placed_at,
         )
+        if self.observer is not None:
+            self.observer.ended(placed._request.request_id, output_tokens)
 
     def _judge(self, placed: Placed, outcome: str, is_engines_failure: bool, now: float) -> None:
         """What the end says of the replica."""
@@ -338,6 +368,8 @@ class Dispatcher:
         self._telemetry.replica_up(
             replica_id, engine=info.engine, version=info.version, models=info.models, events=info.spec.reports_events
         )
+        if self.observer is not None:
+            self.observer.replica_added(replica_id)
         return replica
 
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
@@ -361,6 +393,8 @@ class Dispatcher:
         self.ejection.remove(replica_id)
         self._arm()
         self._telemetry.replica_down(replica_id, reason, len(orphans))
+        if self.observer is not None:
+            self.observer.replica_removed(replica_id)
 
     def set_trust(self, replica: LiveReplica, trusted: bool) -> None:
         """Have matches on a replica count or not. Nothing happens if it has left the rotation."""

@@ -10,11 +10,13 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 import structlog
 
 from preble.config import GatewayConfig, ReplicaConfig
+from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
 from preble.decisions.recent import RecentDecisions
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.logs import LogLosses
+from preble.profiles import load_profile
 from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT
 from preble.serving.callers import ANYBODY, Caller
@@ -25,10 +27,11 @@ from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
-from preble.serving.scheduling import Scheduling, start_scheduling
+from preble.serving.scheduling import DEFAULT_PROFILE, Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenSource, make_token_source
+from preble.serving.turns import Turns
 
 _EJECTION_CHECK_S = 1.0
 
@@ -70,6 +73,9 @@ class Serving:
         self._tokens = tokens
         self._ids = RequestIds()
         self._admission = Admission(config.limits, telemetry)
+        cost_model = CostModel(load_profile(config.profile or DEFAULT_PROFILE))
+        self._turns = Turns(dispatcher, config.queue, cost_model, config.limits.max_in_flight)
+        telemetry.queued.set_function(lambda: self._turns.num_waiting)
         self._parity = ParityWatch(
             dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity
         )
@@ -125,6 +131,7 @@ class Serving:
             task.cancel()
         await asyncio.gather(*self._monitors, return_exceptions=True)
         self._tokens.close()
+        self._turns.close()
         self._dispatcher.close()
         await self._scheduling.close()
 
@@ -178,6 +185,14 @@ class Serving:
         self.telemetry.tokenizing.observe(time.perf_counter() - started)
         return tokens
 
+    async def place_in_turn(self, request: Request, parsed: ParsedRequest) -> Placed:
+        """As `place`, once it is the turn of the request's tenant. Requests without a key are placed at once.
+
+        Raises: Overloaded: its turn cannot come in time. RequestError: a header about it is wrong.
+        """
+        streams = bool(parsed.fields.stream)
+        return await self._turns.place(request, parsed.model, parsed.caller, parsed.headers, streams=streams)
+
     def place(self, request: Request, model: str | None = None) -> Placed:
         """Place a request among the replicas that serve `model`, any if None. End what you get, however it went.
 
@@ -191,6 +206,11 @@ class Serving:
     def num_in_flight(self) -> int:
         """Placements that have not ended."""
         return self._dispatcher.num_in_flight
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts that wait for their turn."""
+        return self._turns.num_waiting
 
     @property
     def num_admitted(self) -> int:

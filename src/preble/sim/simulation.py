@@ -192,7 +192,7 @@ class Simulation:
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
         if self._admission is not None:
-            self._admission.placed(placement, now)
+            self._admission.placed(placement, self._tenant_of(call.asked), now)
         self._on_placement(placement, now)
         self._reasons[placement.reason] += 1
         call.placement = placement

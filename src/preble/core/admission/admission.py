@@ -9,9 +9,8 @@ from preble.core.admission.fair_queue import FairQueue, QueueSettings, Refused, 
 from preble.core.admission.gate import Gate
 from preble.core.costs.model import CostModel
 from preble.core.types import Placement, ReplicaId, RequestId
-from preble.errors import UnknownRequest
 
-DEPTH_S = 0.03
+DEPTH_S = 0.02
 """About one iteration's prefill: more lets tenants wait behind one another inside replicas, less leaves those idle."""
 _NEWEST = 0.1
 """What the newest request counts for in a tenant's averages."""
@@ -44,8 +43,7 @@ class Admission:
     """Decides which request goes to the fleet next, and when. Synchronous; `now` must not go back.
 
     The driver calls `next` until it gives nothing, whenever something has changed: after `offer`, `begun`, `ended`, a
-    change of replicas, and at `next_timer`. What `next` gives has to be placed, with `placed`, or given up, with
-    `withdraw`. `depth_s`: see `Gate`.
+    change of replicas, and at `next_timer`. It tells with `placed` where what `next` gave went. `depth_s`: see `Gate`.
     """
 
     def __init__(
@@ -57,7 +55,6 @@ class Admission:
         self._gate = Gate(depth_s)
         self._habits: dict[str, _Habits] = {}
         self._waiting: dict[RequestId, Waiting] = {}
-        self._called: dict[RequestId, Waiting] = {}
         self._running: dict[RequestId, _Running] = {}
 
     @property
@@ -112,19 +109,14 @@ class Admission:
         if entry is None:
             return None
         del self._waiting[entry.request_id]
-        self._called[entry.request_id] = entry
         return entry.request_id
 
-    def placed(self, placement: Placement, now: float, *, told: bool = True) -> None:
-        """A request that `next` gave, or that moves, goes to a replica. `told`: `begun` will be called for it."""
+    def placed(self, placement: Placement, tenant: str, now: float, *, told: bool = True) -> None:
+        """A request goes to a replica: its turn came, it was moved, or it had not to wait. `told`: `begun` will be
+        called for it."""
         request_id, missed = placement.request_id, placement.num_prompt_tokens - placement.matched_tokens
-        if (entry := self._called.pop(request_id, None)) is not None:
-            tenant = entry.tenant
-        elif (before := self._running.get(request_id)) is not None:
-            tenant = before.tenant
+        if request_id in self._running:
             self._end(request_id, 0)
-        else:
-            raise UnknownRequest(f"request {request_id!r} was not called up")
         habits = self._habits_of(tenant)
         habits.note_missed(missed / max(placement.num_prompt_tokens, 1))
         prefill_s = self._cost_model.prefill_s(missed, placement.matched_tokens)
@@ -146,8 +138,7 @@ class Admission:
             self._end(request_id, output_tokens)
 
     def withdraw(self, request_id: RequestId) -> None:
-        """A request that waits, or that `next` gave, is given up. Nothing happens if it is not there."""
-        self._called.pop(request_id, None)
+        """A request that waits is given up. Nothing happens if it is not there."""
         if (entry := self._waiting.pop(request_id, None)) is not None:
             self._queue.withdraw(entry)
 
@@ -165,7 +156,7 @@ class Admission:
     # inside
 
     def _has_room(self, waiting: Waiting, is_owed: bool, now: float) -> bool:
-        """A tenant that used less than all others does not wait for room that they have taken."""
+        """A tenant that used least does not wait for room that the others have taken."""
         if self._gate.has_room(waiting.where, now):
             return True
         return is_owed and self._gate.has_room_of_its_own(waiting.where, waiting.tenant)

@@ -124,7 +124,7 @@ class FairQueue:
     def next(self, has_room: Callable[[Waiting, bool], bool]) -> Waiting | None:
         """Whose turn it is, of those for whom there is room; it waits no longer. None: nobody's.
 
-        `has_room` is also given whether the tenant has used less than everybody else, this request included.
+        `has_room` is also given whether no other tenant has used less.
         The caller then tells what it costs with `start`.
         """
         best: tuple[int, float, float] | None = None
@@ -133,8 +133,7 @@ class FairQueue:
             least = min((t.used_s for t in self._tenants.values() if t is not tenant and t.is_active), default=-inf)
             for line in tenant.lines.values():
                 key = (line[0].rank, tenant.used_s, line[0].arrived_at)
-                is_owed = tenant.used_s + line[0].cost_s / tenant.weight <= least
-                if (best is None or key < best) and has_room(line[0], is_owed):
+                if (best is None or key < best) and has_room(line[0], tenant.used_s <= least):
                     best, chosen = key, line[0]
         if chosen is not None:
             self.withdraw(chosen)

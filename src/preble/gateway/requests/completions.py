@@ -43,8 +43,7 @@ class Completions:
             return Relay(
                 self._serving,
                 await self._serving.tokenize(parsed, index),
-                parsed.model,
-                parsed.path,
+                parsed,
                 body,
                 headers,
                 stream=bool(parsed.fields.stream),

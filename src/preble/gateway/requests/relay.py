@@ -8,7 +8,7 @@ from types import TracebackType
 from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError
 from preble.gateway.requests.attempt import Attempt
-from preble.serving import NOT_NOW, Serving
+from preble.serving import NOT_NOW, ParsedRequest, Serving
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""
@@ -29,8 +29,7 @@ class Relay:
         self,
         serving: Serving,
         request: Request,
-        model: str | None,
-        path: str,
+        parsed: ParsedRequest,
         body: bytes,
         headers: Mapping[str, str],
         *,
@@ -40,8 +39,8 @@ class Relay:
         """`max_answer_bytes`: of an answer that is no stream."""
         self._serving = serving
         self._request = request
-        self._model = model
-        self._sent = (path, body, headers)
+        self._parsed = parsed
+        self._sent = (parsed.path, body, headers)
         self._stream = stream
         self._max_answer_bytes = max_answer_bytes
         self._attempt: Attempt | None = None
@@ -49,7 +48,7 @@ class Relay:
 
     async def __aenter__(self) -> Attempt:
         """Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure."""
-        placed = self._serving.place(self._request, self._model)
+        placed = await self._serving.place_in_turn(self._request, self._parsed)
         while True:
             self._attempt = attempt = Attempt(placed, self._max_answer_bytes)
             failure: EngineError | None = None

@@ -98,6 +98,7 @@ class Telemetry:
         self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
         self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
         self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
+        self.queued = gauge("prompts_queued", "Prompts of tenants that wait for their turn to be placed.")
         self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
         self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
         self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)

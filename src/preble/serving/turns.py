@@ -1,0 +1,176 @@
+"""Requests of tenants wait for their turn here, and are placed when it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from preble.config import QueueConfig
+from preble.core.admission.admission import Admission
+from preble.core.admission.fair_queue import QueueSettings, Refused
+from preble.core.costs.model import CostModel
+from preble.core.types import Placement, ReplicaId, Request, RequestId
+from preble.errors import NoReplicaError, Overloaded, RequestError
+from preble.serving.callers import Caller
+from preble.serving.dispatcher import Dispatcher, Placed
+
+_PRIORITY = b"x-preble-priority"
+_MAX_WAIT = b"x-preble-max-wait"
+
+
+@dataclass(slots=True)
+class _Waiter:
+    place: Callable[[], Placed]
+    placed: asyncio.Future[Placed]
+
+
+class Turns:
+    """Drives the fair queue of the core: with requests, with what happens to them, and with the event loop's clock.
+
+    Requests without a tenant, which all are where no key is asked for, are placed at once.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, config: QueueConfig, cost_model: CostModel, max_waiting: int) -> None:
+        settings = QueueSettings(max_waiting, config.max_wait_s, config.credit_s)
+        self._admission = Admission(cost_model, settings, depth_s=config.depth_s)
+        self._config = config
+        self._dispatcher = dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._waiters: dict[RequestId, _Waiter] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        dispatcher.observer = self
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return self._admission.num_waiting
+
+    def used_s(self, tenant: str) -> float:
+        """GPU time that counts as used by a tenant, divided by its weight."""
+        return self._admission.used_s(tenant)
+
+    async def place(
+        self, request: Request, model: str | None, caller: Caller, headers: Mapping[bytes, bytes], *, streams: bool
+    ) -> Placed:
+        """Wait for the request's turn, then place it.
+
+        Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
+        PromptTooLong, UnknownModel: as `Dispatcher.place`.
+        """
+        if not (caller.tenant and self._config.enabled):
+            return self._dispatcher.place(request, model)
+        rank, max_wait_s = self._rank(headers), _max_wait_s(headers)
+        where = frozenset(self._dispatcher.replicas.keys() - self._dispatcher.replicas.not_serving(model))
+        if not where:
+            raise NoReplicaError("no replica is up")
+        future: asyncio.Future[Placed] = self._loop.create_future()
+        place = partial(self._dispatcher.place, request, model, tenant=caller.tenant, streams=streams)
+        self._waiters[request.request_id] = _Waiter(place, future)
+        self._admission.set_weight(caller.tenant, caller.weight)
+        refused = self._admission.offer(
+            request.request_id,
+            caller.tenant,
+            request.num_prompt_tokens,
+            self._loop.time(),
+            rank=rank,
+            where=where,
+            max_wait_s=max_wait_s,
+        )
+        self._refuse(refused)
+        self._call_up()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._give_up(request.request_id, future)
+            raise
+
+    def _give_up(self, request_id: RequestId, future: asyncio.Future[Placed]) -> None:
+        """The client has gone: it may have been placed in this very moment."""
+        self._waiters.pop(request_id, None)
+        self._admission.withdraw(request_id)
+        if future.done() and not future.cancelled() and future.exception() is None:
+            future.result().cancelled()
+
+    def _rank(self, headers: Mapping[bytes, bytes]) -> int:
+        given = headers.get(_PRIORITY)
+        if given is None:
+            return 0
+        name = given.decode("latin-1")
+        if name not in self._config.classes:
+            raise RequestError(f"{_PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(self._config.classes)}")
+        return self._config.classes.index(name)
+
+    # what happens to replicas and to requests that were placed
+
+    def replica_added(self, replica_id: ReplicaId) -> None:
+        self._admission.add_replica(replica_id)
+        self._call_up()
+
+    def replica_removed(self, replica_id: ReplicaId) -> None:
+        self._admission.remove_replica(replica_id)
+
+    def placed(self, placement: Placement, tenant: str, *, streams: bool) -> None:
+        self._admission.placed(placement, tenant, self._loop.time(), told=streams)
+
+    def first_token(self, request_id: RequestId) -> None:
+        self._admission.begun(request_id)
+        self._call_up()
+
+    def ended(self, request_id: RequestId, output_tokens: int) -> None:
+        self._admission.ended(request_id, output_tokens)
+        self._call_up()
+
+    # inside
+
+    def _call_up(self) -> None:
+        """Place whoever's turn it is, now that something has changed."""
+        if not self._waiters:
+            return
+        now = self._loop.time()
+        self._refuse(self._admission.expire(now))
+        while (request_id := self._admission.next(now)) is not None:
+            self._place(request_id)
+        self._arm()
+
+    def _place(self, request_id: RequestId) -> None:
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is None or waiter.placed.done():
+            return
+        try:
+            waiter.placed.set_result(waiter.place())
+        except Exception as error:  # noqa: BLE001 (it is that request's failure, not of the one that made room)
+            waiter.placed.set_exception(error)
+
+    def _refuse(self, refused: list[Refused]) -> None:
+        for refusal in refused:
+            waiter = self._waiters.pop(refusal.request_id, None)
+            if waiter is not None and not waiter.placed.done():
+                text = "this request cannot have its turn in time; other requests of this key go first"
+                waiter.placed.set_exception(Overloaded(text, retry_after_s=refusal.retry_after_s))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        when = self._admission.next_timer()
+        self._timer = None if when is None else self._loop.call_at(when, self._call_up)
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _max_wait_s(headers: Mapping[bytes, bytes]) -> float | None:
+    """Raises: RequestError: the header is no number of seconds."""
+    given = headers.get(_MAX_WAIT)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e9:
+        raise RequestError(f"{_MAX_WAIT.decode()}: {given[:50].decode('latin-1')!r} is no number of seconds")
+    return seconds
