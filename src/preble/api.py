@@ -6,7 +6,7 @@ from preble import __version__
 from preble.compare import ComparePlan, CompareResult, compare_policies
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
-from preble.core.costs.refit import RefitSettings
+from preble.core.costs.refit import CostFactors, RefitSettings
 from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import ReplicaState, SchedulerState
@@ -17,8 +17,12 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    CacheDrift,
     Candidate,
+    EventsLost,
+    PackedTokens,
     Placement,
+    PrefixReplication,
     Reason,
     ReplicaId,
     ReplicaSpec,
@@ -46,25 +50,30 @@ __all__ = [
     "BlocksEvicted",
     "BlocksStored",
     "CacheCleared",
+    "CacheDrift",
     "Candidate",
     "Choice",
     "ClusterView",
     "ComparePlan",
     "CompareResult",
     "ConfigError",
+    "CostFactors",
     "CostModel",
     "CostProfile",
     "Engine",
     "EngineInfo",
+    "EventsLost",
     "Failure",
     "FailureKind",
     "Fleet",
     "GlobalScheduler",
     "LaunchOptions",
     "NoReplicaError",
+    "PackedTokens",
     "Placement",
     "Policy",
     "PrebleError",
+    "PrefixReplication",
     "PromptTooLong",
     "Reason",
     "RebalanceSettings",

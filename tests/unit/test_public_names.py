@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -16,25 +18,30 @@ PUBLIC_NAMES = [
     "BlocksEvicted",
     "BlocksStored",
     "CacheCleared",
+    "CacheDrift",
     "Candidate",
     "Choice",
     "ClusterView",
     "ComparePlan",
     "CompareResult",
     "ConfigError",
+    "CostFactors",
     "CostModel",
     "CostProfile",
     "Engine",
     "EngineInfo",
+    "EventsLost",
     "Failure",
     "FailureKind",
     "Fleet",
     "GlobalScheduler",
     "LaunchOptions",
     "NoReplicaError",
+    "PackedTokens",
     "Placement",
     "Policy",
     "PrebleError",
+    "PrefixReplication",
     "PromptTooLong",
     "Reason",
     "RebalanceSettings",
@@ -81,6 +88,17 @@ def test_every_public_name_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^::: preble\.(?:.*\.)?(\w+)$", page, flags=re.MULTILINE))
     assert documented >= {*PUBLIC_NAMES} - {"__version__"}
+
+
+@pytest.mark.parametrize(
+    "public",
+    [preble.GlobalScheduler, preble.SchedulerListener, preble.SchedulerState, preble.ReplicaState, preble.Placement],
+)
+def test_what_the_scheduler_takes_and_gives_is_public(public: type) -> None:
+    methods = [value for name, value in vars(public).items() if inspect.isfunction(value) and not name.startswith("_")]
+    named = " ".join(str(hint) for of in (public, *methods) for hint in get_type_hints(of).values())
+    types = {path.rpartition(".")[2] for path in re.findall(r"preble\.core\.[\w.]+", named)}
+    assert types and types <= {*PUBLIC_NAMES}
 
 
 def test_a_name_that_is_not_public_is_refused() -> None:

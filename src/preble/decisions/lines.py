@@ -1,6 +1,6 @@
 """The decision log's lines: JSON, one object per line, distinguished by `kind`; see docs/reference/decision-log.md.
 
-Each function here makes the line for one call through the scheduler's door, from that call's own values.
+Each function here makes the line for one call that changes a scheduler, from the call's own values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Header(_Line, frozen=True, tag="log"):
 
 
 class _Event(_Line, frozen=True):
-    """Something that went through the door at time `t`, in seconds of the scheduler's clock."""
+    """A call that changed the scheduler at time `t`, in seconds of the scheduler's clock."""
 
     t: float
 
