@@ -186,7 +186,7 @@ def test_an_evicted_prefix_is_not_exploited() -> None:
     assert place(made, "hit", [*prompt, 1], now=10.0).matched_tokens == 100
     made.on_finish(RequestId("hit"), 0, 10.0)
     made.on_evicted(BlocksEvicted(holder, (12,)), 10.0)
-    assert made.matched_tokens(holder, Request.of("probe", [*prompt, 1])) == 99
+    assert made.matched_tokens(holder, Request.of("probe", [*prompt, 1])) == 50
     made.on_evicted(CacheCleared(holder), 10.0)
     assert place(made, "miss", [*prompt, 1], now=10.0).reason is Reason.EXPLORE
 

@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
 from preble.core.prefixes.radix_tree import RadixTree
-from preble.core.types import BlocksStored, ReplicaId, Request, RequestId, namespace_of, pack_tokens
-from support.by_hand import A, B, run_of, scheduler_of
+from preble.core.types import (
+    BlockHash,
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    namespace_of,
+    pack_tokens,
+)
+from support.by_hand import MODEL, A, B, run_of, scheduler_of
 
 BLOCK = 4
 
@@ -70,3 +82,100 @@ def test_requests_that_each_have_a_salt_of_their_own_leave_nothing_behind() -> N
 def test_a_namespace_is_short_however_long_the_salt(length: int) -> None:
     names = {namespace_of(lora, salt) for lora in (None, "sql") for salt in ("a" * length, "a" * length + "b")}
     assert len(names) == 4 and max(map(len, names)) <= 64
+
+
+def stored(
+    replica_id: ReplicaId, name: int, tokens: list[int], block_size: int, parent: int | None = None
+) -> BlocksStored:
+    """The blocks of `tokens`, named from `name` on."""
+    names = tuple(range(name, name + len(tokens) // block_size))
+    return BlocksStored(replica_id, names, parent, pack_tokens(tokens), block_size)
+
+
+@pytest.mark.parametrize(("block_size", "most"), [(16, 1.5), (1, 2.1)])
+def test_an_index_with_kv_events_takes_little_more_than_its_tokens(block_size: int, most: float) -> None:
+    made = scheduler_of("preble", A, block_size=block_size, reports_events=True)
+    for i in range(50):
+        assert made.on_stored(stored(A, i * 10_000, run_of(i, 1600), block_size), 0.0)
+    state = made.snapshot()
+    assert state.num_index_tokens == 50 * 1600
+    assert state.num_index_bytes <= most * 4 * state.num_index_tokens
+
+
+def test_block_names_go_with_what_they_name() -> None:
+    """At its budget the index forgets old prompts with their names, so that there is room for new ones."""
+    made = GlobalScheduler(make_policy("preble"), MODEL, index_budget_bytes=100_000)
+    made.add_replica(ReplicaSpec(A, block_size=16, reports_events=True), 0.0)
+    for i in range(200):
+        assert made.on_stored(stored(A, i * 1000, run_of(i, 800), 16), float(i))
+    made.check()
+    state = made.snapshot()
+    assert state.num_unindexed == 0
+    assert state.num_index_tokens * 4 > 0.6 * 100_000
+    assert made.matched_tokens(A, Request.of("probe", [*run_of(199, 800), 1])) == 800
+    made.on_evicted(CacheCleared(A), 300.0)
+    assert made.snapshot().num_index_bytes == 0
+
+
+@pytest.mark.parametrize(("spec", "events"), [(16, 64), (64, 16), (16, 48)])
+def test_events_of_another_block_size_leave_no_ghosts(spec: int, events: int) -> None:
+    made = scheduler_of("e2", A, block_size=spec, reports_events=True)
+    for i in range(20):
+        event = stored(A, i * 1000, run_of(i, 384), events)
+        made.on_stored(event, float(i))
+        made.on_evicted(BlocksEvicted(A, event.block_hashes[-1:]), float(i))
+        assert made.matched_tokens(A, Request.of("probe", [*run_of(i, 384), 1])) == (384 - events) // spec * spec
+        made.on_evicted(BlocksEvicted(A, event.block_hashes[-2::-1]), float(i))
+        made.check()
+    assert made.snapshot().num_index_bytes == 0
+
+
+def test_blocks_may_be_evicted_from_the_first_from_the_last_and_from_the_middle() -> None:
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    prompt = run_of(1, 160)
+
+    def left_after(*names: int) -> int:
+        made.on_evicted(CacheCleared(A), 0.0)
+        made.on_stored(stored(A, 0, prompt, 16), 0.0)
+        made.on_evicted(BlocksEvicted(A, names), 0.0)
+        made.check()
+        return made.matched_tokens(A, Request.of("probe", [*prompt, 1]))
+
+    assert [left_after(9), left_after(9, 8, 7), left_after(7, 8, 9), left_after(4), left_after(77)] == [
+        144,
+        112,
+        112,
+        64,
+        160,
+    ]
+
+
+def test_names_follow_a_node_that_is_split_and_joined_again() -> None:
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    prompt, branch = run_of(1, 160), run_of(2, 64)
+    made.on_stored(stored(A, 0, prompt, 16), 0.0)
+    assert made.on_stored(stored(A, 50, branch, 16, parent=4), 0.0), "the parent is in the middle of a node"
+    assert made.matched_tokens(A, Request.of("probe", [*prompt[:80], *branch, 1])) == 144
+    made.on_evicted(BlocksEvicted(A, (53, 52, 51, 50)), 0.0)
+    made.check()
+    assert made.on_stored(stored(A, 10, run_of(3, 32), 16, parent=9), 0.0)
+    made.on_evicted(BlocksEvicted(A, (11, 10, 9, 8)), 0.0)
+    made.check()
+    assert made.matched_tokens(A, Request.of("probe", [*prompt, 1])) == 128
+    made.on_evicted(BlocksEvicted(A, tuple(range(8))), 0.0)
+    assert made.snapshot().num_index_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ["int", "negative", "unsigned", "bytes"])
+def test_names_may_be_integers_or_bytes(kind: str) -> None:
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    names: dict[str, list[BlockHash]] = {
+        "int": [7 * 2**40 + i for i in range(10)],
+        "negative": [-(2**62) + i for i in range(10)],
+        "unsigned": [2**64 - 1 - i for i in range(10)],
+        "bytes": [bytes([i]) * 32 for i in range(10)],
+    }
+    prompt = run_of(1, 160)
+    made.on_stored(BlocksStored(A, tuple(names[kind]), None, pack_tokens(prompt), 16), 0.0)
+    made.on_evicted(BlocksEvicted(A, tuple(names[kind][:6:-1])), 0.0)
+    assert made.matched_tokens(A, Request.of("probe", [*prompt, 1])) == 112

@@ -32,9 +32,9 @@ from math import inf
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.hit_reports import HitReports
+from preble.core.prefixes.cache_entry import ENTRY_BYTES, NAME_BYTES, RUN_BYTES
 from preble.core.prefixes.matching import find_parent, matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
-from preble.core.prefixes.replica_cache import BLOCK_BYTES, ENTRY_BYTES
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheDrift, PackedTokens, Request
 
@@ -166,7 +166,7 @@ class CacheTracker:
         """The replica evicted blocks. Ignored while its events are lost: they are not all of them."""
         if replica in self._lost_events:
             return
-        self._index.evicted(replica, event, self._replicas.block_size[replica], now)
+        self._index.evicted(replica, event, now)
 
     def cleared(self, replica: ReplicaIndex, now: float, *, is_past: bool) -> None:
         """The whole cache is gone. Unless `is_past`, requests that ended there will not be reported as stored."""
@@ -282,7 +282,8 @@ def _growth_of_prompt(match: Match, prompt: PackedTokens) -> int:
 def _growth_of_stored(match: Match, event: BlocksStored) -> int:
     """Bytes by which the index grows at most if the event is taken in."""
     new_bytes = len(event.tokens) - (match.num_tokens - match.base_tokens) * TOKEN_BYTES
-    return _growth(match, new_bytes) + len(event.block_hashes) * BLOCK_BYTES
+    runs = len(match.path) + 2
+    return _growth(match, new_bytes) + runs * RUN_BYTES + len(event.block_hashes) * NAME_BYTES
 
 
 def _growth(match: Match, new_bytes: int) -> int:

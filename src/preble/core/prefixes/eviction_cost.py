@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from preble.core.costs.model import CostModel
+from preble.core.prefixes.cache_entry import CacheEntry
 from preble.core.prefixes.radix_tree import Node
-from preble.core.prefixes.replica_cache import CacheEntry, ReplicaCache
+from preble.core.prefixes.replica_cache import ReplicaCache
 
 
 class EvictionCost:

@@ -26,9 +26,11 @@ from __future__ import annotations
 
 from math import inf, nextafter
 
+from preble.core.prefixes.block_names import pack_names
+from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
-from preble.core.prefixes.replica_cache import IndexSize, ReplicaCache
+from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
 
@@ -120,8 +122,8 @@ class PrefixIndex:
     def name_parent(self, replica: int, node: Node, end: int, event: BlocksStored, now: float) -> None:
         """The event's parent ends at token `end`, in `node`. So the replica caches the prompt up to there. O(depth)."""
         assert event.parent is not None
-        self.caches[replica].name_blocks((event.parent,), node, range(end, end + 1))
         self.set_computed(replica, node, end, now)
+        self.caches[replica].name_blocks(pack_names((event.parent,)), node, end, event.block_size)
 
     def stored(self, replica: int, match: Match, event: BlocksStored, now: float) -> None:
         """The replica caches the event's blocks. `match`: what `locate` gives for it now. O(tokens + depth)."""
@@ -132,26 +134,21 @@ class PrefixIndex:
             path = [base]
         else:
             path = list(match.path) if match.num_tokens == end else self.tree.extend(match, event.tokens)
-        _name_blocks(cache, path, depth, event)
         for node in path:
             held = cache.tokens_held(node)
             if max(depth - node.start, 0) <= held:
                 cache.set_held(node, max(held, min(node.end, end) - node.start), now)
+        _name_blocks(cache, path, depth, event)
         self._prune(path[-1])
 
-    def evicted(self, replica: int, event: BlocksEvicted, block_size: int, now: float) -> None:
+    def evicted(self, replica: int, event: BlocksEvicted, now: float) -> None:
         """The replica no longer caches these blocks. Unknown ones are ignored."""
         cache = self.caches[replica]
-        left: dict[Node, int] = {}
-        for node, end in cache.forget_names(event.block_hashes):
-            if not node.tokens or end <= node.end - node.num_tokens:
-                node = live_node(node, end)
-                if not node.start < end <= node.end:
-                    continue
-            left[node] = min(end - block_size, left.get(node, end))
-        for node, num_tokens in left.items():
-            if node.tokens:
-                self._prune_all(self._evict_from(cache, node, num_tokens, block_size, now))
+        for was_in, start, block_size in cache.forget_names(event.block_hashes):
+            end = start + block_size
+            node = live_node(was_in, end)
+            if node.start < end <= node.end:
+                self._prune_all(self._evict_from(cache, node, start, block_size, now))
                 self._trim(node)
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
@@ -342,10 +339,9 @@ def _holds_below(cache: ReplicaCache, node: Node) -> bool:
 
 def _name_blocks(cache: ReplicaCache, path: list[Node], depth: int, event: BlocksStored) -> None:
     """Note in which node of `path`, which continues a prefix of `depth` tokens, each block of the event ends."""
-    named, size = 0, event.block_size
+    names, named, size = pack_names(event.block_hashes), 0, event.block_size
     for node in path:
         count = min((node.end - depth) // size, len(event.block_hashes))
         if count > named:
-            ends = range(depth + (named + 1) * size, depth + count * size + 1, size)
-            cache.name_blocks(event.block_hashes[named:count], node, ends)
+            cache.name_blocks(names[named * NAME_BYTES : count * NAME_BYTES], node, depth + count * size, size)
             named = count

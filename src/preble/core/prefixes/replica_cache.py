@@ -7,53 +7,12 @@ requests of the window is not in the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 
-from preble.core.prefixes.radix_tree import Node, live_node
+from preble.core.prefixes.block_names import BlockNames
+from preble.core.prefixes.cache_entry import CacheEntry, IndexSize
+from preble.core.prefixes.radix_tree import Node
 from preble.core.types import BlockHash
-
-ENTRY_BYTES, BLOCK_BYTES = 170, 200
-"""Memory of an entry and of a block's name, measured on CPython 3.11 (benchmarks/micro/place.py --memory)."""
-
-
-class CacheEntry:
-    """One node on one replica.
-
-    `held`: leading tokens of the node that the replica caches. `ref_count`: its requests in flight that use the node;
-    while there are any, the whole node is cached or about to be. `recent_uses`: its requests of the window that use the
-    node. `last_used_s`: when the last request that uses it was placed there.
-    """
-
-    __slots__ = ("held", "last_used_s", "newer", "node", "older", "recent_uses", "ref_count")
-
-    def __init__(self, node: Node | None, last_used_s: float) -> None:
-        self.node = node
-        self.held = 0
-        self.ref_count = 0
-        self.recent_uses = 0
-        self.last_used_s = last_used_s
-        self.older: CacheEntry = self
-        self.newer: CacheEntry = self
-
-    def tokens_in(self, node: Node) -> int:
-        """Leading tokens of `node` (this entry's own) that are cached or about to be."""
-        return node.num_tokens if self.ref_count else self.held
-
-
-class IndexSize:
-    """Entries and block names of all replicas, for the index's byte budget."""
-
-    __slots__ = ("blocks", "entries")
-
-    def __init__(self) -> None:
-        self.entries = 0
-        self.blocks = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of entries and names in bytes, by count."""
-        return self.entries * ENTRY_BYTES + self.blocks * BLOCK_BYTES
 
 
 class ReplicaCache:
@@ -63,7 +22,7 @@ class ReplicaCache:
     Every change of an entry goes through a method here, which keeps the masks of the nodes in step.
     """
 
-    __slots__ = ("_blocks", "_entries", "_ring", "_size", "bit", "in_use_tokens", "used_tokens", "version")
+    __slots__ = ("_entries", "_ring", "_size", "bit", "in_use_tokens", "names", "used_tokens", "version")
 
     def __init__(self, replica: int, size: IndexSize) -> None:
         self.bit = 1 << replica
@@ -71,7 +30,7 @@ class ReplicaCache:
         self.in_use_tokens = 0
         self.version = 0
         self._size = size
-        self._blocks: dict[BlockHash, tuple[Node, int]] = {}
+        self.names = BlockNames(size)
         self._entries: dict[Node, CacheEntry] = {}
         self._ring = CacheEntry(None, 0.0)
 
@@ -83,29 +42,29 @@ class ReplicaCache:
         return next((entry for entry in self.oldest_first() if not entry.ref_count), None)
 
     def block(self, block_hash: BlockHash) -> tuple[Node, int] | None:
-        """The node in which a block ends, and the prompt tokens up to its end; None if it is unknown."""
-        found = self._blocks.get(block_hash)
-        if found is None:
+        """The node in which a block ends, and the prompt tokens up to its end; None if it is unknown.
+
+        O(1) for the last one named in a node, else O(names).
+        """
+        found = self.names.find(block_hash, self._entries.values())
+        if found is None or found[0].node is None:
             return None
-        node = live_node(*found)
-        return (node, found[1]) if node.start < found[1] <= node.end else None
+        return found[0].node, found[1]
 
-    def name_blocks(self, block_hashes: Sequence[BlockHash], node: Node, ends: range) -> None:
-        """The replica names blocks by these hashes. They end in `node`, at these tokens of the prompt."""
-        before = len(self._blocks)
-        self._blocks.update(zip(block_hashes, zip(repeat(node), ends, strict=False), strict=False))
-        self._size.blocks += len(self._blocks) - before
+    def name_blocks(self, names: bytes, node: Node, end: int, block_size: int) -> None:
+        """The replica names consecutive blocks, the last of which ends at token `end`, in `node`."""
+        entry = self._entries.get(node)
+        if entry is not None:
+            self.names.add(entry, names, end, block_size)
 
-    def forget_names(self, block_hashes: Iterable[BlockHash]) -> list[tuple[Node, int]]:
-        """Forget block names; returns the (node, end) of each that was known (see `live_node`)."""
-        pop = self._blocks.pop
-        found = [block for block_hash in block_hashes if (block := pop(block_hash, None)) is not None]
-        self._size.blocks -= len(found)
-        return found
+    def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int]]:
+        """Forget block names; returns (node, start, block size) of the first one gone of each node. O(names)."""
+        gone = self.names.pop(block_hashes, self._entries.values())
+        return [(entry.node, entry.names_end, entry.block_size) for entry in gone if entry.node is not None]
 
     def forget_blocks(self) -> None:
-        self._size.blocks -= len(self._blocks)
-        self._blocks.clear()
+        """Forget all names. O(entries)."""
+        self.names.clear(self._entries.values())
 
     def get(self, node: Node) -> CacheEntry | None:
         return self._entries.get(node)
@@ -170,6 +129,8 @@ class ReplicaCache:
         if not entry.ref_count:
             self.used_tokens += held - entry.held
         entry.held = held
+        if entry.names and entry.names_end > node.start + held:
+            self.names.cut(entry, node.start + held)
         return self._settle(node, entry)
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -182,6 +143,7 @@ class ReplicaCache:
         head.ref_count, head.recent_uses = entry.ref_count, entry.recent_uses
         head.held = min(entry.held, upper.num_tokens)
         entry.held -= head.held
+        self.names.split(entry, head, upper.end)
         self._settle(upper, head)
         self._settle(lower, entry)
 
@@ -195,13 +157,15 @@ class ReplicaCache:
             _link_before(tail, head)
         _unlink(head)
         tail.held += head.held
+        self.names.join(head, tail)
         self._settle(lower, tail)
 
     def can_merge(self, upper: Node, lower: Node) -> bool:
         """True if one entry can replace the two: the same requests use both, and what is cached has no gap."""
         head, tail = self._entries[upper], self._entries[lower]
         alike = head.ref_count == tail.ref_count and head.recent_uses == tail.recent_uses
-        return alike and (head.held == upper.num_tokens or not tail.held)
+        has_no_gap = head.held == upper.num_tokens or not tail.held
+        return alike and has_no_gap and self.names.can_join(head, tail)
 
     def oldest_first(self) -> Iterator[CacheEntry]:
         """Entries of what is cached or about to be, least recently used first. The one just given may be changed."""
@@ -230,6 +194,7 @@ class ReplicaCache:
             assert (node in seen) == bool(entry.held or entry.ref_count)
             assert bool(node.full_holders & self.bit) == (entry.tokens_in(node) == node.num_tokens)
         assert (used, pinned) == (self.used_tokens, self.in_use_tokens)
+        self.names.check(self._entries.values())
 
     def close(self) -> list[Node]:
         """The replica is gone: take its bit off every node; returns those nodes. O(entries)."""
@@ -286,6 +251,8 @@ class ReplicaCache:
         _unlink(entry)
         if entry.recent_uses:
             return False
+        if entry.names:
+            self.names.cut(entry, 0)
         node.holders &= ~self.bit
         del self._entries[node]
         self._size.entries -= 1

@@ -1,0 +1,185 @@
+"""The names of one replica's KV blocks: four bytes a block, kept with the cache entry that they end in.
+
+An engine reports a block by a hash. Four bytes of it tell the blocks of one replica apart, and the blocks of a node
+follow one another, so their names are one string of bytes. Only the last name of a node is in a table, and that is
+enough for nearly all reports: engines evict a prompt from its end, and they store new blocks below the last one of a
+shared prefix, at whose end the tree was split when the request was placed. Other names are searched for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+from preble.core.prefixes.cache_entry import NAME_BYTES, CacheEntry, IndexSize
+from preble.core.types import BlockHash
+
+
+def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
+    """The names of blocks, one after the other. O(blocks).
+
+    >>> len(pack_names([-(2**63), b"an engine's hash", 2**64 - 1]))
+    12
+    """
+    try:
+        return array("I", array("q", block_hashes).tobytes())[::2].tobytes()  # type: ignore[type-var]
+    except (OverflowError, TypeError):
+        return b"".join([_name(block_hash) for block_hash in block_hashes])
+
+
+def _name(block_hash: BlockHash) -> bytes:
+    if isinstance(block_hash, bytes):
+        return block_hash[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+    return array("I", [block_hash & 0xFFFFFFFF]).tobytes()
+
+
+class BlockNames:
+    """The names of the blocks in each entry of one replica. Every change of `CacheEntry.names` goes through here."""
+
+    __slots__ = ("_last", "_size")
+
+    def __init__(self, size: IndexSize) -> None:
+        self._last: dict[bytes, CacheEntry] = {}
+        self._size = size
+
+    def add(self, entry: CacheEntry, names: bytes, end: int, block_size: int) -> None:
+        """Consecutive blocks have these names; the last one ends at token `end`.
+
+        They join the names that the entry has, or replace them where they do not follow on.
+        """
+        kept, count = entry.names, len(names) // NAME_BYTES
+        if kept:
+            first_end = entry.names_end - (len(kept) // NAME_BYTES - 1) * block_size
+            at, rest = divmod(end - (count - 1) * block_size - first_end, block_size)
+            if entry.block_size == block_size and not rest and 0 <= at <= len(kept) // NAME_BYTES:
+                names = kept[: at * NAME_BYTES] + names + kept[(at + count) * NAME_BYTES :]
+                end = max(end, entry.names_end)
+        entry.block_size = block_size
+        self._set(entry, names, end)
+
+    def find(self, block_hash: BlockHash, entries: Iterable[CacheEntry]) -> tuple[CacheEntry, int] | None:
+        """The entry that has a block of this name, and the token at which the block ends; None if none has."""
+        name = pack_names((block_hash,))
+        entry = self._last.get(name)
+        if entry is not None:
+            return entry, entry.names_end
+        for entry in entries:
+            if entry.names and (at := _index_of(name, entry.names)) >= 0:
+                return entry, entry.names_end - (len(entry.names) // NAME_BYTES - 1 - at) * entry.block_size
+        return None
+
+    def pop(self, block_hashes: Sequence[BlockHash], entries: Iterable[CacheEntry]) -> list[CacheEntry]:
+        """Forget these names, and in each entry those after them; returns the entries that lost some.
+
+        Each then has as `names_end` the token at which the first block begins that it lost. O(blocks), or O(names) if
+        one of them is not at the end of its entry.
+        """
+        packed = pack_names(block_hashes)
+        names = [packed[i : i + NAME_BYTES] for i in range(0, len(packed), NAME_BYTES)]
+        lost: dict[CacheEntry, None] = {}
+        left = self._pop_from_ends(names, lost)
+        while left:  # vLLM names the last block first, SGLang the first one
+            left.reverse()
+            still_left = self._pop_from_ends(left, lost)
+            if len(still_left) == len(left):
+                break
+            left = still_left
+        if left:
+            for entry in entries:
+                if entry.names and (at := _index_of(left[0], entry.names)) >= 0:
+                    blocks_after = len(entry.names) // NAME_BYTES - at
+                    self._set(entry, entry.names[: at * NAME_BYTES], entry.names_end - blocks_after * entry.block_size)
+                    lost[entry] = None
+                    break
+        return list(lost)
+
+    def _pop_from_ends(self, names: list[bytes], lost: dict[CacheEntry, None]) -> list[bytes]:
+        """Forget those that are the last of an entry, in this order; returns the others."""
+        others: list[bytes] = []
+        i, count = 0, len(names)
+        while i < count:
+            entry = self._last.get(names[i])
+            if entry is None:
+                others.append(names[i])
+                i += 1
+                continue
+            kept, first = entry.names, i
+            size = len(kept)
+            while i < count and size and kept.endswith(names[i], 0, size):
+                size -= NAME_BYTES
+                i += 1
+            self._set(entry, kept[:size], entry.names_end - (i - first) * entry.block_size)
+            lost[entry] = None
+        return others
+
+    def cut(self, entry: CacheEntry, end: int) -> None:
+        """Forget the names of an entry's blocks that end after token `end`."""
+        count = len(entry.names) // NAME_BYTES
+        gone = min(-((end - entry.names_end) // entry.block_size), count)
+        self._set(entry, entry.names[: (count - gone) * NAME_BYTES], entry.names_end - gone * entry.block_size)
+
+    def split(self, entry: CacheEntry, head: CacheEntry, end: int) -> None:
+        """The node was cut after token `end`, and `head` is the new entry of its upper part."""
+        if not entry.names or entry.names_end - len(entry.names) // NAME_BYTES * entry.block_size >= end:
+            return
+        names, names_end, block_size = entry.names, entry.names_end, entry.block_size
+        below = min(max(-((end - names_end) // block_size), 0), len(names) // NAME_BYTES)
+        size = len(names) - below * NAME_BYTES
+        head.block_size = block_size
+        self._set(entry, names[size:], names_end)
+        self._set(head, names[:size], names_end - below * block_size)
+
+    def can_join(self, head: CacheEntry, tail: CacheEntry) -> bool:
+        """Whether the names of two entries, one above the other, are consecutive."""
+        if not head.names or not tail.names:
+            return True
+        first_end = tail.names_end - (len(tail.names) // NAME_BYTES - 1) * tail.block_size
+        return head.block_size == tail.block_size and head.names_end + head.block_size == first_end
+
+    def join(self, head: CacheEntry, tail: CacheEntry) -> None:
+        """`tail` gets the names of `head`, whose node is merged into its own."""
+        if not head.names:
+            return
+        names, end = head.names, head.names_end
+        self._set(head, b"", end)
+        tail.block_size = head.block_size
+        self._set(tail, names + tail.names, tail.names_end if tail.names else end)
+
+    def clear(self, entries: Iterable[CacheEntry]) -> None:
+        """Forget all names. O(entries)."""
+        for entry in entries:
+            if entry.names:
+                self._set(entry, b"", entry.names_end)
+
+    def check(self, entries: Iterable[CacheEntry]) -> None:
+        """Assert that the table has the last names. O(entries); for tests."""
+        named = [entry for entry in entries if entry.names]
+        assert set(self._last.values()) <= set(named)
+        for entry in named:
+            assert entry.node is not None
+            assert not len(entry.names) % NAME_BYTES and entry.block_size > 0
+            assert entry.node.start < entry.names_end <= entry.node.end
+            assert (
+                entry.names_end - len(entry.names) // NAME_BYTES * entry.block_size + entry.block_size
+                > entry.node.start
+            )
+
+    def _set(self, entry: CacheEntry, names: bytes, end: int) -> None:
+        before = entry.names
+        if before:
+            last = before[-NAME_BYTES:]
+            if self._last.get(last) is entry:
+                del self._last[last]
+        if names:
+            self._last[names[-NAME_BYTES:]] = entry
+        entry.names, entry.names_end = names, end
+        self._size.names += (len(names) - len(before)) // NAME_BYTES
+        self._size.runs += bool(names) - bool(before)
+
+
+def _index_of(name: bytes, names: bytes) -> int:
+    """Where `name` is among `names`; -1 if it is not."""
+    at = names.find(name)
+    while at > 0 and at % NAME_BYTES:
+        at = names.find(name, at + 1)
+    return at // NAME_BYTES if at >= 0 else -1
