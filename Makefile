@@ -16,7 +16,7 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
-NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py preble_policy.py rebalance.py known_defects.py \
+NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py scheduler_interface.py preble_policy.py rebalance.py known_defects.py \
 	index_memory.py block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py \
 	radix_tree.py local_scheduler.py local_fairness.py)
 CONSTRAINTS := requirements/constraints.txt

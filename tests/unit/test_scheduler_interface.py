@@ -1,0 +1,110 @@
+"""What `GlobalScheduler` promises to those who listen to it and those who read it, whatever the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from preble.core.placing.listener import SchedulerListener
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheCleared,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+    pack_tokens,
+)
+from preble.errors import NoReplicaError, UnknownRequest
+from support.by_hand import A, B, scheduler_of
+
+
+class Notes:
+    """A listener that notes the name and arguments of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *arguments: self.calls.append((name, arguments))
+
+
+def listened_to() -> tuple[GlobalScheduler, Notes]:
+    made, notes = scheduler_of("e2", A, B, reports_events=True), Notes()
+    made.listen(notes)
+    return made, notes
+
+
+def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> None:
+    made, notes = listened_to()
+    first, second = Request.of("first", [1, 2, 3]), Request.of("second", [4, 5])
+    placement = made.place(first, 1.0)
+    other = B if placement.replica_id == A else A
+    made.move(RequestId("first"), other, 1.5)
+    made.on_first_token(RequestId("first"), 2.0)
+    stored = BlocksStored(other, (7,), None, pack_tokens([1]), 1)
+    made.on_stored(stored, 2.5)
+    evicted = BlocksEvicted(other, (7,))
+    made.on_evicted(evicted, 3.0)
+    made.on_finish(RequestId("first"), 4, 3.5, cached_tokens=1)
+    made.set_trust(A, False, 4.0)
+    made.on_timer(5.0)
+    made.remove_replica(A, 6.0)
+    made.remove_replica(B, 6.0)
+    with pytest.raises(NoReplicaError) as nobody:
+        made.place(second, 7.0)
+    spec = ReplicaSpec(ReplicaId("c"))
+    made.add_replica(spec, 8.0)
+    made.on_evicted(CacheCleared(ReplicaId("c")), 9.0)
+    assert notes.calls == [
+        ("placed", (first, placement, 1.0)),
+        ("moved", ("first", other, 1.5)),
+        ("first_token", ("first", 2.0)),
+        ("stored", (stored, True, 2.5)),
+        ("evicted", (evicted, 3.0)),
+        ("finished", ("first", 4, 1, 3.5)),
+        ("trust_changed", (A, False, 4.0)),
+        ("timer_ran", (5.0,)),
+        ("replica_removed", (A, 6.0)),
+        ("replica_removed", (B, 6.0)),
+        ("not_placed", (second, nobody.value, 7.0)),
+        ("replica_added", (spec, 8.0)),
+        ("evicted", (CacheCleared(ReplicaId("c")), 9.0)),
+    ]
+    declared = {name for name, value in vars(SchedulerListener).items() if callable(value) and name[0] != "_"}
+    assert declared == {name for name, _ in notes.calls}
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda made: made.on_finish(RequestId("unknown"), 1, 1.0),
+        lambda made: made.on_first_token(RequestId("unknown"), 1.0),
+        lambda made: made.move(RequestId("unknown"), A, 1.0),
+        lambda made: made.remove_replica(ReplicaId("unknown"), 1.0),
+        lambda made: made.set_trust(ReplicaId("unknown"), True, 1.0),
+        lambda made: made.add_replica(ReplicaSpec(A), 1.0),
+    ],
+)
+def test_a_mistaken_call_changes_nothing_and_is_not_reported(mistake: Callable[[GlobalScheduler], Any]) -> None:
+    made, notes = listened_to()
+    before = made.snapshot()
+    with pytest.raises((UnknownRequest, NoReplicaError, ValueError)):
+        mistake(made)
+    assert notes.calls == [] and made.snapshot() == before
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    made = scheduler_of("e2", A)
+    before = made.snapshot()
+    made.place(Request.of("r", [1, 2, 3]), 0.0)
+    made.on_finish(RequestId("r"), 1, 1.0, cached_tokens=3)
+    after = made.snapshot()
+    assert (before.replicas[A].drift.num_requests, after.replicas[A].drift.num_requests) == (0, 1)
+    assert (before.replicas[A].cached_tokens, after.replicas[A].cached_tokens) == (0, 3)
