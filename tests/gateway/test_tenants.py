@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -11,11 +12,14 @@ import aiohttp
 import pytest
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import replicas, rubbish, status
-from preble.config import AuthConfig
-from preble.config.keys import load_keys
-from preble.errors import ConfigError
+from gateway.fakes import gated, replicas, rubbish, status
+from preble.config import AuthConfig, LimitsConfig
+from preble.config.keys import KeyConfig, load_keys
+from preble.errors import ConfigError, Overloaded
 from preble.serving.bodies import decode_chat, with_cache_salt
+from preble.serving.callers import Caller
+from preble.serving.limits import KeyLimits
+from support.waiting import eventually
 
 PROMPT = "a secret that alice and nobody else has sent so far; long enough for several blocks of tokens. " * 4
 
@@ -183,3 +187,55 @@ def test_a_bad_file_of_keys_is_refused_with_the_place(tmp_path: Path, text: str,
 
 def test_a_salt_goes_before_what_the_client_wrote() -> None:
     assert json.loads(with_cache_salt(b' {"cache_salt": "theirs"} \n', "ours")) == {"cache_salt": "ours"}
+
+
+async def test_a_key_has_its_limits(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    write(path, table("few", "key-f", requests_per_minute=2) + table("short", "key-s", tokens_per_minute=100))
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(path))) as gateway:
+        answers = [await ask(gateway, "key-f") for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert 1 <= int(answers[2].headers["Retry-After"]) <= 30
+        assert [(await ask(gateway, "key-s")).status for _ in range(2)] == [200, 429]
+        metrics = await gateway.metrics()
+        assert 'preble_key_requests_total{key="few"} 2.0' in metrics
+        assert f'preble_key_tokens_total{{key="short",kind="prompt"}} {float(len(PROMPT))}' in metrics
+        assert 'preble_key_tokens_total{key="short",kind="output"} 3.0' in metrics
+
+
+async def test_a_key_has_a_number_of_prompts_at_once(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    write(path, table("few", "key-f", prompts_at_once=2))
+    async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(path))) as gateway:
+        assert (await ask(gateway, "key-f", prompt=["a", "b", "c"])).status == 400
+        one.script.extend([gated, gated])
+        waiting = [asyncio.create_task(ask(gateway, "key-f", prompt=f"p{number}")) for number in range(2)]
+        await eventually(lambda: one.running == 2)
+        assert (await ask(gateway, "key-f")).status == 429
+        one.gate.set()
+        assert [(await task).status for task in waiting] == [200, 200]
+        assert (await ask(gateway, "key-f")).status == 200
+
+
+async def test_no_tenant_can_take_all_the_room(serve: Serve, keys_file: Path) -> None:
+    auth, limits = AuthConfig(keys_file=str(keys_file)), LimitsConfig(max_in_flight=10)
+    async with replicas(1) as [one], serve([one], auth=auth, limits=limits) as gateway:
+        one.script.extend([gated] * 20)
+        waiting = [asyncio.create_task(ask(gateway, "key-a", prompt=f"p{number}")) for number in range(20)]
+        await eventually(lambda: sum(task.done() for task in waiting) == 12)
+        other = asyncio.create_task(ask(gateway, "key-b"))
+        await eventually(lambda: gateway.gateway.serving.num_admitted == 9)
+        one.gate.set()
+        assert (await other).status == 200
+        assert sorted([(await task).status for task in waiting]) == [200] * 8 + [429] * 12
+
+
+def test_allowances_come_back_with_time() -> None:
+    limits = KeyLimits()
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60))
+    limits.admit(caller, 1, 0.0)
+    limits.charge(caller, 90, 0.0)
+    with pytest.raises(Overloaded) as refused:
+        limits.admit(caller, 1, 10.0)
+    assert refused.value.retry_after_s == pytest.approx(21.0)
+    limits.admit(caller, 1, 31.0)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
+from preble.serving.callers import Caller
+from preble.serving.limits import KeyLimits
 from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 
+_TIMES_WHAT_IS_FREE = 4
+"""A tenant may have up to this many times as many prompts as there is room for more: none can take all the room."""
+
 
 class Admission:
-    """Admits requests while there is room for all their prompts."""
+    """Admits requests while there is room for all their prompts, and for more of their tenant and key."""
 
-    def __init__(self, limits: LimitsConfig, telemetry: Telemetry) -> None:
+    def __init__(self, limits: LimitsConfig, key_limits: KeyLimits, telemetry: Telemetry) -> None:
         self._limits = limits
+        self._key_limits = key_limits
+        self._of_tenant: Counter[str] = Counter()
         self._telemetry = telemetry
         self.num_admitted = 0
         """Prompts between admission and the end of their answer."""
@@ -31,10 +40,24 @@ class Admission:
                 f"{self.num_admitted} prompts are being served, which is the limit; try again soon",
                 retry_after_s=self._limits.retry_after_s,
             )
-        self.num_admitted += count
-        self._telemetry.waiting.inc(count)
+        self._require_room_of_tenant(parsed.caller, count, room - self.num_admitted)
+        self._key_limits.admit(parsed.caller, count, asyncio.get_running_loop().time())
+        self._count(parsed.caller, count)
         try:
             yield
         finally:
-            self.num_admitted -= count
-            self._telemetry.waiting.dec(count)
+            self._count(parsed.caller, -count)
+            self._key_limits.release(parsed.caller, count)
+
+    def _count(self, caller: Caller, count: int) -> None:
+        self.num_admitted += count
+        self._of_tenant[caller.tenant] += count
+        self._telemetry.waiting.inc(count)
+
+    def _require_room_of_tenant(self, caller: Caller, count: int, free: int) -> None:
+        served = self._of_tenant[caller.tenant]
+        if caller.tenant and served + count > _TIMES_WHAT_IS_FREE * free:
+            raise Overloaded(
+                f"{served} prompts of this tenant are being served; the rest of the room is for others; try again soon",
+                retry_after_s=self._limits.retry_after_s,
+            )

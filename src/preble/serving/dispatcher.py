@@ -28,6 +28,7 @@ from preble.core.types import (
 from preble.decisions.recent import DecisionRecord, RecentDecisions
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.errors import EngineError, EngineFailed, EngineRefused, NoReplicaError, PrebleError
+from preble.serving.callers import ANYBODY, Caller
 from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplica, LiveReplicas
 from preble.serving.retries import RetryBudget
@@ -57,6 +58,7 @@ class Placed:
 
     __slots__ = (
         "_cached_tokens",
+        "_caller",
         "_dispatcher",
         "_has_ended",
         "_is_lost",
@@ -69,7 +71,6 @@ class Placed:
         "_retry_after_s",
         "_status",
         "_streams",
-        "_tenant",
         "engine",
         "heard_at",
         "on_lost",
@@ -84,7 +85,7 @@ class Placed:
         placement: Placement,
         engine: Engine,
         record: DecisionRecord,
-        tenant: str,
+        caller: Caller,
         streams: bool,
     ) -> None:
         self.placement = placement
@@ -95,7 +96,7 @@ class Placed:
         self._request = request
         self._model = model
         self._record = record
-        self._tenant = tenant
+        self._caller = caller
         self._streams = streams
         self._placed_at = record.placed_at
         self._output_tokens = 0
@@ -170,11 +171,11 @@ class PlacementObserver(Protocol):
 
     def replica_removed(self, replica_id: ReplicaId) -> None: ...
 
-    def placed(self, placement: Placement, tenant: str, *, streams: bool) -> None: ...
+    def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None: ...
 
     def first_token(self, request_id: RequestId) -> None: ...
 
-    def ended(self, request_id: RequestId, output_tokens: int) -> None: ...
+    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None: ...
 
 
 def _outcome(error: BaseException) -> str:
@@ -219,13 +220,15 @@ class Dispatcher:
 
     # requests
 
-    def place(self, request: Request, model: str | None = None, *, tenant: str = "", streams: bool = True) -> Placed:
+    def place(
+        self, request: Request, model: str | None = None, *, caller: Caller = ANYBODY, streams: bool = True
+    ) -> Placed:
         """Place a request among the replicas that serve `model`. The caller must end the result.
 
         `streams`: whether `first_token` will be called. Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
         self._retries.placed(self._loop.time())
-        return self._place(request, model, tenant, streams)
+        return self._place(request, model, caller, streams)
 
     def place_again(self, placed: Placed, *, is_free: bool) -> Placed:
         """See `Placed.place_again`."""
@@ -235,13 +238,13 @@ class Dispatcher:
             self._telemetry.retries_denied.inc()
             raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
         request = _avoiding(placed._request, frozenset((replica_id,)))
-        again = self._place(request, placed._model, placed._tenant, placed._streams)
+        again = self._place(request, placed._model, placed._caller, placed._streams)
         if not is_free:
             self._retries.placed_again(now)
         self._telemetry.moves.labels(replica_id).inc()
         return again
 
-    def _place(self, request: Request, model: str | None, tenant: str, streams: bool) -> Placed:
+    def _place(self, request: Request, model: str | None, caller: Caller, streams: bool) -> Placed:
         now, started = self._loop.time(), time.perf_counter()
         others = self.replicas.not_serving(model)
         request = dataclasses.replace(request, model=self.replicas.base_model(others))
@@ -250,7 +253,7 @@ class Dispatcher:
         try:
             engine = self.replicas[placement.replica_id].engine
             record = self.recent.placed(placement, now)
-            placed = Placed(self, request, model, placement, engine, record, tenant, streams)
+            placed = Placed(self, request, model, placement, engine, record, caller, streams)
             self._in_flight[request.request_id] = placed
             self._arm()
             missed = placement.num_prompt_tokens - placement.matched_tokens
@@ -258,7 +261,7 @@ class Dispatcher:
             self.ejection.sent(placement.replica_id, request.request_id, now, expected_s)
             self._telemetry.placed(placement, took_s)
             if self.observer is not None:
-                self.observer.placed(placement, tenant, streams=streams)
+                self.observer.placed(placement, caller, streams=streams)
         except BaseException:
             # Nobody gets this placement to end it.
             self._in_flight.pop(request.request_id, None)
@@ -323,8 +326,11 @@ class Dispatcher:
             cached_tokens=cached_tokens,
             e2e_s=now - placed._placed_at,
         )
+        if placed._caller.name:
+            tokens = (placed.placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
+            self._telemetry.key_used(placed._caller.name, *tokens)
         if self.observer is not None:
-            self.observer.ended(placed._request.request_id, output_tokens)
+            self.observer.ended(placed._request.request_id, placed._caller, output_tokens)
 
     def _judge(self, placed: Placed, outcome: str, is_engines_failure: bool, now: float) -> None:
         """What the end says of the replica."""

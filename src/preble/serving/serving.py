@@ -21,6 +21,7 @@ from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.ejection import Standing
@@ -72,9 +73,9 @@ class Serving:
         self._dispatcher = dispatcher
         self._tokens = tokens
         self._ids = RequestIds()
-        self._admission = Admission(config.limits, telemetry)
+        self._admission = Admission(config.limits, key_limits := KeyLimits(), telemetry)
         cost_model = CostModel(load_profile(config.profile or DEFAULT_PROFILE))
-        self._turns = Turns(dispatcher, config.queue, cost_model, config.limits.max_in_flight)
+        self._turns = Turns(dispatcher, config.queue, cost_model, key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
         self._parity = ParityWatch(
             dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity

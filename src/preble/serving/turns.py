@@ -15,6 +15,7 @@ from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.errors import NoReplicaError, Overloaded, RequestError
 from preble.serving.callers import Caller
 from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.limits import KeyLimits
 
 _PRIORITY = b"x-preble-priority"
 _MAX_WAIT = b"x-preble-max-wait"
@@ -32,10 +33,19 @@ class Turns:
     Requests without a tenant, which all are where no key is asked for, are placed at once.
     """
 
-    def __init__(self, dispatcher: Dispatcher, config: QueueConfig, cost_model: CostModel, max_waiting: int) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        config: QueueConfig,
+        cost_model: CostModel,
+        limits: KeyLimits,
+        *,
+        max_waiting: int,
+    ) -> None:
         settings = QueueSettings(max_waiting, config.max_wait_s, config.credit_s)
         self._admission = Admission(cost_model, settings, depth_s=config.depth_s)
         self._config = config
+        self._limits = limits
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
@@ -59,14 +69,15 @@ class Turns:
         Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
         PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
+        self._limits.charge(caller, request.num_prompt_tokens, self._loop.time())
         if not (caller.tenant and self._config.enabled):
-            return self._dispatcher.place(request, model)
+            return self._dispatcher.place(request, model, caller=caller, streams=streams)
         rank, max_wait_s = self._rank(headers), _max_wait_s(headers)
         where = frozenset(self._dispatcher.replicas.keys() - self._dispatcher.replicas.not_serving(model))
         if not where:
             raise NoReplicaError("no replica is up")
         future: asyncio.Future[Placed] = self._loop.create_future()
-        place = partial(self._dispatcher.place, request, model, tenant=caller.tenant, streams=streams)
+        place = partial(self._dispatcher.place, request, model, caller=caller, streams=streams)
         self._waiters[request.request_id] = _Waiter(place, future)
         self._admission.set_weight(caller.tenant, caller.weight)
         refused = self._admission.offer(
@@ -111,14 +122,15 @@ class Turns:
     def replica_removed(self, replica_id: ReplicaId) -> None:
         self._admission.remove_replica(replica_id)
 
-    def placed(self, placement: Placement, tenant: str, *, streams: bool) -> None:
-        self._admission.placed(placement, tenant, self._loop.time(), told=streams)
+    def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None:
+        self._admission.placed(placement, caller.tenant, self._loop.time(), told=streams)
 
     def first_token(self, request_id: RequestId) -> None:
         self._admission.begun(request_id)
         self._call_up()
 
-    def ended(self, request_id: RequestId, output_tokens: int) -> None:
+    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None:
+        self._limits.charge(caller, output_tokens, self._loop.time())
         self._admission.ended(request_id, output_tokens)
         self._call_up()
 

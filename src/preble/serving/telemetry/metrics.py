@@ -98,6 +98,8 @@ class Telemetry:
         self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
         self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
         self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
+        self.key_requests = counter("key_requests", "Placements that ended, by key.", "key")
+        self.key_tokens = counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind")
         self.queued = gauge("prompts_queued", "Prompts of tenants that wait for their turn to be placed.")
         self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
         self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
@@ -177,6 +179,12 @@ class Telemetry:
             )
         else:
             self.log.info("kv_events_back", replica=replica)
+
+    def key_used(self, key: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """A placement of a key has ended."""
+        self.key_requests.labels(key).inc()
+        for kind, count in (("prompt", prompt_tokens), ("cached", cached_tokens), ("output", output_tokens)):
+            self.key_tokens.labels(key, kind).inc(count)
 
     def resynced(self, replica: ReplicaId) -> None:
         """A replica's KV events, which build on unknown blocks, were asked to start over."""

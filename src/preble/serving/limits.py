@@ -1,0 +1,84 @@
+"""What the holder of one key may ask for: requests and tokens a minute, and prompts at once."""
+
+from __future__ import annotations
+
+from preble.errors import Overloaded, RequestError
+from preble.serving.callers import Caller
+
+_MINUTE_S = 60.0
+
+
+class _Allowance:
+    """Up to `limit` at once, and as many a minute. It can be overdrawn: what a request costs is known afterwards."""
+
+    def __init__(self, limit: int, now: float) -> None:
+        self._limit = limit
+        self._left = float(limit)
+        self._at = now
+
+    def left(self, now: float) -> float:
+        self._left = min(self._left + (now - self._at) * self._limit / _MINUTE_S, float(self._limit))
+        self._at = now
+        return self._left
+
+    def take(self, count: float, now: float) -> None:
+        self._left = self.left(now) - count
+
+    def wait_s(self, count: float, now: float) -> float:
+        """Seconds until there is as much left."""
+        return max(count - self.left(now), 0.0) * _MINUTE_S / self._limit
+
+
+class KeyLimits:
+    """What each key has used. Time is an argument, in seconds and never going back. O(1)."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[str, int] = {}
+        self._requests: dict[tuple[str, int], _Allowance] = {}
+        self._tokens: dict[tuple[str, int], _Allowance] = {}
+
+    def admit(self, caller: Caller, num_prompts: int, now: float) -> None:
+        """Count a request and its prompts; the caller gives the prompts back with `release`.
+
+        Raises: Overloaded: the key has used up what it may. RequestError: it may never have so many prompts at once.
+        """
+        limits = caller.limits
+        if limits is None:
+            return
+        at_once = self._prompts.get(caller.name, 0)
+        if limits.prompts_at_once is not None:
+            if num_prompts > limits.prompts_at_once:
+                text = f"`prompt` has {num_prompts} prompts; this key may have {limits.prompts_at_once} at once"
+                raise RequestError(text, param="prompt")
+            if at_once + num_prompts > limits.prompts_at_once:
+                raise Overloaded(f"{at_once} prompts of this key are being served, which is its limit")
+        if limits.tokens_per_minute is not None:
+            tokens = self._allowance(self._tokens, caller.name, limits.tokens_per_minute, now)
+            _require(tokens, 1.0, "tokens", limits.tokens_per_minute, now)
+        if limits.requests_per_minute is not None:
+            requests = self._allowance(self._requests, caller.name, limits.requests_per_minute, now)
+            _require(requests, 1.0, "requests", limits.requests_per_minute, now)
+            requests.take(1.0, now)
+        self._prompts[caller.name] = at_once + num_prompts
+
+    def release(self, caller: Caller, num_prompts: int) -> None:
+        """The prompts of an admitted request are over."""
+        if caller.limits is not None:
+            self._prompts[caller.name] -= num_prompts
+
+    def charge(self, caller: Caller, num_tokens: int, now: float) -> None:
+        """The key has used tokens, of a prompt or of an answer."""
+        if caller.limits is not None and caller.limits.tokens_per_minute is not None:
+            self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
+
+    @staticmethod
+    def _allowance(table: dict[tuple[str, int], _Allowance], name: str, limit: int, now: float) -> _Allowance:
+        """By the limit too, so that a limit that was reloaded begins anew."""
+        if (name, limit) not in table:
+            table[name, limit] = _Allowance(limit, now)
+        return table[name, limit]
+
+
+def _require(allowance: _Allowance, count: float, what: str, limit: int, now: float) -> None:
+    if (wait_s := allowance.wait_s(count, now)) > 0:
+        raise Overloaded(f"this key has used its {limit} {what} a minute", retry_after_s=wait_s)
