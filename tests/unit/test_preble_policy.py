@@ -58,16 +58,19 @@ def test_the_delay_is_the_sum_of_its_five_terms() -> None:
     assert (placement.replica_id, placement.reason) == (B, Reason.EXPLORE)
 
 
-def test_eviction_counts() -> None:
+def test_a_full_cache_makes_a_prefill_dearer_by_the_share_that_is_computed_again() -> None:
     made = cluster(A, B, capacity=500)
-    for replica in (A, B):
-        ask(made, f"old {replica}", tokens(1 if replica == A else 2, 400), only=replica)
-        made.on_finish(RequestId(f"old {replica}"), 1, 1.0)
+    computed = again = 0.0
+    for i, (prefix, replica, output_tokens) in enumerate(((1, A, DEFAULT_OUTPUT_TOKENS), (2, B, 1), (1, B, 1))):
+        ask(made, f"old {i}", tokens(prefix, 400), only=replica)
+        made.on_finish(RequestId(f"old {i}"), 1, 0.0)
+        forgotten = exp(-(400 + output_tokens) / 1000)
+        computed = computed * forgotten + 400 + output_tokens
+        again = again * forgotten + (400 if i == 2 else 0)  # a had computed it before b did
     placement = ask(made, "q", tokens(1, 400) + tokens(3, 60), now=2.0)
-    # On a: 60 tokens are new and one to be generated; 40 of b's 400 would have to go for 460 + 1 there, all used by the
-    # only request placed there.
-    assert candidate(placement, A).eviction_s == 0.0
-    assert candidate(placement, B).eviction_s == pytest.approx(0.361, abs=2e-3)
+    on_a, on_b = candidate(placement, A), candidate(placement, B)
+    assert on_a.eviction_s == 0.0, "61 tokens more are 461 there"
+    assert on_b.eviction_s == pytest.approx(again / computed * on_b.prefill_s)
     assert placement.replica_id == A
 
 

@@ -88,10 +88,11 @@ class ReplicaTable:
 
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
     those without a first token, and the seconds that takes. `num_decoding`: those with one. `expected_output_tokens`:
-    output tokens to expect of all of them together, whether or not some have come. `block_size`: tokens per KV
-    block. `capacity`: KV tokens, infinity where unknown. Lists are by replica index. `live`, `live_replicas`: the
-    indexes in use, as a set and ascending (a new list whenever a replica joins or leaves). `ids`: replica ids by index.
-    `trusted`: the live replicas whose matches count; `untrusted_ids`: the others.
+    output tokens to expect of all of them together, whether or not some have come. `block_size`: tokens per KV block.
+    `capacity`: KV tokens, infinity where unknown; `known_capacity`: of all replicas together, where known. Lists are by
+    replica index. `live`, `live_replicas`: the indexes in use, as a set and ascending (a new list whenever a replica
+    joins or leaves). `ids`: replica ids by index. `trusted`: the live replicas whose matches count; `untrusted_ids`:
+    the others.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,7 @@ class ReplicaTable:
         self.capacity: list[float] = []
         self.live_replicas: list[ReplicaIndex] = []
         self.ids: tuple[ReplicaId | None, ...] = ()
+        self.known_capacity = 0.0
         self._index_of: dict[ReplicaId, ReplicaIndex] = {}
         self._shortest_limit: float = inf
         self._of_model: dict[str, ReplicaSet] = {}
@@ -188,6 +190,7 @@ class ReplicaTable:
         self.ids = tuple(ids.get(replica) for replica in map(ReplicaIndex, range(len(self.num_requests))))
         self.untrusted_ids = tuple(ids[replica] for replica in self.live_replicas if not self.trusted >> replica & 1)
         self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
+        self.known_capacity = float(sum(spec.kv_capacity_tokens or 0 for spec in self.specs.values()))
         self._of_model = {spec.model: 0 for spec in self.specs.values()}
         for model in self._of_model:
             takes = [replica for replica, spec in self.specs.items() if spec.model in (model, "")]

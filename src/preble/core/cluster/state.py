@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
+from preble.core.cluster.recomputation import Recomputation
 from preble.core.cluster.replicas import ReplicaTable
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
@@ -29,6 +30,7 @@ class ClusterState:
         self.index = PrefixIndex()
         self.window = LoadWindow(cost_model, window_s)
         self.rebalancer = Rebalancer(rebalance, window_s)
+        self.recomputation = Recomputation()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
 
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:

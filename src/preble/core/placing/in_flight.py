@@ -65,6 +65,10 @@ class InFlightTable:
         # The replica's own report will be compared with what the index expects, whether or not that counts.
         expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
         output_tokens = self._cluster.expected_output_tokens(match.path)
+        if self._replicas.known_capacity > 0:
+            again = max(match.num_tokens - matched, 0)
+            computed = num_tokens - matched + output_tokens
+            self._cluster.recomputation.note(computed, again, self._replicas.known_capacity)
         leaf = self._tracker.place(replica, request, match, now)
         window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
         entry = InFlightRequest(request, replica, now, leaf, window_entry, num_tokens - matched)

@@ -15,7 +15,7 @@ the delay is the sum of
   + N_i P_i                          who is there already stands still while its prompt is computed
   + v crowding r P_i (W_i + P_i/2)   who comes while this work is queued or computed waits for it as well
   + 2 min(o N_i, O_i) d              decoding together: it slows the others down, and they slow it down
-  + M_i                              what must be evicted for it will be computed again (E2's M)
+  + M_i                              what must be evicted for it will be computed again
 
 A prefix that keeps its holders busy is not paid for by the request that first takes it to a further replica, since the
 next ones will want it there. Of a piece of the prompt that another replica holds and i does not, P_i counts the part
@@ -24,6 +24,10 @@ seconds of a replica's time once the piece is cached. u s / (h + 1) is the share
 would take with the copy; x compares it with 1 / crowding, the part of a replica's time that is free. So what can fill a
 replica is copied before it does, and all else stays where it is, which leaves the other caches to other prefixes. x has
 no unit and depends on no window: rates and populations that grow together change nothing.
+
+M_i is e times the terms with P_i where i's cache is full, else 0. A full cache evicts as many tokens as it takes in,
+and the share e of them will be computed again, with the same delays. e is the share of what the replicas compute that
+they had computed before (`Recomputation`). Which tokens go matters little: the next to go would soon have gone anyway.
 
 Answers differ in length, and often by what the prompt begins with. o is learned for each prefix (`PrefixHistory`). Two
 requests decode together for as long as the shorter one does; the sum over those in flight of the shorter length is at
@@ -43,10 +47,10 @@ from preble.core.types import Reason
 
 
 class Preble:
-    """Least added delay. Stateless; O(replicas + depth + victims) per request.
+    """Least added delay. Stateless; O(replicas + depth) per request.
 
     `ttft_weight`: how many seconds of decoding a user would give for a second less before the first token. `crowding`:
-    how much longer the queue of a loaded replica lasts than the work that is in it now, since more arrives meanwhile
+    how much longer the queue of a loaded replica lasts than the work that is in it now, since more arrives meanwhile:
     1 / (1 - utilisation), here for a replica that is busy for three quarters of the time.
     """
 
@@ -65,7 +69,7 @@ class Preble:
         return Choice(replica, _reason(view, view.matched_on(replica), best), costs)
 
     def _costs(self, view: ClusterView, matched: list[int], best: int) -> CostTable:
-        """L: the delay that does not depend on what is missed. P: the delay that does. `best`: the longest match."""
+        """L: the delay that does not depend on what is missed; P: the delay that does; M. `best`: the longest match."""
         replicas = view.replicas
         waiting_s, num_requests, output_tokens = (
             view.waiting_prefill_s,
@@ -78,6 +82,8 @@ class Preble:
         together_s = 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         loads: list[float] = []
         prefills: list[float] = []
+        evictions: list[float] = []
+        again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
         prefill_s: dict[int, float] = {}
         tokens, prefill = -1, 0.0
         for i, replica in enumerate(replicas):
@@ -89,8 +95,10 @@ class Preble:
             waiting = waiting_s[replica]
             together = min(expected_tokens * num_requests[replica], float(output_tokens[replica]))
             loads.append(value * waiting + together_s * together)
-            prefills.append(prefill * (value + num_requests[replica] + crowd * (waiting + prefill / 2)))
-        return view.table(replicas, matched, load_s=loads, prefill_s=prefills)
+            delay = prefill * (value + num_requests[replica] + crowd * (waiting + prefill / 2))
+            prefills.append(delay)
+            evictions.append(0.0 if view.has_room(replica, tokens_to_come - tokens) else again * delay)
+        return view.table(replicas, matched, load_s=loads, prefill_s=prefills, eviction_s=evictions)
 
     def _prefill_s(self, view: ClusterView, matched: int, best: int, output_tokens: float) -> float:
         """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""

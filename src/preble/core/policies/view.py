@@ -145,6 +145,11 @@ class ClusterView:
         return self._match.path
 
     @property
+    def recomputed_share(self) -> float:
+        """How likely what is evicted is to be computed again, between 0 and 1; see `Recomputation`."""
+        return self._cluster.recomputation.share
+
+    @property
     def known_tokens(self) -> int:
         """Leading prompt tokens in the trees, whether or not a replica caches them; never the last token."""
         return min(self._match.num_tokens, max(self._num_tokens - 1, 0))
@@ -191,6 +196,10 @@ class ClusterView:
         """
         cache = self._cluster.index.caches[replica]
         return cache.in_use_tokens + self._num_tokens - in_use_on(self._match, cache)
+
+    def has_room(self, replica: ReplicaIndex, missed_tokens: float) -> bool:
+        """Whether the replica can cache these tokens and evict nothing."""
+        return self._cluster.index.caches[replica].used_tokens + missed_tokens <= self._table.capacity[replica]
 
     def kv_usage(self, replica: ReplicaIndex) -> float:
         """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
@@ -258,15 +267,21 @@ class ClusterView:
         )
 
     def table(
-        self, replicas: list[ReplicaIndex], matched: list[int], *, load_s: list[float], prefill_s: list[float]
+        self,
+        replicas: list[ReplicaIndex],
+        matched: list[int],
+        *,
+        load_s: list[float],
+        prefill_s: list[float],
+        eviction_s: list[float] | None = None,
     ) -> CostTable:
-        """As `costs`, with the policy's own load and prefill costs. All lists are by position in `replicas`."""
+        """As `costs`, with the policy's own costs; M of Algorithm 2 if None. Lists are by position in `replicas`."""
         return CostTable(
             replicas,
             self._table.ids,
             matched,
             load_s=load_s,
-            eviction_s=self._eviction_s(replicas, matched),
+            eviction_s=self._eviction_s(replicas, matched) if eviction_s is None else eviction_s,
             prefill_s=prefill_s,
         )
 
