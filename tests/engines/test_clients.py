@@ -125,13 +125,60 @@ async def test_an_unknown_server_is_taken_for_a_plain_openai_one() -> None:
         {"0": {"publisher": "zmq", "endpoint": None}},
         {"0": SOURCE, "1": SOURCE},
     ],
-    ids=["unknown path", "none", "off", "null publisher", "no address", "two ranks"],
+    ids=["unknown path", "none", "off", "null publisher", "no address", "those of two ranks"],
 )
 async def test_a_replica_without_events_of_its_own_reports_none(sources: Any) -> None:
     async with client_of({**VLLM, "/kv_event_sources": sources}, "vllm") as client:
         info = await client.probe()
         assert not info.spec.reports_events
         assert client.kv_events() is None
+
+
+TWO_RANKS = METRICS + METRICS.replace('engine="0"', 'engine="1"')
+
+
+def of_ranks(metrics: str) -> str:
+    """Metrics whose cache configuration bears a rank, as vLLM's do."""
+    return metrics.replace("cache_config_info{", 'cache_config_info{engine="0",', 1).replace(
+        "cache_config_info{block", 'cache_config_info{engine="1",block'
+    )
+
+
+async def test_each_rank_of_a_server_is_a_replica_with_events_of_its_own() -> None:
+    second = {**SOURCE, "endpoint": "tcp://*:5567", "replay_endpoint": None}
+    answers = {**VLLM, "/metrics": of_ranks(TWO_RANKS), "/kv_event_sources": {"0": SOURCE, "1": second}}
+    found = await found_at(answers, "vllm")
+    assert [rank.engine.rank for rank in found.ranks] == [0, 1]
+    url = found.engine.url
+    assert [rank.info.spec.replica_id for rank in found.ranks] == [f"{url}#0", f"{url}#1"]
+    assert all(rank.info.spec.kv_capacity_tokens == 64 * 32 for rank in found.ranks), "as each rank has"
+    assert all(rank.info.spec.reports_events for rank in found.ranks)
+    assert [endpoints.endpoint for endpoints in found.info.kv_events] == [
+        "tcp://127.0.0.1:5557",
+        "tcp://127.0.0.1:5567",
+    ]
+
+
+async def test_the_events_of_ranks_are_looked_for_at_the_given_port_and_those_that_follow() -> None:
+    given = KvEventEndpoints("tcp://10.0.0.5:5557", "tcp://10.0.0.5:6557", "kv")
+    async with client_of({**VLLM, "/metrics": of_ranks(TWO_RANKS)}, "vllm", kv_events=given) as client:
+        info = await client.probe()
+    assert info.kv_events == (given, KvEventEndpoints("tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558", "kv"))
+
+
+async def test_ranks_of_which_only_some_publish_report_no_events() -> None:
+    async with client_of({**VLLM, "/metrics": of_ranks(TWO_RANKS)}, "vllm") as client:
+        info = await client.probe()
+        assert len(client.ranks()) == 2
+        assert not info.spec.reports_events and all(rank.kv_events() is None for rank in client.ranks())
+
+
+async def test_the_ranks_of_a_server_stay_the_same_objects_while_it_has_as_many() -> None:
+    async with client_of({**VLLM, "/metrics": of_ranks(TWO_RANKS)}, "vllm") as client:
+        await client.probe()
+        before = client.ranks()
+        await client.probe()
+        assert client.ranks() == before
 
 
 async def test_endpoints_that_are_given_are_not_asked_for() -> None:
@@ -237,7 +284,17 @@ async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:
 async def test_sglang_without_a_load_of_its_own_pushes_none(source: Any) -> None:
     async with client_of(sglang(**source), "sglang") as client:
         await client.probe()
-        assert client.loads() is None
+        assert client.loads() is None and all(rank.loads() is None for rank in client.ranks())
+
+
+async def test_each_rank_of_sglang_publishes_at_the_port_after_the_one_before() -> None:
+    async with client_of(sglang(dp_size=2, replay_endpoint_port_base=6557), "sglang") as client:
+        info = await client.probe()
+        assert [rank.rank for rank in client.ranks()] == [0, 1]
+    assert [(e.endpoint[-5:], (e.replay or "")[-5:]) for e in info.kv_events] == [
+        (":5557", ":6557"),
+        (":5558", ":6558"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ from preble.logs import configure_logging
     help="The most requests that run at once; others wait.",
 )
 @click.option(
+    "--data-parallel-size",
+    type=POSITIVE,
+    default=1,
+    show_default=True,
+    help="Data-parallel ranks, each with a cache of its own.",
+)
+@click.option(
     "--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run this many times faster than the profile."
 )
 @click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")

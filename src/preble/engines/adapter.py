@@ -25,7 +25,7 @@ class EngineInfo:
 
     `engine`: the program's name, such as "vllm". `models`: the names it serves, the base model first. `adapters`: those
     of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `spec`: what the scheduler
-    has to know. `kv_events`: where its KV events are, None where it reports none.
+    has to know. `kv_events`: where its KV events are, for each data-parallel rank; empty where it reports none.
     """
 
     engine: str
@@ -34,7 +34,7 @@ class EngineInfo:
     max_model_len: int | None = None
     version: str | None = None
     adapters: tuple[str, ...] = ()
-    kv_events: KvEventEndpoints | None = None
+    kv_events: tuple[KvEventEndpoints, ...] = ()
 
 
 class ModelNames(NamedTuple):
@@ -86,6 +86,8 @@ class Engine(ABC):
     """
 
     takes_cache_salt = False
+    rank: int | None = None
+    """Its data-parallel rank, if it is one of several behind one address."""
     """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
@@ -131,6 +133,10 @@ class Engine(ABC):
         await self.http.close()
 
     # capabilities
+
+    def ranks(self) -> tuple[Engine, ...]:
+        """The replicas behind this address, known after a probe: data-parallel ranks have a cache each."""
+        return (self,)
 
     async def models(self) -> ModelNames | None:
         """Return what it serves now; asked with each health check. None where that cannot change while it runs.

@@ -52,6 +52,16 @@ class KvEventEndpoints:
             if address is not None and not _ADDRESS.fullmatch(address):
                 raise ConfigError(f"{address!r} is no address for KV events; give one such as tcp://10.0.0.5:5557")
 
+    def of_rank(self, rank: int) -> KvEventEndpoints:
+        """Those of a data-parallel rank, where these are rank 0's: its ports are higher by its number."""
+        replay = None if self.replay is None else _moved(self.replay, rank)
+        return KvEventEndpoints(_moved(self.endpoint, rank), replay, self.topic)
+
+
+def _moved(address: str, by: int) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + by}" if address.startswith("tcp://") else address
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

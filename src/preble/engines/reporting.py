@@ -2,50 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
 
 import structlog
 
-from preble.core.types import KvEvent
+from preble.core.types import KvEvent, ReplicaId
+from preble.engines.adapter import Engine, EngineInfo, EngineResponse, ModelNames
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream
 from preble.engines.openai import OpenAIEngine
 from preble.errors import ConfigError, EngineProtocolError
 
+RANK_HEADER = "x-data-parallel-rank"
+"""Of a request, for vLLM and SGLang."""
+
+
+class EventStreams:
+    """The streams of KV events that follow one replica."""
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        self._replica_id = replica_id
+        self._streams: list[KvEventStream] = []
+
+    def follow(self, endpoints: KvEventEndpoints) -> AsyncIterator[KvEvent]:
+        stream = KvEventStream(self._replica_id, endpoints)
+        self._streams = [*(other for other in self._streams if not other.closed), stream]
+        return stream.events()
+
+    def resync(self) -> None:
+        for stream in self._streams:
+            stream.resync()
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
 
 class ReportingEngine(OpenAIEngine):
-    """What vLLM and SGLang have in common. A probe sets `_endpoints`: those given, or else those that it reports."""
+    """What vLLM and SGLang have in common. A probe sets `_endpoints`, those given or else those that it reports: one
+    for each data-parallel rank, or none."""
 
     takes_cache_salt = True
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
-        self._endpoints: KvEventEndpoints | None = kv_events
-        self._streams: list[KvEventStream] = []
+        self._endpoints: tuple[KvEventEndpoints, ...] = () if kv_events is None else (kv_events,)
+        self._streams = EventStreams(self.replica_id)
+        self._ranks: tuple[RankEngine, ...] = ()
         self._log = structlog.get_logger(type(self).__module__).bind(replica=self.replica_id)
 
     @property
     def kv_event_endpoints(self) -> KvEventEndpoints | None:
-        """Where its KV events are, as given or as the last probe found out; None where it has none."""
-        return self._endpoints
+        """Where its KV events are, of its first rank, as given or as the last probe found out; None for none."""
+        return self._endpoints[0] if self._endpoints else None
+
+    def ranks(self) -> tuple[Engine, ...]:
+        return self._ranks or (self,)
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        if self._endpoints is None:
-            return None
-        stream = KvEventStream(self.replica_id, self._endpoints)
-        self._streams = [*(other for other in self._streams if not other.closed), stream]
-        return stream.events()
+        return self._streams.follow(self._endpoints[0]) if self._endpoints else None
 
     def resync_kv_events(self) -> None:
-        for stream in self._streams:
-            stream.resync()
+        self._streams.resync()
 
     async def close(self) -> None:
-        for stream in self._streams:
-            stream.close()
-        self._streams.clear()
+        for streams in (self._streams, *(rank.streams for rank in self._ranks)):
+            streams.close()
         await super().close()
+
+    def _set_ranks(self, count: int, endpoints: tuple[KvEventEndpoints, ...]) -> None:
+        """A probe has found that many data-parallel ranks, and where each publishes its events."""
+        if len(endpoints) not in (0, count):
+            self._log.warning("no_kv_events", reason=f"{len(endpoints)} of {count} ranks publish any")
+            endpoints = ()
+        self._endpoints = endpoints
+        if count == 1:
+            self._ranks = ()
+        elif len(self._ranks) != count:
+            self._ranks = tuple(RankEngine(self, rank) for rank in range(count))
+
+    def endpoints_of(self, rank: int) -> KvEventEndpoints | None:
+        """Where the events of a rank are, None where it publishes none."""
+        return self._endpoints[rank] if self._endpoints else None
 
     def _endpoints_at(self, endpoint: str, replay: str | None, topic: str) -> KvEventEndpoints:
         """Where to connect to for addresses that the replica tells. Raises: EngineProtocolError: they are none."""
@@ -55,10 +96,51 @@ class ReportingEngine(OpenAIEngine):
         except ConfigError as error:
             raise self.http.error(EngineProtocolError, f"tells a wrong address: {error}") from error
 
-    def _say_no_events(self, *, several_caches: bool) -> None:
-        """`several_caches`: it has data-parallel ranks; else its events are off."""
-        reason = "it has data-parallel ranks, each with a cache of its own" if several_caches else "they are off"
-        self._log.warning("no_kv_events", reason=reason, consequence="what it caches is a belief")
+    def _say_no_events(self) -> None:
+        self._log.warning("no_kv_events", reason="they are off", consequence="what it caches is estimated")
+
+
+class RankEngine(Engine):
+    """One data-parallel rank of a server. It shares the server's connections and has a cache and events of its own."""
+
+    takes_cache_salt = True
+
+    def __init__(self, server: ReportingEngine, rank: int) -> None:
+        super().__init__(server.http)
+        self._server = server
+        self.rank = rank
+        self.streams = EventStreams(self.replica_id)
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return ReplicaId(f"{self.http.replica_id}#{self.rank}")
+
+    async def probe(self) -> EngineInfo:
+        return await self._server.probe()
+
+    async def check_ready(self) -> None:
+        await self._server.check_ready()
+
+    async def models(self) -> ModelNames:
+        return await self._server.models()
+
+    async def tokenize(self, body: bytes) -> list[int]:
+        return await self._server.tokenize(body)
+
+    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
+        """As any engine, to this rank, unless the client has chosen one itself."""
+        return self._server.send(path, body, {RANK_HEADER: str(self.rank), **headers})
+
+    def kv_events(self) -> AsyncIterator[KvEvent] | None:
+        endpoints = self._server.endpoints_of(self.rank or 0)
+        return None if endpoints is None else self.streams.follow(endpoints)
+
+    def resync_kv_events(self) -> None:
+        self.streams.resync()
+
+    async def close(self) -> None:
+        """The connections are the server's."""
+        self.streams.close()
 
 
 def reachable(endpoint: str, host: str) -> str:

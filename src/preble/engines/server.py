@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine, EngineInfo
@@ -19,6 +19,15 @@ class Found:
 
     engine: Engine
     info: EngineInfo
+
+    @property
+    def ranks(self) -> tuple[Found, ...]:
+        """The same, each data-parallel rank for itself."""
+        return tuple(Found(rank, _info_of(self.info, rank)) for rank in self.engine.ranks())
+
+
+def _info_of(info: EngineInfo, rank: Engine) -> EngineInfo:
+    return replace(info, spec=replace(info.spec, replica_id=rank.replica_id))
 
 
 def connect(

@@ -77,7 +77,9 @@ class SglangEngine(ReportingEngine):
         models = await served_models(self.http)
         info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
         loads = await self.http.ask("/v1/loads")
-        self._endpoints = self.given_kv_events or self._endpoints_of(info.kv_events)
+        num_ranks = max(info.kv_events.dp_size, 1) if info.kv_events is not None else 1
+        first = self.given_kv_events or self._endpoints_of(info.kv_events)
+        self._set_ranks(num_ranks, tuple(map(first.of_rank, range(num_ranks))) if first else ())
         self._load_endpoints = self._load_endpoints_of(info.kv_events)
         if not info.enable_cache_report:
             self._log.warning("no_cache_report", hint="start SGLang with --enable-cache-report")
@@ -89,7 +91,7 @@ class SglangEngine(ReportingEngine):
                 kv_capacity_tokens=info.max_total_num_tokens,
                 max_prompt_tokens=models[0].max_model_len,
                 block_size=info.page_size or 1,
-                reports_events=self._endpoints is not None,
+                reports_events=bool(self._endpoints),
             ),
             max_model_len=models[0].max_model_len,
             adapters=adapters_among(models),
@@ -102,9 +104,9 @@ class SglangEngine(ReportingEngine):
         (await self.http.ask("/v1/loads")).require_ok()
 
     def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
-        """Raises: EngineProtocolError."""
-        if source is None or source.publisher != "zmq" or source.endpoint_port_base is None or source.dp_size != 1:
-            self._say_no_events(several_caches=source is not None and source.dp_size != 1)
+        """Of the first rank. Raises: EngineProtocolError."""
+        if source is None or source.publisher != "zmq" or source.endpoint_port_base is None:
+            self._say_no_events()
             return None
         return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
 

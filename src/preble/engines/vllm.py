@@ -38,10 +38,11 @@ class EventSource(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What the replica says of its KV cache. `num_blocks` counts those that can hold tokens."""
+    """What the replica says of its KV cache. `num_blocks`: those of one data-parallel rank that can hold tokens."""
 
     block_size: int
     num_blocks: int | None
+    num_ranks: int = 1
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -65,7 +66,9 @@ class VllmEngine(ReportingEngine):
         version = await self.http.ask("/version")
         emulated = EMULATED_HEADER in version.headers
         cache = await self._cache_config(emulated)
-        self._endpoints = self.given_kv_events or await self._ask_endpoints()
+        given = self.given_kv_events
+        endpoints = tuple(map(given.of_rank, range(cache.num_ranks))) if given else await self._ask_endpoints()
+        self._set_ranks(cache.num_ranks, endpoints)
         max_model_len = models[0].max_model_len
         return EngineInfo(
             engine="emulator" if emulated else "vllm",
@@ -75,7 +78,7 @@ class VllmEngine(ReportingEngine):
                 kv_capacity_tokens=cache.capacity_tokens,
                 max_prompt_tokens=max_model_len,
                 block_size=cache.block_size,
-                reports_events=self._endpoints is not None,
+                reports_events=bool(self._endpoints),
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
@@ -94,22 +97,21 @@ class VllmEngine(ReportingEngine):
             return CacheConfig(DEFAULT_BLOCK_SIZE, None)
         return read_cache_config(answer.content.decode(errors="replace"), has_null_block=not emulated)
 
-    async def _ask_endpoints(self) -> KvEventEndpoints | None:
+    async def _ask_endpoints(self) -> tuple[KvEventEndpoints, ...]:
         answer = await self.http.ask("/kv_event_sources")
         if answer.status in (404, 405):
             self._log.warning("kv_events_unknown", hint="this vLLM cannot tell; give kv_events for this replica")
-            return None
+            return ()
         return self._endpoints_from(answer)
 
-    def _endpoints_from(self, answer: HttpAnswer) -> KvEventEndpoints | None:
-        """Raises: EngineError: the answer is not the documented one."""
+    def _endpoints_from(self, answer: HttpAnswer) -> tuple[KvEventEndpoints, ...]:
+        """By rank. Raises: EngineError: the answer is not the documented one."""
         sources: dict[str, EventSource] = answer.decode(dict[str, EventSource])
-        live = [s for s in sources.values() if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
-        if len(live) != 1:
-            self._say_no_events(several_caches=bool(live))
-            return None
-        [source] = live
-        return self._endpoints_at(source.endpoint or "", source.replay_endpoint, source.topic)
+        by_rank = [sources[rank] for rank in sorted(sources, key=lambda rank: (len(rank), rank))]
+        live = [s for s in by_rank if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
+        if not live:
+            self._say_no_events()
+        return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
 
 
 def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
@@ -119,13 +121,14 @@ def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
     """
     # Only this metric's lines: parsing all of a busy engine's histograms would take tens of milliseconds.
     lines = [line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG_METRIC)]
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            block_size = positive(sample.labels.get("block_size")) or DEFAULT_BLOCK_SIZE
-            blocks = positive(sample.labels.get("num_gpu_blocks"))
-            usable = blocks - 1 if blocks and has_null_block else blocks
-            return CacheConfig(block_size, usable or None)
-    return CacheConfig(DEFAULT_BLOCK_SIZE, None)
+    samples = [s for family in text_string_to_metric_families("\n".join(lines) + "\n") for s in family.samples]
+    if not samples:
+        return CacheConfig(DEFAULT_BLOCK_SIZE, None)
+    labels = samples[0].labels
+    blocks = positive(labels.get("num_gpu_blocks"))
+    usable = blocks - 1 if blocks and has_null_block else blocks
+    num_ranks = len({sample.labels.get("engine") for sample in samples})
+    return CacheConfig(positive(labels.get("block_size")) or DEFAULT_BLOCK_SIZE, usable or None, num_ranks)
 
 
 def positive(label: str | None) -> int | None:

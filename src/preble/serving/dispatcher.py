@@ -363,12 +363,12 @@ class Dispatcher:
 
     # replicas
 
-    def add_replica(self, engine: Engine, info: EngineInfo) -> LiveReplica:
-        """Take a replica into the rotation."""
+    def add_replica(self, engine: Engine, info: EngineInfo, suspect: asyncio.Event | None = None) -> LiveReplica:
+        """Take a replica into the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
         replica_id = engine.replica_id
         info = self.replicas.with_base_model(info)
         self.scheduler.add_replica(info.spec, self._loop.time())
-        self.replicas.add(replica := LiveReplica(engine, info))
+        self.replicas.add(replica := LiveReplica(engine, info, suspect=suspect or asyncio.Event()))
         self.ejection.add(replica_id, info.models)
         self._arm()
         self._telemetry.replica_up(

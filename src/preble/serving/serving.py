@@ -34,6 +34,7 @@ from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
+RANK_HEADER = b"x-data-parallel-rank"
 _EJECTION_CHECK_S = 1.0
 
 
@@ -172,7 +173,8 @@ class Serving:
         tokens = parsed.truncated(await self._token_ids(parsed, index))
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
         namespace = self.replicas.namespace(parsed.model, parsed.fields.cache_salt)
-        return Request(RequestId(own_id), tokens, parsed.max_output_tokens, namespace)
+        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
+        return Request(RequestId(own_id), tokens, parsed.max_output_tokens, namespace, avoid)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
         fields = parsed.fields

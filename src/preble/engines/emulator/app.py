@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -50,19 +51,21 @@ class EmulatorApp:
         self,
         config: EmulatorConfig,
         profile: str,
-        engine: EmulatedEngine,
+        engines: Sequence[EmulatedEngine],
         tokenizer: EmulatedTokenizer,
-        publisher: KvEventPublisher | None,
+        publishers: Sequence[KvEventPublisher],
     ) -> None:
-        self._engine = engine
+        """`engines`: one for each data-parallel rank. `publishers`: as many, or none."""
+        self._engines = engines
+        self._turns = itertools.cycle(engines)
         self._tokenizer = tokenizer
-        self._publisher = publisher
+        self._publishers = publishers
         self._model = config.model or profile
         self._adapters: list[str] = []
         self._fingerprint = f"preble-emulator/{profile}"
         self._default_output_tokens = config.default_output_tokens
         self._topic = config.events_topic
-        self._metrics = MetricsPage(engine, self._model)
+        self._metrics = MetricsPage(engines, self._model)
         self._headers = [(b"x-preble-emulated", profile.encode())]
         self._routes: Mapping[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): self._completions,
@@ -122,13 +125,23 @@ class EmulatorApp:
             Prompt(prompt, output_tokens, seed, namespace) for prompt in tokens for seed in range(body.num_choices)
         ]
         answer = self._answer(body, len(prompts), scope)
-        with self._engine.generate(prompts) as generation:
+        with self._chosen(scope).generate(prompts) as generation:
             if body.stream:
                 work = self._stream(answer.events(generation, include_usage=body.includes_usage), send)
                 await unless_gone(receive, work)
                 return
             whole = await unless_gone(receive, answer.whole(generation))
         await self._json(send, whole)
+
+    def _chosen(self, scope: Scope) -> EmulatedEngine:
+        """The rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
+        rank = dict(scope["headers"]).get(b"x-data-parallel-rank", b"")
+        if not rank.isdigit():
+            return next(self._turns)
+        if int(rank) >= len(self._engines):
+            count = len(self._engines)
+            raise RequestError(f"data_parallel_rank {int(rank)} is out of range [0, {count}).")
+        return self._engines[int(rank)]
 
     def _answer(self, body: CompletionBody | ChatBody, num_sequences: int, scope: Scope) -> Answer:
         is_chat = isinstance(body, ChatBody)
@@ -173,11 +186,11 @@ class EmulatorApp:
             )
         special = body.add_special_tokens if body.add_special_tokens is not None else not is_chat
         ids = await self._encode(text, add_special_tokens=special)
-        answer = {"count": len(ids), "max_model_len": self._engine.max_model_len, "tokens": ids, "token_strs": None}
+        answer = {"count": len(ids), "max_model_len": self._engines[0].max_model_len, "tokens": ids, "token_strs": None}
         await self._json(send, answer)
 
     async def _reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._json(send, {"success": await self._engine.reset_cache()})
+        await self._json(send, {"success": all([await engine.reset_cache() for engine in self._engines])})
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         card = {
@@ -187,7 +200,7 @@ class EmulatorApp:
             "owned_by": "preble-emulator",
             "root": self._model,
             "parent": None,
-            "max_model_len": self._engine.max_model_len,
+            "max_model_len": self._engines[0].max_model_len,
         }
         adapters = [{**card, "id": name, "root": name, "parent": self._model} for name in self._adapters]
         await self._json(send, {"object": "list", "data": [card, *adapters]})
@@ -213,8 +226,8 @@ class EmulatorApp:
         await self._send(send, self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _kv_event_sources(self, scope: Scope, receive: Receive, send: Send) -> None:
-        source = self._publisher.source() if self._publisher else event_source(None, None, self._topic)
-        await self._json(send, {"0": source})
+        sources = [publisher.source() for publisher in self._publishers] or [event_source(None, None, self._topic)]
+        await self._json(send, {str(rank): source for rank, source in enumerate(sources)})
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._json(send, {"version": f"{preble.__version__}+preble-emulator"})

@@ -16,6 +16,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     system choose, None publishes none; `replay_port`: of their replay. `speed`: how many times faster than the profile.
     `tokenizer`: folder (or file) with `tokenizer.json`, None for the built-in one. `model`: name that it serves, None
     for the profile's. `max_model_len`: longest prompt with its output, in tokens, None for all that the cache holds.
+    `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
     `max_batch_tokens`, `max_running`: of one iteration. `default_output_tokens`: length of a chat answer for which the
     client gave no limit.
     """
@@ -32,13 +33,14 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str | None = None
     max_model_len: int | None = None
     block_size: int = 16
+    data_parallel_size: int = 1
     max_batch_tokens: int = 2048
     max_running: int = 256
     order: QueueOrder = QueueOrder.FCFS
     default_output_tokens: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_batch_tokens", "max_running", "default_output_tokens"):
+        for name in ("block_size", "max_batch_tokens", "max_running", "default_output_tokens", "data_parallel_size"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("port", "events_port", "replay_port"):
             port = getattr(self, name)

@@ -83,8 +83,9 @@ class KvEventPublisher:
     Run `serve_replay` as a task; `close` when it has ended.
     """
 
-    def __init__(self, host: str, port: int, replay_port: int, topic: str) -> None:
-        """Binds both sockets. Raises: ConfigError: an address cannot be bound."""
+    def __init__(self, host: str, port: int, replay_port: int, topic: str, rank: int = 0) -> None:
+        """Binds both sockets. `rank`: named in each batch. Raises: ConfigError: an address cannot be bound."""
+        self._rank = rank
         self._context = zmq.asyncio.Context()
         self._topic = topic
         self._seq = 0
@@ -115,7 +116,7 @@ class KvEventPublisher:
         wire = list(wire_events(events))
         if not wire:
             return
-        payload = self._encode(_Batch(time.time(), wire))
+        payload = self._encode(_Batch(time.time(), wire, self._rank))
         self._buffer.append((self._seq, payload))
         frames = [self._topic.encode(), self._seq.to_bytes(8, "big"), payload]
         self._seq += 1

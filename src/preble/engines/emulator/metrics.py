@@ -2,56 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from preble.core.replica.scheduler import LocalStats
 from preble.engines.emulator.engine import EmulatedEngine
+
+_LABELS = ("model_name", "engine")
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class EngineCollector(Collector):
-    """One engine's counters and gauges, labelled as vLLM labels them."""
+    """The counters and gauges of each rank, labelled as vLLM labels them."""
 
-    def __init__(self, engine: EmulatedEngine, model: str) -> None:
-        self._engine = engine
-        self._labels = {"model_name": model, "engine": "0"}
+    def __init__(self, engines: Sequence[EmulatedEngine], model: str) -> None:
+        """`engines`: one for each rank."""
+        self._engines = engines
+        self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        engine, stats = self._engine, self._engine.stats
-        yield self._gauge("num_requests_running", "Requests that run.", engine.num_running)
-        yield self._gauge("num_requests_waiting", "Requests that wait.", engine.num_waiting)
-        yield self._gauge("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.", engine.kv_cache_usage)
-        yield self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
-        )
-        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
-        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
-        yield self._counter("prompt_tokens", "Prompt tokens of requests that have started.", stats.prefix_queries)
-        yield self._counter("prompt_tokens_cached", "Prompt tokens that were cached.", stats.prefix_hits)
-        yield self._counter("generation_tokens", "Tokens generated.", stats.generated_tokens)
-        cache = {"block_size": str(engine.block_size), "num_gpu_blocks": str(engine.num_blocks)}
-        yield self._gauge("cache_config_info", "The KV cache.", 1, cache)
+        gauges: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
+            ("num_requests_running", "Requests that run."): lambda e: e.num_running,
+            ("num_requests_waiting", "Requests that wait."): lambda e: e.num_waiting,
+            ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them."): lambda e: e.kv_cache_usage,
+        }
+        counters: dict[tuple[str, str], Callable[[LocalStats], float]] = {
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."): lambda s: s.prefix_queries,
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache."): lambda s: s.prefix_hits,
+            ("num_preemptions", "Preemptions."): lambda s: s.preemptions,
+            ("prompt_tokens", "Prompt tokens of requests that have started."): lambda s: s.prefix_queries,
+            ("prompt_tokens_cached", "Prompt tokens that were cached."): lambda s: s.prefix_hits,
+            ("generation_tokens", "Tokens generated."): lambda s: s.generated_tokens,
+        }
+        for (name, text), gauge in gauges.items():
+            yield self._of_each(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), gauge)
+        for (name, text), counter in counters.items():
+            family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+            yield self._of_each(family, _of_stats(counter))
+        yield self._cache_config()
 
-    def _gauge(self, name: str, text: str, value: float, more: dict[str, str] | None = None) -> Metric:
-        labels = self._labels | (more or {})
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=list(labels))
-        family.add_metric(list(labels.values()), value)
+    def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
+        for rank, engine in enumerate(self._engines):
+            family.add_metric((self._model, str(rank)), value(engine))
         return family
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
+    def _cache_config(self) -> Metric:
+        labels = (*_LABELS, "block_size", "num_gpu_blocks")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=labels)
+        for rank, engine in enumerate(self._engines):
+            family.add_metric((self._model, str(rank), str(engine.block_size), str(engine.num_blocks)), 1)
         return family
+
+
+def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngine], float]:
+    return lambda engine: counter(engine.stats)
 
 
 class MetricsPage:
     """The text that Prometheus scrapes."""
 
-    def __init__(self, engine: EmulatedEngine, model: str) -> None:
+    def __init__(self, engines: Sequence[EmulatedEngine], model: str) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(engine, model))
+        self._registry.register(EngineCollector(engines, model))
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -35,7 +35,7 @@ class EmulatorServer:
         if config.kv_tokens is None and self._profile.kv_capacity_tokens < 2 * config.block_size:
             raise ConfigError(f"profile {config.profile!r} has a KV cache of less than two blocks; give kv_tokens")
         self._tokenizer = load_tokenizer(config.tokenizer)
-        self._publisher: KvEventPublisher | None = None
+        self._publishers: list[KvEventPublisher] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -45,20 +45,26 @@ class EmulatorServer:
     async def __aenter__(self) -> Self:
         listener = listen(self.config.host, self.config.port)
         try:
-            self._publisher = self._make_publisher()
+            self._bind_publishers()
         except BaseException:
             listener.close()
+            self._close_publishers()
             raise
         self.port: int = listener.getsockname()[1]
-        self.engine = EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, self._publisher)
-        app = EmulatorApp(self.config, self._profile.name, self.engine, self._tokenizer, self._publisher)
+        publishers: list[KvEventPublisher | None] = [*self._publishers] or [None] * self.config.data_parallel_size
+        self.engines = [EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, p) for p in publishers]
+        app = EmulatorApp(self.config, self._profile.name, self.engines, self._tokenizer, self._publishers)
         self._http = Server(app, grace_s=GRACE_S)
-        self._engine_task = asyncio.create_task(self.engine.run(), name="emulated engine")
+        self._engine_tasks = [asyncio.create_task(engine.run(), name="emulated engine") for engine in self.engines]
         self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
-        self._tasks = [self._engine_task, self._http_task]
-        if self._publisher is not None:
-            self._tasks.append(asyncio.create_task(self._publisher.serve_replay(), name="kv event replay"))
+        replays = [asyncio.create_task(p.serve_replay(), name="kv event replay") for p in self._publishers]
+        self._tasks = [*self._engine_tasks, self._http_task, *replays]
         return self
+
+    @property
+    def engine(self) -> EmulatedEngine:
+        """The engine of the first rank."""
+        return self.engines[0]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -66,13 +72,12 @@ class EmulatorServer:
         """Finish what runs (for at most `GRACE_S`), then end every task and close every socket."""
         self._http.should_exit = True
         try:
-            await asyncio.wait((self._http_task, self._engine_task), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._http_task, *self._engine_tasks), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in self._tasks:
                 task.cancel()
             outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
-            if self._publisher is not None:
-                self._publisher.close()
+            self._close_publishers()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -81,11 +86,19 @@ class EmulatorServer:
         """Return when a part of the server has ended by itself, which it never does unless it failed."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    def _make_publisher(self) -> KvEventPublisher | None:
+    def _bind_publishers(self) -> None:
+        """One for each rank, at the ports plus its number. Raises: ConfigError."""
         config = self.config
         if config.events_port is None:
-            return None
-        return KvEventPublisher(config.host, config.events_port, config.replay_port, config.events_topic)
+            return
+        for rank in range(config.data_parallel_size):
+            port, replay_port = (port and port + rank for port in (config.events_port, config.replay_port))
+            publisher = KvEventPublisher(config.host, port, replay_port, config.events_topic, rank)
+            self._publishers.append(publisher)
+
+    def _close_publishers(self) -> None:
+        for publisher in self._publishers:
+            publisher.close()
 
 
 def run(config: EmulatorConfig) -> None:

@@ -12,7 +12,7 @@ from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
 from preble.serving import ParsedRequest, Serving
 
-_PASSED_TO_ENGINE = (b"traceparent", b"tracestate")
+_PASSED_TO_ENGINE = (b"traceparent", b"tracestate", b"x-data-parallel-rank")
 
 
 class Completions:

@@ -86,6 +86,16 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         del self._replicas[replica_id]
         self._not_serving.clear()
 
+    def of_other_ranks(self, rank: bytes | None) -> frozenset[ReplicaId]:
+        """Return the replicas that a client has ruled out by choosing a data-parallel rank itself; none without one.
+
+        A choice that no server offers rules out nothing: the engine answers it.
+        """
+        if rank is None or not rank.isdigit():
+            return frozenset()
+        others = frozenset(r for r, replica in self.items() if replica.engine.rank not in (None, int(rank[:6])))
+        return others if len(others) < len(self) else frozenset()
+
     def models(self) -> dict[str, LiveReplica]:
         """Return every model served now, each with a replica that serves it."""
         return {name: replica for replica in self.values() for name in replica.info.models}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -49,29 +50,30 @@ class ReplicaMonitor:
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
         self._found = await self._until_up()
-        replica = self._dispatcher.add_replica(self._found.engine, self._found.info)
+        suspect = asyncio.Event()
+        replicas = [self._dispatcher.add_replica(rank.engine, rank.info, suspect) for rank in self._found.ranks]
         async with asyncio.TaskGroup() as aside:
-            parity = aside.create_task(self._parity.watch(replica))
+            parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
             try:
-                await self._until_removed(replica)
+                await self._until_removed(replicas)
             finally:
                 # Only now: a probe that waits for a dead replica must not keep that one in the rotation.
-                parity.cancel()
+                for task in parity:
+                    task.cancel()
 
-    async def _until_removed(self, replica: LiveReplica) -> None:
-        """Take in what it tells until it fails, then take it out."""
+    async def _until_removed(self, replicas: list[LiveReplica]) -> None:
+        """Take in what its ranks tell until it fails, then take them out."""
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
-                told = [
-                    group.create_task(self._take_in_events(replica.engine)),
-                    group.create_task(self._take_in_loads(replica)),
-                ]
-                down = await self._until_down(replica)
+                told = [group.create_task(self._take_in_events(replica.engine)) for replica in replicas]
+                told += [group.create_task(self._take_in_loads(replica)) for replica in replicas]
+                down = await self._until_down(replicas)
                 for task in told:
                     task.cancel()
         finally:
-            self._dispatcher.remove_replica(self._server.replica_id, down.reason, silent_since=down.silent_since)
+            for replica in replicas:
+                self._dispatcher.remove_replica(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason why it does not is told."""
@@ -100,21 +102,21 @@ class ReplicaMonitor:
             async for load in loads:
                 replica.engine_load = load
 
-    async def _until_down(self, replica: LiveReplica) -> Down:
+    async def _until_down(self, replicas: list[LiveReplica]) -> Down:
         """Check now and then, and at once when it is suspected. Returns why the replica counts as down."""
         failures = 0
         in_doubt, asked_at = False, -inf
         while True:
-            suspected = await self._pause(replica, self._health.check_interval_s if failures == 0 else 0.0)
+            suspected = await self._pause(replicas[0].suspect, self._health.check_interval_s if failures == 0 else 0.0)
             checked_at = asyncio.get_running_loop().time()
-            error = await self._check(replica.engine)
+            error = await self._check(self._found.engine)
             in_doubt |= suspected
             if error is None:
                 # Not at each 404: asking takes several requests, and clients may go on asking for what is not there.
                 is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
                 if is_time:
                     in_doubt, asked_at = False, checked_at
-                if (is_time and await self._is_another()) or not await self._took_in_models(replica):
+                if (is_time and await self._is_another()) or not await self._took_in_models(replicas):
                     return Down("it is not what it was when it joined: it has restarted, or serves something else")
                 failures = 0
                 continue
@@ -126,24 +128,22 @@ class ReplicaMonitor:
                 return Down(_reason(error), failing_since if _is_silent(error) else None)
             await asyncio.sleep(self._health.retry_min_s)
 
-    async def _pause(self, replica: LiveReplica, seconds: float) -> bool:
+    async def _pause(self, suspect: asyncio.Event, seconds: float) -> bool:
         """Wait, though not once the replica is suspected; says whether it is."""
-        if not replica.suspect.is_set():
-            try:
+        if not suspect.is_set():
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await replica.suspect.wait()
-            except TimeoutError:
-                pass
-        suspected = replica.suspect.is_set()
-        replica.suspect.clear()
+                    await suspect.wait()
+        suspected = suspect.is_set()
+        suspect.clear()
         return suspected
 
-    async def _took_in_models(self, replica: LiveReplica) -> bool:
+    async def _took_in_models(self, replicas: list[LiveReplica]) -> bool:
         """Take in what it serves now, since adapters come and go. False if its base model is another one."""
         info = self._found.info
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
-                names = await replica.engine.models()
+                names = await self._found.engine.models()
         except (EngineError, TimeoutError):
             return True  # the next check will find it
         if names is None or names == (info.models, info.adapters):
@@ -151,7 +151,8 @@ class ReplicaMonitor:
         if names.models[0] != info.models[0]:
             return False
         self._found = replace(self._found, info=replace(info, models=names.models, adapters=names.adapters))
-        self._dispatcher.set_models(replica, names)
+        for replica in replicas:
+            self._dispatcher.set_models(replica, names)
         return True
 
     async def _is_another(self) -> bool:
