@@ -71,7 +71,7 @@ test-native: ## The tests of both halves of the core on the compiled one
 	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
 	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider $(NATIVE_TESTS); fi
 
-constraints: ## Pin anew what CI installs (requirements/constraints.txt)
+constraints: ## Pin what CI installs again (requirements/constraints.txt)
 	@rm -rf build/constraints-venv
 	@$(PYTHON) -m venv build/constraints-venv
 	@build/constraints-venv/bin/python -m pip install --disable-pip-version-check --quiet '.[plot,dev,docs]'
@@ -115,13 +115,13 @@ docs: $(DOCS) ## Build the documentation strictly into site/
 docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write
 	@$(BIN)/mkdocs serve
 
-reference: $(DEV) ## Write the generated reference pages anew (docs/reference/cli.md)
+reference: $(DEV) ## Write the generated reference pages (docs/reference/cli.md)
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
 
 bench: $(DEV) native ## The micro-benchmarks and the bound of preble against least load, on the compiled core
 	@for f in benchmarks/micro/*.py benchmarks/repro/bound.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done
 
-repro: $(DEV) ## Simulate and draw anew what docs/concepts/rebalancing.md shows (about 3 minutes)
+repro: $(DEV) ## Simulate and draw the figures of docs/concepts/rebalancing.md (about 3 minutes)
 	@for f in benchmarks/repro/burst.py benchmarks/repro/hot_prefix.py; do echo "== $$f"; $(BIN)/python "$$f"; done
 
 golden: $(DEV) ## Rewrite the golden files; review the diff before you commit

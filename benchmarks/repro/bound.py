@@ -2,7 +2,7 @@
 
 Least load knows no cache and nothing of costs, so nobody should have to go back to it. Every sharing level from none to
 97 %, 2 to 32 replicas, caches that hold half or nothing, bursts, replicas that come and go, a cost profile that is
-wrong by a factor of two, and output lengths told wrongly by a factor of four: each is simulated under both policies,
+wrong by a factor of two, and output lengths reported wrong by a factor of four: each is simulated under both policies,
 with the same requests, at a rate that least load carries with ease and at one near its capacity. Where latencies near
 its capacity hold the bound, so does capacity.
 
@@ -129,7 +129,7 @@ CASES = MappingProxyType({case.name: case for case in _CASES})
 
 
 class WrongLengths:
-    """A scheduler that is told of every answer that it was `factor` times as long as it was."""
+    """A scheduler to which every answer is reported `factor` times as long as it was."""
 
     def __init__(self, scheduler: GlobalScheduler, factor: float) -> None:
         self._scheduler = scheduler
@@ -184,7 +184,7 @@ KNOWN: MappingProxyType[tuple[str, str], Known] = MappingProxyType(
         ),
     }
 )
-"""By case and number. Up to its limit it is told, and not a failure."""
+"""By case and number. Up to its limit it is reported, and not a failure."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -207,7 +207,7 @@ class Row(msgspec.Struct, frozen=True):
         return known is not None and self.ratios[name].mean <= known.limit
 
     def told(self, name: str) -> str:
-        """One of them, as it is told."""
+        """Return one of them as text."""
         reason = f", {KNOWN[self.case, name].reason}" if self.is_known(name) else ""
         return f"{self.case} at {self.rps:g}/s: {name} {self.ratios[name].mean:.3f}{reason}"
 

@@ -154,7 +154,7 @@ def draw(runs: list[Run]) -> Figure:
 
 
 def _draw_cost(axes: Axes, runs: list[Run], variant: Variant) -> None:
-    """What splitting over so many replicas costs, and where each policy ends."""
+    """What an even split over one to four replicas costs, and where each policy ends."""
     splits = [select(runs, variant, "round_robin", n) for n in range(1, REPLICAS + 1)]
     finish = [mean([r.last_finish_s for r in split]) for split in splits]
     gpu = [mean([r.gpu_s for r in split]) for split in splits]

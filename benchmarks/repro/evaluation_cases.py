@@ -18,7 +18,7 @@ from preble.sim import Failure, FailureKind, SimConfig
 from preble.workloads import WorkloadPlan
 
 DATA = Path(os.environ.get("PREBLE_DATA", "data"))
-"""Where the real traces are. Results tell it as part of their workloads' names, so those that are kept have `data`."""
+"""Where the real traces are. Results have it in their workloads' names, so kept ones have `data`."""
 ABLATION = ("e2_per_request", "e2_rebalance")
 EVERY_POLICY = tuple(name for name in policy_names() if name not in ABLATION)
 FEW = ("preble", "e2", "sticky_until_saturated", "llmd_blend", "lmetric", "least_load", "round_robin")
@@ -39,7 +39,7 @@ class Case:
     which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
     `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
 
-    `rates` are below what `preble.sim.bound.lower_bound` says that no scheduler can carry for ever, or little above,
+    `rates` are below what `preble.sim.bound.lower_bound` says that no scheduler can sustain, or little above,
     and `requests` enough for sessions to follow each other.
 
     Videos and documents are a fixed number (`num_prefixes`). Without it more requests ask for more of them, all in

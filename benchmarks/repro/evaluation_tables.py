@@ -18,10 +18,10 @@ from preble.metrics.estimates import Estimate, estimate
 from preble.report import Table
 
 LOADS = (0.5, 0.8, 0.95)
-"""Parts of the best policy's capacity at which latencies are told."""
+"""Parts of the best policy's capacity at which latencies are shown."""
 OWN = "preble"
 SLOWER = 1.05
-"""A mean E2E that is more than this times the baseline's is told."""
+"""A mean E2E that is more than this times the baseline's is named."""
 
 BOUNDED = "<: at most that; with some seed no rate that was run keeps the SLO"
 
@@ -138,7 +138,7 @@ def harm_table(results: Results) -> Table:
             f"mean E2E longer by more than {SLOWER - 1:.0%} at 80 % of what {BASELINE} carries",
         ),
         rows,
-        caption=f"Capacity and mean E2E against {BASELINE}; the last column tells of whom the whole 95 % interval is "
+        caption=f"Capacity and mean E2E against {BASELINE}; the last column names those whose whole 95 % interval is "
         f"above {SLOWER - 1:.0%}.",
     )
 
@@ -193,7 +193,7 @@ def distance_table(results: Results, bounds: Sequence[Bound]) -> Table:
         ("workload", "of", "the bound", OWN, "the nearest policy"),
         rows,
         caption="Latencies: times the bound, at the highest rate that some policy carries. Requests/s: capacity at the "
-        "SLO as a share of the rate that no scheduler can keep up for ever.",
+        "SLO as a share of the rate that no scheduler can sustain.",
     )
 
 

@@ -3,7 +3,7 @@
     python benchmarks/repro/fidelity.py                     # two real vLLM replicas on the CPU (8 minutes)
     python benchmarks/repro/fidelity.py --engine emulator --rates 8 --requests 40       # to try it out
     python benchmarks/repro/fidelity.py --again                # once more, to be shown as means with what there is
-    python benchmarks/repro/fidelity.py --simulate             # simulate anew, beside what was measured before
+    python benchmarks/repro/fidelity.py --simulate             # simulate again, for the kept measurements
     python benchmarks/repro/fidelity.py --draw                 # docs/fidelity.md from the results
 
 The replicas are profiled as `preble profile` does it, both at the same time; the gateway and the simulator have that
@@ -206,7 +206,7 @@ def taken_share(measured: Measured) -> float:
 
 
 def slower(profile: CostProfile, factor: float) -> CostProfile:
-    """Everything takes so many times as long."""
+    """Everything takes `factor` times as long."""
     return replace(
         profile,
         prefill_points=tuple((tokens, factor * seconds) for tokens, seconds in profile.prefill_points),
@@ -441,7 +441,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS, help="at each rate")
     parser.add_argument("--quick", action="store_true", help="a rough profile, and only print the results")
     parser.add_argument("--again", action="store_true", help="keep what was measured before, and show means")
-    parser.add_argument("--simulate", action="store_true", help="simulate anew, beside what was measured before")
+    parser.add_argument("--simulate", action="store_true", help="simulate again, for the kept measurements")
     parser.add_argument("--draw", action="store_true", help="fill in the page from the results that are there")
     options = parser.parse_args()
     results = known_results() if options.draw or options.simulate or options.again else []

@@ -99,7 +99,7 @@ def agreement_table(results: Results) -> Table:
         ("workload", "number", "rank correlation", "pairs in the same order", "gateway / simulator"),
         rows,
         caption=f"Rank correlation: Spearman's, over the {len(POLICIES)} policies. Pairs: of policies that the "
-        f"simulator tells apart, whichever of {len(SHIFTS)} simulations is taken of each: one with the arrivals as "
+        f"simulator distinguishes, whichever of {len(SHIFTS)} simulations is taken of each: one with the arrivals as "
         f"they are, the others with each up to {SHIFT_S * 1000:g} ms later by chance. Gateway / simulator: the median "
         "over the policies, and the least and the most.",
     )

@@ -42,7 +42,7 @@ CPU_KV_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of the Llama family, as far as it decides how long things take."""
+    """A decoder of the Llama family: the parts that decide how long it takes."""
 
     hidden: int
     layers: int

@@ -78,7 +78,7 @@ RECIPES = {
 
 
 class SetupFailed(Exception):
-    """What to tell the user, and the exit status."""
+    """Return the message for the user, and the exit status."""
 
     def __init__(self, message: str, status: int = EXIT_FAILED) -> None:
         super().__init__(message)
@@ -229,7 +229,7 @@ def build(recipe: EngineRecipe, target: Path) -> None:
     log = install_log(recipe, target)
     log.unlink(missing_ok=True)
     if target.exists():
-        say(f"{target} is unfinished or of another lock file: making it anew")
+        say(f"{target} is unfinished or of another lock file: making it again")
         shutil.rmtree(target)
     started = time.monotonic()
     say(f"installing {recipe.name} from {recipe.lock.name} into {target} (about {recipe.size}, 2 to 5 minutes)")

@@ -370,7 +370,7 @@ async def test_matches_on_a_replica_of_other_ids_do_not_count_until_it_is_verifi
             _, _, headers = await gateway.complete(prompt=LONG)
             assert headers["x-preble-matched-tokens"] == "0"
             result = await preble("explain", headers["x-request-id"], "--url", gateway.gateway.url)
-            assert f"counted as nothing: {one.url}." in " ".join(result.stdout.split())
+            assert f"did not count: {one.url}." in " ".join(result.stdout.split())
             one.shift = lambda body: 0
             assert (await reports(gateway, anew=True))[one.url]["trusted"]
             _, _, headers = await gateway.complete(prompt=LONG)
@@ -559,5 +559,5 @@ async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: 
         *others, events = replica.parity.findings
         assert {finding.outcome for finding in others} == {Outcome.VERIFIED}
         assert (events.check, events.outcome) == (Check.EVENTS, Outcome.MISMATCH)
-        assert events.detail == "its KV events told of 0 of 48 tokens within 0.5 s"
+        assert events.detail == "its KV events reported 0 of 48 tokens within 0.5 s"
         assert not replica.trusted

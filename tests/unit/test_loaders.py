@@ -109,9 +109,9 @@ def test_a_named_workload_may_be_any_of_these_files(tmp_path: Path) -> None:
     ("lines", "says"),
     [
         ([], ": the file is empty"),
-        (["time,words", "1,2"], ":1: cannot tell the format from 'time,words'"),
-        ([{"when": 1}], """:1: cannot tell the format from '{"when": 1}'"""),
-        (["{"], ":1: cannot tell the format from '{'"),
+        (["time,words", "1,2"], ":1: no known format begins with 'time,words'"),
+        ([{"when": 1}], """:1: no known format begins with '{"when": 1}'"""),
+        (["{"], ":1: no known format begins with '{'"),
     ],
 )
 def test_a_file_of_no_known_format_is_refused_with_what_is_known(

@@ -16,7 +16,7 @@ from gateway_parts.upstream import MODEL
 DOCS = Path(__file__).parents[3] / "docs"
 VOCABULARY = 8000
 PREFIXES = 16
-"""So many prefixes are in use; each is half of a prompt."""
+"""The number of prefixes in use; each is half of a prompt."""
 
 
 def train_tokenizer(folder: Path) -> Tokenizer:

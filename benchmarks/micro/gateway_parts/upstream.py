@@ -1,7 +1,7 @@
 """The replica of the benchmark of the gateway, and its seam: a server that computes nothing.
 
 It answers a completion at once: whole, or as many events as tokens are asked for, the first at once and one more every
-EVENT_INTERVAL_S, each written by itself. So whoever stands in front of it is what is measured.
+EVENT_INTERVAL_S, each written by itself. So only the server in front of it is measured.
 """
 
 from __future__ import annotations

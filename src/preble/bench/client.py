@@ -127,7 +127,7 @@ class BenchClient:
         return names
 
     async def send(self, request: WorkloadRequest, scheduled_s: float, clock: Clock) -> RequestRecord:
-        """Send one request, receive its whole answer, and return its record, which also tells failures.
+        """Send one request, receive its whole answer, and return its record, which also has failures.
 
         Call `find_model` first.
         """

@@ -142,7 +142,7 @@ def _rate(text: str) -> float | str | None:
 @click.option("--html", type=OUTPUT_FILE, help="Write a page with figures (needs the extra `plot`).")
 def command(json_file: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
-    the highest rate at which the SLO is kept for ever, which means that neither queues nor misses grow.
+    the highest rate that keeps the SLO in the long run: neither queues nor misses grow.
 
     Several seeds say how sure that is. With --json, the same command goes on where it was interrupted, and policies,
     workloads, rates and seeds can be added.

@@ -39,7 +39,7 @@ SIGN_OF_LIFE_S = 15
 @click.option(
     "--profile",
     metavar="NAME|FILE",
-    help=f"Cost profile: how emulated replicas behave ({EMULATED_PROFILE} if not given), and how the gateway reckons.",
+    help=f"Cost profile: how emulated replicas behave (default {EMULATED_PROFILE}), and the gateway's cost model.",
 )
 @click.option("--kv-tokens", type=POSITIVE, help="KV cache of a replica in tokens.  [default: the engine's choice]")
 @click.option(
@@ -105,7 +105,7 @@ def command(
 
 
 def _check(flags: Mapping[str, object]) -> None:
-    """What can be told before anything is started: replicas may take minutes. Raises: ConfigError."""
+    """Check what can be checked before anything starts: replicas may take minutes. Raises: ConfigError."""
     from preble.config.load import load
     from preble.profiles import load_profile
     from preble.web.listening import listen

@@ -11,9 +11,9 @@ from preble.sim.watch import Glimpse, Watch
 
 LOOKS_PER_WINDOW = 6
 SETTLED_WINDOWS = 2
-"""A run that has settled lasts at least so many of the policy's windows: what a window forgets shows in the second."""
+"""The least length of a settled run, in windows of the policy: what a window forgets shows in the second."""
 PATIENCE = 5.0
-"""A queue that takes so many times the SLO's bound to serve is no transient."""
+"""A queue that takes this many times the SLO's bound to serve is no transient."""
 EASE = 0.5
 """A part of the SLO's bound; what stays below it keeps the SLO with ease."""
 

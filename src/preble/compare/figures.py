@@ -30,7 +30,7 @@ _LEGEND_COLUMNS = 76
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a policy is drawn. `is_grey`: one of too many to be told apart; tables and bars name it."""
+    """How a policy is drawn. `is_grey`: one of too many to distinguish; tables and bars name it."""
 
     colour: str
     is_grey: bool = False

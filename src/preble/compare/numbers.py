@@ -56,7 +56,7 @@ class Number:
 
 
 def significant(value: float, digits: int) -> str:
-    """Rounded to so many digits, in full however large.
+    """Round to this many digits, never in exponents.
 
     >>> significant(123.4, 2), significant(0.04215, 3), significant(1234.5, 3)
     ('120', '0.0421', '1,230')

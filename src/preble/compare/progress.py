@@ -16,7 +16,7 @@ QUIET_S = 15.0
 
 @contextmanager
 def run_progress() -> Iterator[Callable[[int, int], None]]:
-    """Shows how many runs were made and how long the rest will take; gives the function to tell (made, in all)."""
+    """Show how many runs were made and how long the rest takes; yields the function to call with (made, in all)."""
     if not sys.stderr.isatty():
         yield _lines()
         return

@@ -29,7 +29,7 @@ def compare_policies(
 
     `path`: the result file. Runs that it has already are not made again, and it is written after each one, so that an
     interrupted comparison goes on where it was. `jobs`: processes, None for one a core; more than one needs the
-    caller's main module to be importable (`if __name__ == "__main__":`). `on_progress`: told how many runs have been
+    caller's main module to be importable (`if __name__ == "__main__":`). `on_progress`: called with how many are
     made and how many it will be, which is an estimate while capacities are searched.
 
     Raises: ConfigError, TraceFormatError: a workload cannot be made, or `path` is something else. PrebleError: a
@@ -51,7 +51,7 @@ class _Comparison:
         self._runs: dict[str, Run] = {}
         self._num_made = 0
         self._left: Counter[Arm] = Counter()
-        """Runs that are still to be made, as far as is known."""
+        """Return the runs that are known to be missing."""
 
     def run(self, pool: Pool) -> CompareResult:
         if self._plan.is_search:

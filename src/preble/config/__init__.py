@@ -1,4 +1,4 @@
-"""Configuration of the gateway: what can be set, in sections, and how it is told.
+"""Configuration of the gateway: the settings, in sections, and where their values come from.
 
 `load`: how a file, the environment and flags become one `GatewayConfig`. `reference`: its page in the documentation.
 """

@@ -110,7 +110,7 @@ class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who may ask, and as whom the gateway asks the replicas."""
+    """API keys: those of clients, and the gateway's own for the replicas."""
 
     api_keys: Annotated[
         tuple[str, ...],
@@ -123,13 +123,13 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         about(
             "Keys that may also use `/debug` and see where requests were placed. Where there are keys, others may not.",
-            why="both tell what others send",
+            why="both show what others send",
         ),
     ] = ()
     keys_file: Annotated[
         str | None,
         about(
-            "TOML file with named keys, their tenants and limits (docs/howto/tenants.md); read anew at SIGHUP.",
+            "TOML file with named keys, their tenants and limits (docs/howto/tenants.md); read again at SIGHUP.",
             why="most gateways have one tenant",
         ),
     ] = None

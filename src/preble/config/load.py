@@ -156,7 +156,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_whole(config: GatewayConfig) -> None:
-    """What only the whole can tell. Raises: ConfigError."""
+    """Check what depends on several settings. Raises: ConfigError."""
     if not config.replicas:
         raise ConfigError("no replica given: name at least one, such as --replica http://127.0.0.1:8101")
     urls = [replica.url for replica in config.replicas]

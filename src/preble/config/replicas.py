@@ -19,10 +19,10 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     kv_events: Annotated[
         str | None,
-        about("ZMQ address of its KV events, such as `tcp://10.0.0.5:5557`.", why="vLLM tells it itself"),
+        about("ZMQ address of its KV events, such as `tcp://10.0.0.5:5557`.", why="vLLM reports it itself"),
     ] = None
     kv_events_replay: Annotated[
-        str | None, about("ZMQ address at which past KV events are asked for.", why="vLLM tells it itself")
+        str | None, about("ZMQ address at which past KV events are asked for.", why="vLLM reports it itself")
     ] = None
     kv_events_topic: Annotated[str, about("Topic of its KV events.", why="vLLM's own default")] = ""
 
@@ -35,7 +35,7 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Between two readiness checks of a live replica.",
             unit="s",
-            why="cheap, and broken connections tell sooner",
+            why="cheap, and broken connections show sooner",
             gt=0,
         ),
     ] = 5.0
@@ -196,7 +196,7 @@ class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     distrust: Annotated[
         bool,
         about(
-            "Count matches as none on a replica whose token ids or cache are not as predicted; off: only tell.",
+            "Ignore the cache of a replica whose token ids or cache differ from the prediction; off: only report it.",
             why="what is predicted there is wrong",
         ),
     ] = True

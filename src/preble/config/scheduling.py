@@ -155,7 +155,7 @@ class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     log: Annotated[
         str | None,
         about(
-            "File for the decision log, made anew at each start; the one before is kept as FILE.1. "
+            "File for the decision log, new at each start; the previous one is kept as FILE.1. "
             "**It holds the token ids of every prompt.**",
             why="prompts are nobody's business unless somebody asks",
         ),

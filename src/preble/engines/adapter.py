@@ -153,7 +153,7 @@ class Engine(ABC):
         raise self.http.error(EngineRefused, "has no /tokenize; give the gateway a tokenizer (--tokenizer)")
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        """Yield changes of the replica's prefix cache, from the beginning, for ever. None where it reports none.
+        """Yield changes of the replica's prefix cache, from the beginning, without end. None where it reports none.
 
         Starts with `CacheCleared`, then everything that is cached now, then every change. After a gap that cannot be
         replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; `EventsLost` says
@@ -166,7 +166,7 @@ class Engine(ABC):
         return
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
-        """Yield the replica's load by its own account, for ever. None where it does not report any.
+        """Yield the load that the replica reports, without end. None where it does not report any.
 
         Yields None when the reports stop: then its load is unknown. Reconnects by itself; ends when closed.
         """

@@ -12,7 +12,7 @@ class PromptDetails(msgspec.Struct):
 
 
 class StreamUsage(msgspec.Struct):
-    """The tokens of a completion, in its last event. `cached_tokens`: None where the engine does not tell."""
+    """The tokens of a completion, in its last event. `cached_tokens`: None if the engine does not report them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

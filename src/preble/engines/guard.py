@@ -60,7 +60,7 @@ def end_descendants() -> None:
 
 
 def children() -> list[int]:
-    """Our children, as far as the kernel tells."""
+    """Return our child processes, if the kernel lists them."""
     with contextlib.suppress(OSError):
         listing = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return [int(pid) for pid in listing.split()]

@@ -131,7 +131,7 @@ class Intake:
         self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
 
     def start_over(self, *, is_past: bool = False) -> CacheCleared:
-        """Forget everything. `is_past`: because it is to be told anew, not because it is gone."""
+        """Forget everything. `is_past`: the engine will report it again; the blocks are not gone."""
         self.counters.starts_over += 1
         self.line = Line()
         return replace(self._copies.clear(), is_past=is_past)
@@ -258,7 +258,7 @@ class KvEventStream:
         self._wake()
 
     def resync(self) -> None:
-        """Start over soon: for someone who knows better that what was told so far is no longer true."""
+        """Start over soon: the caller knows that earlier reports are no longer true."""
         self._resync = True
         self._wake()
 

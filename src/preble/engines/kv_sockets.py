@@ -27,7 +27,7 @@ RECEIVE_QUEUE_MESSAGES = 4096
 """Live messages that wait for us; what does not fit is dropped, seen as a gap and asked for again."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Of one message, which tells of one iteration of the engine: a million tokens take 3 to 5 MB, and reading them holds
+"""Of one message, which reports one iteration of the engine: a million tokens take 3 to 5 MB, and reading them holds
 up every request. An engine that sends more loses the connection, and is then asked for what it has sent since."""
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 

@@ -239,7 +239,7 @@ class Fleet:
                 for replica in self.replicas:
                     tasks.create_task(self._bring_up(replica))
         except ExceptionGroup as failures:
-            # They fail for the same reason as a rule; the first one tells it.
+            # They usually fail for the same reason; the first one reports it.
             raise failures.exceptions[0] from None
 
     async def _bring_up(self, replica: ReplicaProcess) -> None:

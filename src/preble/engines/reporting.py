@@ -89,12 +89,12 @@ class ReportingEngine(OpenAIEngine):
         return self._endpoints[rank] if self._endpoints else None
 
     def _endpoints_at(self, endpoint: str, replay: str | None, topic: str) -> KvEventEndpoints:
-        """Where to connect to for addresses that the replica tells. Raises: EngineProtocolError: they are none."""
+        """Return where to connect for the addresses that the replica reports. Raises: EngineProtocolError: bad ones."""
         host = self.http.host
         try:
             return KvEventEndpoints(reachable(endpoint, host), replay and reachable(replay, host), topic)
         except ConfigError as error:
-            raise self.http.error(EngineProtocolError, f"tells a wrong address: {error}") from error
+            raise self.http.error(EngineProtocolError, f"reports a bad address: {error}") from error
 
     def _say_no_events(self) -> None:
         self._log.warning("no_kv_events", reason="they are off", consequence="what it caches is estimated")

@@ -171,7 +171,7 @@ class AbortableExchange:
             await self._abort()
 
     async def _abort(self) -> None:
-        """Tell the engine, for a limited time; if it cannot be told, it will notice by itself or is gone."""
+        """Ask the engine to abort, for a limited time; otherwise it notices by itself, or is gone."""
         body = msgspec.json.encode({"rid": self._request_id})
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):

@@ -100,7 +100,7 @@ class VllmEngine(ReportingEngine):
     async def _ask_endpoints(self) -> tuple[KvEventEndpoints, ...]:
         answer = await self.http.ask("/kv_event_sources")
         if answer.status in (404, 405):
-            self._log.warning("kv_events_unknown", hint="this vLLM cannot tell; give kv_events for this replica")
+            self._log.warning("kv_events_unknown", hint="this vLLM reports none; give kv_events for this replica")
             return ()
         return self._endpoints_from(answer)
 

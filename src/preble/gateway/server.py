@@ -95,7 +95,7 @@ class Gateway:
         self._server = server
 
     def reload(self) -> None:
-        """Read the file of keys anew. Where it is unusable, the keys stay as they were, and the log says why."""
+        """Read the file of keys again. If it is unusable, the old keys stay, and the log says why."""
         log = structlog.get_logger()
         try:
             log.info("reloaded", keys=self._app.keys.reload())

@@ -40,9 +40,9 @@ class Verdict(StrEnum):
 
     STEADY = "steady"
     WARMING = "warming up"
-    """It still gets better; for ever it would be at least as good as here."""
+    """It still improves; a longer run would be at least as good."""
     GROWING = "not steady"
-    """Queues grow, or the hit rate falls: the rate is not carried for ever."""
+    """Queues grow, or the hit rate falls: the cluster does not sustain the rate."""
     SHORT = "too short"
     """It is shorter than the policy's window, or has too few requests: a burst from cold."""
 

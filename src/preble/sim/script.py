@@ -6,7 +6,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.workloads import Workload, WorkloadRequest, packed_prompt
 
 NO_PROMPT_HAS = 1 << 31
-"""Token ids from here on stand for generated tokens that the workload does not tell."""
+"""Token ids from here on stand for generated tokens that are not in the workload."""
 
 
 class Script:

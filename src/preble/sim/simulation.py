@@ -139,7 +139,7 @@ class Simulation:
 
     @property
     def _door(self) -> GlobalScheduler:
-        """The scheduler, to be told something: when its timer is due has to be asked anew then."""
+        """Return the scheduler for a call that may change when its timer is due."""
         self._timer_s = -inf
         return self._scheduler
 
@@ -204,7 +204,7 @@ class Simulation:
             self._deliver(call, call.replica, now)
 
     def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
-        """The request reaches its replica, unless that was lost meanwhile and the request placed anew."""
+        """The request reaches its replica, unless that was lost meanwhile and the request placed again."""
         if call.replica is not replica:
             return
         try:

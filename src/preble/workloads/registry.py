@@ -101,7 +101,7 @@ def make_workload(
 
     `num_requests`: None for all of a file. `popularity`: uniform, zipf or recorded. `zipf`: the exponent, which also
     selects zipf. `num_prefixes`: the number of different tools, documents or the like. None: the workload's default.
-    A file keeps its requests and times unless popularity or prefixes are given: then its requests are drawn anew (see
+    A file keeps its requests and times unless popularity or prefixes are given: then its requests are resampled (see
     `resample`). Of a longer file, fewer requests are a stretch that begins at a place of the seed's.
 
     Raises: ConfigError: neither a name nor a file, or an impossible number. TraceFormatError: a bad file.

@@ -1,4 +1,4 @@
-"""Streams of requests told by numbers: populations of prefixes that stay, renew themselves or change their popularity.
+"""Streams of requests by numbers: populations of prefixes that stay, renew themselves or change their popularity.
 
 A scenario is several streams at once, each with its share of the rate and its own time: everyday traffic, a tenant's
 flood, one new document that many ask about. Nothing depends on how long a run is: a longer one begins as a shorter one.
@@ -27,8 +27,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `share`: of the rate, in proportion to the other streams'; it comes on top of them outside of their times. `from_s`,
     `until_s`: when it asks, in seconds after the warm-up; None for to the end. `output_tokens`: of an answer;
-    `long_every`: each so many-th prefix is answered with `long_output_tokens` instead, 0 for none. `zipf`: exponent of
-    the popularity, 0 for uniform. `flip_s`: seconds after which other prefixes are the popular ones. `renew_s`: seconds
+    `long_every`: each n-th prefix gets `long_output_tokens` instead, 0 for none. `zipf`: exponent of the
+    popularity, 0 for uniform. `flip_s`: seconds after which other prefixes are the popular ones. `renew_s`: seconds
     after which a prefix is replaced by one that nobody asked before, each at a time of its own. `turns`: requests from
     a session's root to its leaves, each of which adds its question to what was said before; `branches`: how many go on
     from each answer, so that a session is a tree. `pause_s`: from an answer to what follows it.

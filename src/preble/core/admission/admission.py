@@ -43,7 +43,8 @@ class Admission:
     """Decides which request goes to the fleet next, and when. Synchronous; `now` must not go back.
 
     The driver calls `next` until it gives nothing, whenever something has changed: after `offer`, `begun`, `ended`, a
-    change of replicas, and at `next_timer`. It tells with `placed` where what `next` gave went. `depth_s`: see `Gate`.
+    change of replicas, and at `next_timer`. It reports with `placed` where the request from `next` went. `depth_s`: see
+    `Gate`.
     """
 
     def __init__(

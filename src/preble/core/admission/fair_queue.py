@@ -122,10 +122,10 @@ class FairQueue:
         return [Refused(newest.request_id, self._expected_wait_s(greediest, newest))]
 
     def next(self, has_room: Callable[[Waiting, bool], bool]) -> Waiting | None:
-        """Whose turn it is, of those for whom there is room; it waits no longer. None: nobody's.
+        """Take the request whose turn it is, of those with room; None if there is none.
 
         `has_room` is also given whether no other tenant has used less.
-        The caller then tells what it costs with `start`.
+        The caller then reports its cost with `start`.
         """
         best: tuple[int, float, float] | None = None
         chosen: Waiting | None = None

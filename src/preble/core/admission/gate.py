@@ -21,7 +21,7 @@ class _Pending:
     prefill_s: float
     late_at: float
     begun_at: float | None
-    """When its answer counts as begun; None where that will be told."""
+    """When its answer counts as begun; None if that will be reported."""
 
 
 class _Replica:
@@ -49,7 +49,7 @@ class Gate:
         self._replicas[replica_id] = _Replica()
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
-        """A replica has left. What is still told of its requests is ignored."""
+        """Forget a replica that has left. Later reports about its requests are ignored."""
         self._replicas.pop(replica_id, None)
 
     def sent(
@@ -81,7 +81,7 @@ class Gate:
         )
 
     def next_assumption(self) -> float | None:
-        """When the next request counts as begun that nobody will tell about; None if there is none."""
+        """When the next request without a report counts as begun; None if there is none."""
         times = [
             pending.begun_at
             for replica in self._replicas.values()

@@ -1,4 +1,4 @@
-"""What a replica's answers tell about its cache: how many tokens were cached, and in what units it counts them.
+"""What a replica's answers report about its cache: how many tokens were cached, and in what units it counts them.
 
 An engine counts whole blocks, and some never serve the last one that they have (speculative decoding). So a report that
 is a little lower than expected, each time, is no eviction. The block size is learned from the reports themselves: it

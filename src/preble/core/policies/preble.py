@@ -1,7 +1,7 @@
 """`preble`: place a request where it adds the least delay, to itself and to everybody else.
 
 Of each replica i is asked: by how many seconds do the latencies of all requests together grow if the request goes
-there? A request's latency is reckoned as its end-to-end time plus `ttft_weight` times its time to first token, so a
+there? A request's latency counts as its end-to-end time plus `ttft_weight` times its time to first token, so a
 second before the first token counts v = 1 + `ttft_weight`, and a second of decoding counts one. With
 
 - W_i the prefill that waits on i, P_i the prefill of what the request misses there, N_i the requests in flight on i,

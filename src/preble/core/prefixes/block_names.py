@@ -1,6 +1,6 @@
 """The names of one replica's KV blocks: four bytes a block, kept with the cache entry that they end in.
 
-An engine reports a block by a hash. Four bytes of it tell the blocks of one replica apart, and the blocks of a node
+An engine reports a block by a hash. Four bytes of it distinguish the blocks of one replica, and the blocks of a node
 follow one another, so their names are one string of bytes. Only the last name of a node is in a table, and that is
 enough for nearly all reports: engines evict a prompt from its end, and they store new blocks below the last one of a
 shared prefix, at whose end the tree was split when the request was placed. Other names are searched for.

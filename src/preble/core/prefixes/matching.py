@@ -120,7 +120,7 @@ def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] |
     """The place in a prompt that the event's blocks continue, as the node and the token at which their parent ends.
 
     The prompt is the one of `end` tokens whose last node was `leaf`. None if it does not have the first of the blocks,
-    or too few tokens of them to tell. O(tokens).
+    or too few of their tokens to decide. O(tokens).
     """
     leaf = live_node(leaf, end)
     if not len(event.tokens) >= _MIN_LOCATED * TOKEN_BYTES or leaf.end < end:

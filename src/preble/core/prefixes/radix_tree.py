@@ -2,7 +2,7 @@
 
 A node holds a run of tokens; its path from the root is a prompt prefix. Runs are packed, compared at memcmp speed.
 When a node splits, the *lower* part keeps its identity, and when a node merges with its only child, the *child* keeps
-its own: whoever remembers "the node at whose end my prompt ends" never has to be told.
+its own: code that keeps "the node at whose end my prompt ends" needs no update.
 
 Source: Preble, "Global scheduler data structures"; the namespaces (model adapter, cache salt) are ours.
 """

@@ -1,4 +1,4 @@
-"""What an emulated replica is told when it starts."""
+"""The settings of an emulated replica."""
 
 from __future__ import annotations
 

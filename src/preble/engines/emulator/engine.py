@@ -164,7 +164,7 @@ class EmulatedEngine:
         return done
 
     async def run(self) -> None:
-        """Compute for ever, one iteration after the other; sleeps while there is nothing to do."""
+        """Compute one iteration after another until cancelled; sleep while there is no work."""
         loop = asyncio.get_running_loop()
         deadline = loop.time()
         while True:

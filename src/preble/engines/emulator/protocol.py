@@ -1,4 +1,4 @@
-"""OpenAI's bodies and answers as vLLM speaks them, as far as an emulated model can."""
+"""OpenAI's bodies and answers in vLLM's form: the part that an emulated model supports."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class EmulatedTokenizer(Protocol):
 
 
 class BuiltinTokenizer:
-    """Words, spaces and signs, each a token whose id is a stable hash of it. The same text has the same ids for ever.
+    """Words, spaces and signs, each a token whose id is a stable hash of it. The same text always has the same ids.
 
     >>> tokenizer = BuiltinTokenizer()
     >>> ids = tokenizer.encode("One word, two", add_special_tokens=True)

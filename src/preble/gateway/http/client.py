@@ -18,7 +18,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _PLACEMENT = b"x-preble-"
-"""Headers that tell what is cached, which is to say what others have sent, and the addresses of replicas."""
+"""Headers that reveal what is cached, so what others have sent, and the addresses of replicas."""
 _LARGE_ANSWER_BYTES = 64 * 1024
 """The server takes an answer of this size without waiting for the client. The end of a larger one is sent by itself, so
 that its request counts as being served while the answer takes memory."""
@@ -39,7 +39,7 @@ class Client:
         self.query = query
         self.status: int | None = None
         self.caller = ANYBODY
-        """Who sends the request. Only an admin is told where it was placed."""
+        """Who sends the request. Only an admin sees where it was placed."""
         self.request_id: str | None = None
         """Sent with every answer, errors included, once it is set."""
         self._receive = receive

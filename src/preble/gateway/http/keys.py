@@ -20,7 +20,7 @@ class KeyRing:
         self.reload()
 
     def reload(self) -> int:
-        """Read the file of keys anew; returns the number of keys. Raises: ConfigError; then the keys stay as they were.
+        """Read the file of keys again; return the number of keys. Raises: ConfigError; then the old keys stay.
 
         Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
         """

@@ -41,7 +41,7 @@ ATTEMPTS = 3
 """Prompts sent twice before a wrong count is believed: a busy replica can evict a prompt as soon as it is computed."""
 
 MIN_DISTINCT_IDS = 16
-"""So many different ids make prompts that nobody has sent before."""
+"""Enough different ids for prompts that nobody has sent before."""
 
 REPORTING = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -190,7 +190,7 @@ class ParityCheck:
         return finding
 
     async def _plain_ids(self) -> list[int]:
-        """Ids that the replica has for ordinary text, none of them special. Empty where it does not tell any."""
+        """Ids that the replica has for ordinary text, none of them special. Empty if it reports none."""
         body = msgspec.json.encode({"model": self._model, "prompt": PROSE, "add_special_tokens": False})
         try:
             return sorted(set(await self.replica.engine.tokenize(body)))
@@ -244,7 +244,7 @@ class ParityCheck:
             return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
         return _mismatch(
             Check.EVENTS,
-            f"its KV events told of {believed} of {self._predicted} tokens within {self.settings.events_s:g} s",
+            f"its KV events reported {believed} of {self._predicted} tokens within {self.settings.events_s:g} s",
             misleads=True,
         )
 
@@ -273,7 +273,7 @@ async def _whole(response: EngineResponse) -> bytes:
 
 
 def _compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
-    """The first token that differs. Where only tools are told otherwise, everything else still matches as it should.
+    """The first token that differs. If only tools differ, everything else still matches.
 
     >>> _compare_ids(Check.CHAT, [1, 2], [1, 2]).outcome.value
     'verified'

@@ -1,4 +1,4 @@
-"""What came of checking replicas for parity, as values: kept, told in logs and metrics, sent to those who ask."""
+"""The results of parity checks, as values: for logs, metrics and pages."""
 
 from __future__ import annotations
 

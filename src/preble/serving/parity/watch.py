@@ -23,8 +23,8 @@ LONGEST_RETRY = 64
 class ParityWatch:
     """Checks live replicas, keeps the last report of each, and has the scheduler trust them or not.
 
-    `tokens`: what makes the gateway's token ids; None where it uses the replicas' own, which are then held against each
-    other: the one that has been live the longest is right. `rng`: makes prompts that nobody has sent before.
+    `tokens`: what makes the gateway's token ids; None where it uses the replicas' own, which are then compared
+    with each other: the one that has been live the longest is right. `rng`: makes prompts that nobody has sent before.
     """
 
     def __init__(

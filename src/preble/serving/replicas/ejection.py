@@ -118,7 +118,7 @@ class EjectionTable:
         self._replicas[replica_id].group = group
 
     def remove(self, replica_id: ReplicaId) -> None:
-        """A replica has left. What is still told of its requests is ignored."""
+        """Forget a replica that has left. Later reports about its requests are ignored."""
         self._replicas.pop(replica_id, None)
         self._suspended.discard(replica_id)
 

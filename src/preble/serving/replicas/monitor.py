@@ -62,7 +62,7 @@ class ReplicaMonitor:
                     task.cancel()
 
     async def _until_removed(self, replicas: list[LiveReplica]) -> None:
-        """Take in what its ranks tell until it fails, then take them out."""
+        """Follow what its ranks report until it fails, then remove them."""
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
@@ -76,7 +76,7 @@ class ReplicaMonitor:
                 self._dispatcher.remove_replica(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_up(self) -> Found:
-        """Probe, ever less often, until the replica answers. Each new reason why it does not is told."""
+        """Probe, ever less often, until the replica answers. Each new reason is logged."""
         wait_s = self._health.retry_min_s
         told: str | None = None
         while True:

@@ -126,7 +126,7 @@ def _chat_in_worker(source: tuple[Path, Path | None], body: bytes) -> PackedToke
 class EngineTokens:
     """The replicas' own `/tokenize`, asked in turn; what the engine would make is right by definition.
 
-    `engines_for`: the live replicas that serve a model. `suspect`: told of each replica that did not answer at all.
+    `engines_for`: the live replicas that serve a model. `suspect`: called for each replica that did not answer at all.
     Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
     match each other, though not the replicas' KV events.
     """

@@ -47,7 +47,7 @@ class TextEncoder(Protocol):
 
 
 class PlainEncoder:
-    """The `tokenizers` library: right for every model; holds the interpreter's lock while it works."""
+    """The `tokenizers` library: right for every model; it keeps the interpreter's lock while it works."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -34,7 +34,7 @@ class LeastCosts:
           in the batch, no larger than they are together, in which a token is cheapest;
         - the token at position p is in a chunk that begins after s tokens or later, and not earlier than
           `max_batch_tokens` before p: that is the context which the chunk's tokens have to attend to.
-        What this takes is reckoned for every s, and the least of them taken. O(seen tokens).
+        The cost is computed for every s, and the least one counts. O(seen tokens).
         """
         profile, budget = self._model.profile, self._budget
         before = np.arange(seen_tokens + 1)
@@ -59,7 +59,7 @@ class LeastCosts:
         """Seconds from the first token to the last, on a replica that does nothing else.
 
         Each token takes an iteration that decodes. If the request was preempted before it, then two: one that decodes
-        others, in which it lost its place, and one that computes at least one token anew.
+        others, in which it lost its place, and one that computes at least one token again.
         """
         context = np.arange(num_prompt_tokens, num_prompt_tokens + output_tokens - 1)
         alone_s = self._model.iteration_s((), 1, 0)

@@ -32,7 +32,7 @@ class LowerBound:
     `requests`: of each request, by id. `ttft_mean_s`, `e2e_mean_s`: over all of them; more than the means of
     `requests` where the queue alone takes more. `gpu_s`: seconds of GPU time of all replicas together.
     `requests_per_s`: finished requests a second over the whole run, and so the rate at which requests like these can
-    arrive for ever.
+    arrive without end.
 
     For runs in which no request fails but those that no replica can hold, which are left out here.
     """
@@ -55,7 +55,7 @@ def lower_bound(workload: Workload, config: SimConfig) -> LowerBound:
     **All requests.** The tokens that are a request's own are computed after it is sent and before its first token, and
     each takes its share of an iteration (`LeastCosts.token_s`). So the requests that wait for no other are jobs with
     release times, for as many machines as there are replicas. One machine as fast as all of them could do the same in
-    the same times, and on one machine no order has a lower sum of times than that which always goes on with the job of
+    the same times, and on one machine no order has a lower sum of times than always running the job of
     which least is left. For E2E the decoding belongs to the job.
 
     **Work.** Each distinct token of the prompts is computed once at least, or else was answered; and each token of an

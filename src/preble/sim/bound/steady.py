@@ -1,4 +1,4 @@
-"""The rate that no scheduler carries for ever, where the caches together hold only a part of what is asked for."""
+"""The highest rate that any scheduler could sustain when the caches together hold only a part of the prefixes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from preble.workloads import Workload
 
 
 def steady_rate(workload: Workload, config: SimConfig, *, patience_s: float) -> float:
-    """Requests a second like these that no scheduler carries for ever, though it knew them all beforehand.
+    """Return a rate of such requests that no scheduler can sustain, even if it knows them all in advance.
 
     `patience_s`: nobody waits longer for a first token. The workload has arrival times; it should be long, for what is
-    asked for the first time has to be computed, and for ever nothing is new. O(tokens + uses log uses).
+    asked for the first time has to be computed, and in the long run nothing is new. O(tokens + uses log uses).
 
     A token that was computed before is a hit only if some cache held it ever since its last use. So a use takes as many
     token seconds of all caches together as its tokens times the seconds since the last use, less `patience_s`, for a

@@ -13,7 +13,7 @@ from preble.workloads.trace import made_up_tokens, own_tokens
 
 _SUFFIXES = (".gz", ".jsonl", ".json", ".csv", ".txt", ".requests")
 _FINER_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-"""Unix times from the first number on have so many units a second, the finest first: 1e11 s would be the year 5138, and
+"""(From this Unix time on, units per second), the finest first: 1e11 s would be the year 5138, and
 1e11 ms is in 1973."""
 
 
@@ -56,14 +56,14 @@ class MadeUpSegments:
 
 
 def own_segment(request_id: str, num_tokens: int) -> Segment:
-    """A piece of prompt that no other request has: so many made-up tokens."""
+    """A piece of prompt that no other request has, of made-up tokens."""
     return Segment(tokens=own_tokens(request_id, num_tokens))
 
 
 def seconds_of(time: float | str) -> float:
     """Seconds since 1970, of an ISO 8601 time (UTC where it does not say) or of Unix time.
 
-    Unix time may be in seconds, milliseconds, microseconds or nanoseconds; how large it is tells which.
+    Unix time may be in seconds, milliseconds, microseconds or nanoseconds; its size shows which.
 
     Raises: ValueError: neither.
 

@@ -1,4 +1,4 @@
-"""Which format a file is in, told from its first line."""
+"""The format of a file, by its first line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load(
 ) -> Workload:
     """The workload in a trace file, plain or compressed; see docs/howto/bring-your-trace.md.
 
-    `format`: one of `format_names()`; None to tell it from the file's first line. `options`: what the file does not
+    `format`: one of `format_names()`; None to detect it by the file's first line. `options`: what the file does not
     say. Prompts share segments by reference. Requests come by arrival, the first at 0.0 s, except in Preble's own
     format, which is taken as it stands; an answer of no token counts as one. The same file gives the same workload.
 
@@ -89,7 +89,7 @@ def _detected(path: Path) -> Format:
     raise bad_line(
         path,
         number,
-        f"cannot tell the format from {seen!r}; known, a line an object or a row, by keys or columns: {marks}",
+        f"no known format begins with {seen!r}; known formats, by their keys or columns: {marks}",
     )
 
 

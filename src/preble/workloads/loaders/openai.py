@@ -91,14 +91,14 @@ class _Line(_Body, frozen=True):
 
     @property
     def answers(self) -> list[_Answer]:
-        """Where the answer is told of, the outermost first."""
+        """Return the places that describe the answer, the outermost first."""
         if not isinstance(self.response, _Response):
             return []
         return [answer for answer in (self.response, self.response.body) if answer is not None]
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens of all its answers, where that is told."""
+        """Return the tokens of all its answers; None if the line does not say."""
         usages = (self.usage, *(answer.usage for answer in self.answers))
         return next(
             (usage.completion_tokens for usage in usages if usage and usage.completion_tokens is not None), None
@@ -171,7 +171,7 @@ class _Reader:
         return [(segment,) for segment in _prompt_segments(body.prompt or [])]
 
     def _output_tokens(self, line: _Line, num_answers: int) -> int:
-        """Tokens of each answer; a line that tells their sum has them divided evenly. Raises: ValueError: too many."""
+        """Tokens of each answer; if the line has only their sum, it is divided evenly. Raises: ValueError: too many."""
         if line.completion_tokens is not None:
             return _bounded(line.completion_tokens // num_answers)
         body = _body(line)

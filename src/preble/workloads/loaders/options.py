@@ -1,4 +1,4 @@
-"""What a file does not say, and its reader has to be told."""
+"""Options of readers: what a file itself does not say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LoadOptions:
 
     `spread_ticks` (mooncake): requests of one tick of a coarse clock are spread evenly over it; else they come as one
     burst. `client_share` (servegen): tokens of a client's system prompt, as a share of its median prompt, 0 … 1.
-    `default_output_tokens` (openai): where a line does not tell how long the answer was. `text` (segments): texts
+    `default_output_tokens` (openai): if a line does not say how long the answer was. `text` (segments): texts
     instead of made-up tokens.
     """
 

@@ -1,6 +1,6 @@
 """Pairs of files: in NAME.requests.jsonl.gz the segments of each prompt, in NAME.segments.jsonl.gz what they are.
 
-A segment has a text, or only a number of tokens. By default each is so many made-up tokens, so that lengths are exactly
+A segment has a text, or only a number of tokens. By default each has made-up tokens, so that lengths are exactly
 those of the tokenizer that counted them; `LoadOptions.text` gives the texts instead.
 """
 
@@ -105,7 +105,7 @@ class _Prompts(ABC):
         return line.n_in - sum(self._segment_lines[segment_id].n_tok for segment_id in line.segs)
 
     def _segment_id(self, segment_id: str) -> str:
-        """With the file's name before it, so that segments of several files can be told apart."""
+        """With the file's name before it, so that segments of several files differ."""
         return f"{self._name}:{segment_id}"
 
     def _key_segment(self, line: _RequestLine) -> str | None:

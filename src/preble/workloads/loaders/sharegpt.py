@@ -2,7 +2,7 @@
 
 Each answer of a conversation is a request; its prompt is all that was said before, so that requests of a conversation
 are a session, each the parent of the next (a closed loop). Its output is as long as the answer has words and signs (the
-built-in tokenizer), for a model's tokens are not told.
+built-in tokenizer), because the file has no model's tokens.
 """
 
 from __future__ import annotations
