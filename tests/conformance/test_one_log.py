@@ -156,7 +156,7 @@ class _Player:
             case AddReplicaLine():
                 self.dispatcher.add_replica(
                     _Engine(event.replica.replica_id),  # type: ignore[arg-type]
-                    EngineInfo("fake", ("model",), event.replica),
+                    EngineInfo("fake", ("",), event.replica),
                 )
             case RemoveReplicaLine():
                 self._lose(ReplicaId(event.replica))

@@ -255,7 +255,7 @@ async def test_a_log_that_does_not_replay_explains_nothing(tmp_path: Path) -> No
     await logged_run(path)
     path.write_text(path.read_text().replace('"matched_tokens":0', '"matched_tokens":16', 1))
     result = await preble("explain", "any", "--log", str(path))
-    assert (result.exit_code, f"see `preble replay {path}`" in result.stderr) == (2, True)
+    assert (result.exit_code, f"run `preble replay {path}`" in result.stderr) == (2, True)
 
 
 async def test_a_changed_log_is_found_out_with_its_line(tmp_path: Path) -> None:
