@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
@@ -82,11 +83,34 @@ async def test_an_empty_text_is_the_engines_business(serve: Serve) -> None:
         assert (await gateway.complete(prompt=""))[0] == 200
 
 
-async def test_many_prompts_with_large_fields_are_refused_before_they_are_copied(serve: Serve) -> None:
+@pytest.mark.parametrize("prompt", [["a"] * 129, [[1, 2]] * 129])
+async def test_too_many_prompts_in_one_request_are_refused(serve: Serve, prompt: Any) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
-        status, body, _ = await gateway.complete(prompt=["a"] * 4000, suffix="s" * 100_000)
+        status, body, _ = await gateway.complete(prompt=prompt)
         assert (status, body["error"]["param"]) == (400, "prompt")
-        assert one.requests == []
+        assert "129 prompts; at most 128" in body["error"]["message"] and one.requests == []
+
+
+async def test_token_ids_over_the_context_are_refused_before_they_are_decoded(serve: Serve) -> None:
+    """Some of them are no ids at all: nobody has looked."""
+    async with replicas(1, max_model_len=8192) as [one], serve([one]) as gateway:
+        raw = b'{"prompt": [' + b"1," * 2_000_000 + b"-1]}"
+        async with gateway.http.post("/v1/completions", data=BytesIO(raw)) as answer:
+            body = await answer.json()
+        assert (answer.status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert "2000001 tokens; the longest that a replica takes is 8192" in body["error"]["message"]
+
+
+async def test_long_lists_of_token_ids_arrive_as_they_were(serve: Serve) -> None:
+    async with replicas(1, max_model_len=10**7) as [one], serve([one], policy="e2") as gateway:
+        ids = [number * 7919 % 100_000 for number in range(100_000)]
+        async with gateway.http.post("/v1/completions", data=BytesIO(json.dumps({"prompt": ids}).encode())) as answer:
+            assert answer.status == 200
+        _, _, headers = await gateway.complete(prompt=ids[:50_000])
+        assert headers["x-preble-matched-tokens"] == "49984"
+        ids[70_000] = -1
+        async with gateway.http.post("/v1/completions", data=BytesIO(json.dumps({"prompt": ids}).encode())) as answer:
+            assert (answer.status, (await answer.json())["error"]["param"]) == (400, "prompt")
 
 
 async def test_a_body_over_the_limit_is_a_413_and_is_not_kept(serve: Serve) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from gateway.conftest import Serve
 from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream, status
@@ -61,6 +63,27 @@ async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -
         one.script.extend([rubbish(b"\n\n", "text/event-stream")] * 2)
         code, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
         assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+async def test_a_replicas_garbage_is_cut_in_messages_and_log(serve: Serve) -> None:
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /v1/models"):
+            body = b'{"data": [{"id": "tiny", "max_model_len": 8192}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        else:
+            writer.write(b"garbage " * 2500)
+        writer.close()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    fake = FakeReplica()
+    fake.port = server.sockets[0].getsockname()[1]
+    async with server, serve([fake]) as gateway:
+        with capture_logs() as logs:
+            code, body, _ = await gateway.complete()
+        assert (code, body["error"]["type"]) == (502, "engine_error")
+        assert "garbage" in body["error"]["message"] and len(body["error"]["message"]) < 400
+        assert max(len(str(line)) for line in logs) < 800
 
 
 async def test_an_empty_answer_is_called_so(serve: Serve) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from preble.core.types import unpack_tokens
-from preble.errors import ConfigError, RequestError
+from preble.errors import ConfigError, PromptTooLong, RequestError
 from preble.serving.tokens import pool as token_pool
 from preble.serving.tokens import tokenizer as tokens
 from preble.serving.tokens.pool import LocalTokens, approximate_tokens
@@ -116,13 +118,80 @@ async def test_the_slow_library_runs_in_processes_that_are_replaced_when_they_di
     body = json.dumps({"messages": [{"role": "user", "content": LONG}]}).encode()
     try:
         assert await pool.completion("dull", True, None) == tokenizer.completion("dull")
-        [worker] = pool._executor._processes.values()  # type: ignore[attr-defined]
+        [worker] = pool._lane._executor._processes.values()  # type: ignore[union-attr]
         worker.kill()
         await eventually(lambda: not worker.is_alive())
         assert await pool.chat(body, None) == tokenizer.chat(body)
         with pytest.raises(RequestError, match="`messages`"):
             await pool.chat(b'{"messages": 1}', None)
     finally:
+        pool.close()
+
+
+@pytest.fixture
+def lengths(model: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that are tokenized from now on, in threads."""
+    found: list[int] = []
+    plain = PromptTokenizer.completion
+
+    def completion(self: PromptTokenizer, text: str, add_special_tokens: bool = True) -> tokens.PackedTokens:
+        found.append(len(text))
+        return plain(self, text, add_special_tokens)
+
+    tokenizer = PromptTokenizer(model)
+    tokenizer.is_fast = True
+    monkeypatch.setattr(token_pool, "_loaded", lambda *source: tokenizer)
+    monkeypatch.setattr(PromptTokenizer, "completion", completion)
+    return found
+
+
+async def test_a_text_that_is_surely_too_long_is_never_tokenized_whole(lengths: list[int]) -> None:
+    pool = LocalTokens(Path("any"), None, inline_bytes=100, workers=2)
+    text = "all work and no play makes jack a dull boy " * 100_000
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    try:
+        with pytest.raises(PromptTooLong, match="the longest that a replica takes is 1000"):
+            await pool.completion(text, True, None, 1000)
+        with pytest.raises(PromptTooLong):
+            await pool.chat(body, None, 1000)
+        assert len(lengths) < 10 and max(lengths) < 100_000
+    finally:
+        pool.close()
+
+
+async def test_a_long_text_that_fits_gets_the_ids_of_the_whole(lengths: list[int], model: Path) -> None:
+    pool = LocalTokens(Path("any"), None, inline_bytes=100, workers=2)
+    text = "dull " * 50_000
+    right = PromptTokenizer(model).completion(text)
+    try:
+        assert await pool.completion(text, True, None, len(right) // 4) == right
+    finally:
+        pool.close()
+
+
+async def test_a_giant_does_not_hold_up_other_prompts(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them would take both threads; they have one of their own, one after the other."""
+    begun, go_on = threading.Event(), threading.Event()
+    plain = PromptTokenizer.completion
+
+    def completion(self: PromptTokenizer, text: str, add_special_tokens: bool = True) -> tokens.PackedTokens:
+        if len(text) > 2**20:
+            begun.set()
+            assert go_on.wait(60)
+            return tokens.PackedTokens(b"")
+        return plain(self, text, add_special_tokens)
+
+    monkeypatch.setattr(PromptTokenizer, "completion", completion)
+    pool = LocalTokens(Path("any"), None, inline_bytes=100, workers=2)
+    try:
+        giants = [asyncio.create_task(pool.completion("a" * (2**20 + 1), True, None)) for _ in range(3)]
+        await eventually(begun.is_set)
+        assert await pool.completion(LONG, True, None)
+        assert not any(giant.done() for giant in giants)
+        go_on.set()
+        await asyncio.gather(*giants)
+    finally:
+        go_on.set()
         pool.close()
 
 

@@ -25,6 +25,24 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
         ),
     ] = 4096
+    max_prompts: Annotated[
+        int,
+        about(
+            "Prompts in one request.",
+            unit="prompts",
+            why="batches of evaluations; each prompt costs as a request",
+            ge=1,
+        ),
+    ] = 128
+    prompts_at_once: Annotated[
+        int,
+        about(
+            "Of one request's prompts, those that are tokenized, waiting or running at once.",
+            unit="prompts",
+            why="enough to fill a replica, and other requests get their turn",
+            ge=1,
+        ),
+    ] = 16
     retry_after_s: Annotated[
         float, about("`Retry-After` of a 429 or 503.", unit="s", why="about one long prefill", ge=0)
     ] = 1.0

@@ -37,6 +37,9 @@ STALE_WINDOW_S = 1.0
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 """Largest answer to a question of our own (models, metrics, token ids)."""
 
+MAX_ERROR_LETTERS = 200
+"""What an error repeats of a replica's words."""
+
 LARGE_BODY_BYTES = 512 * 1024
 """Bodies above this are written in pieces."""
 
@@ -175,7 +178,9 @@ class HttpClient:
         self._closed = False
 
     def error(self, kind: type[EngineError], what: str, *, is_silent: bool = False) -> EngineError:
-        """An error of this replica that names it."""
+        """An error of this replica that names it. `what`: cut, since a replica's garbage may be part of it."""
+        if len(what) > MAX_ERROR_LETTERS:
+            what = f"{what[:MAX_ERROR_LETTERS]}…"
         name = self.replica_id if self.replica_id == self.url else f"{self.replica_id} at {self.url}"
         return kind(f"replica {name} {what}", replica_id=self.replica_id, is_silent=is_silent)
 

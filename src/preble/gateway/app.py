@@ -80,6 +80,7 @@ class App:
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], path, client)
+        self._bodies.collect()
         self._responses.labels(self._counted_as(path), str(client.status)).inc()
 
     async def _answer(self, method: str, path: str, client: Client) -> None:
@@ -146,7 +147,7 @@ class App:
             if method == "POST":
                 with self._bodies.share() as share:
                     body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
-                    await self._completions.answer(path, client, body)
+                    await self._completions.answer(path, client, body, share)
             else:
                 await self._not_allowed(client, method, b"POST")
         elif path == PARITY and method == "POST":

@@ -6,18 +6,22 @@ The original bytes go to the replica unchanged, so parameters that Preble has ne
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from preble.core.types import PackedTokens, pack_tokens
-from preble.errors import RequestError
+from preble.errors import PromptTooLong, RequestError
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+_PIECE_BYTES = 64 * 1024
+"""The most of a list of token ids that is decoded in one go: less than a millisecond."""
 Prompt = str | PackedTokens
 """A prompt of a completion: text, or packed token ids."""
 
@@ -81,7 +85,7 @@ _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
 _IDS = msgspec.json.Decoder(list[TokenId])
-_ID_LISTS = msgspec.json.Decoder(list[list[TokenId]])
+_LISTS = msgspec.json.Decoder(list[Raw])
 _LIST_START = re.compile(rb"\[\s*(.)", re.DOTALL)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
@@ -134,16 +138,27 @@ def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str |
         raise RequestError(f"the body is not valid JSON: {error}") from error
 
 
-def decode_prompts(raw: Raw) -> list[Prompt]:
+@dataclass(frozen=True, slots=True)
+class PromptLimits:
+    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number."""
+
+    prompts: int
+    tokens: float
+
+
+def decode_prompts(raw: Raw, limits: PromptLimits) -> list[Prompt]:
     """Return the prompts of a completion. O(length).
 
-    Raises: RequestError: neither a text, nor token ids, nor a list of either; an empty list.
+    What is surely over a limit is refused before it is decoded. Long lists of token ids are decoded in pieces, so that
+    other threads get their turn.
+    Raises: RequestError: not a text, token ids, or a list of either; an empty list; too many prompts. PromptTooLong.
 
-    >>> decode_prompts(Raw(b'"hello"'))
+    >>> limits = PromptLimits(2, 10)
+    >>> decode_prompts(Raw(b'"hello"'), limits)
     ['hello']
-    >>> decode_prompts(Raw(b'["a", "b"]'))
+    >>> decode_prompts(Raw(b'["a", "b"]'), limits)
     ['a', 'b']
-    >>> [len(prompt) for prompt in decode_prompts(Raw(b'[[1, 2, 3], [4]]'))]
+    >>> [len(prompt) for prompt in decode_prompts(Raw(b'[[1, 2, 3], [4]]'), limits)]
     [12, 4]
     """
     start = _LIST_START.match(raw)
@@ -154,14 +169,46 @@ def decode_prompts(raw: Raw) -> list[Prompt]:
             raise RequestError("`prompt` is an empty list; give at least one token or one text", param="prompt")
         case b'"':
             texts: list[Prompt] = _decoded(_TEXTS, raw, "prompt")
+            _check_number(len(texts), limits)
             return texts
         case b"[":
-            return [_packed(ids) for ids in _decoded(_ID_LISTS, raw, "prompt")]
+            _check_number(bytes(raw).count(b"[") - 1, limits)
+            return [_packed(ids, limits) for ids in _decoded(_LISTS, raw, "prompt")]
         case _:
-            return [_packed(_decoded(_IDS, raw, "prompt"))]
+            return [_packed(raw, limits)]
 
 
-def _packed(ids: list[int]) -> PackedTokens:
-    if not ids:
-        raise RequestError("`prompt` has an empty list of token ids; give at least one token", param="prompt")
-    return pack_tokens(ids)
+def _check_number(count: int, limits: PromptLimits) -> None:
+    if count > limits.prompts:
+        raise RequestError(
+            f"`prompt` has {count} prompts; at most {limits.prompts} are accepted (`limits.max_prompts`)",
+            param="prompt",
+        )
+
+
+def _packed(raw: Raw, limits: PromptLimits) -> PackedTokens:
+    """Return a list of token ids, packed. Raises: RequestError. PromptTooLong: surely longer than the limit."""
+    encoded = bytes(raw)
+    count = encoded.count(b",") + 1
+    if count > limits.tokens:
+        raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {limits.tokens:g}")
+    if len(encoded) <= _PIECE_BYTES:
+        ids = _decoded(_IDS, raw, "prompt")
+        if not ids:
+            raise RequestError("`prompt` has an empty list of token ids; give at least one token", param="prompt")
+        return pack_tokens(ids)
+    try:
+        return PackedTokens(b"".join(pack_tokens(_decoded(_IDS, piece)) for piece in _pieces(encoded)))
+    except RequestError as error:
+        raise RequestError("`prompt` has something else than token ids", param="prompt") from error
+
+
+def _pieces(encoded: bytes) -> Iterator[bytes]:
+    """Cut a long list of numbers into lists of `_PIECE_BYTES` or a few more."""
+    inside = encoded.strip()[1:-1]
+    start = 0
+    while start < len(inside):
+        end = inside.find(b",", start + _PIECE_BYTES)
+        end = len(inside) if end < 0 else end
+        yield b"[" + inside[start:end] + b"]"
+        start = end + 1

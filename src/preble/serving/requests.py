@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from preble.core.types import TOKEN_BYTES, PackedTokens
 from preble.serving.bodies import (
@@ -15,6 +16,7 @@ from preble.serving.bodies import (
     ChatBody,
     CompletionBody,
     Prompt,
+    PromptLimits,
     decode_chat,
     decode_completion,
     decode_prompts,
@@ -68,16 +70,22 @@ def parse_request(
     headers: Mapping[bytes, bytes],
     body: bytes,
     request_id: str,
+    limits: PromptLimits,
     caller: Caller = ANYBODY,
     *,
     salts: bool = False,
 ) -> ParsedRequest:
-    """`salts`: whether the caller's cache salt can go to the replicas. Raises: RequestError: the body is wrong."""
+    """`salts`: whether the caller's cache salt can go to the replicas.
+
+    Raises: RequestError: the body is not what the path takes, or is surely over a limit.
+    """
     fields: CompletionBody | ChatBody
     prompts: list[Prompt] = []
     if path == COMPLETIONS:
         fields = decode_completion(body)
-        prompts = decode_prompts(fields.prompt)
+        if fields.truncate_prompt_tokens is not None:
+            limits = PromptLimits(limits.prompts, inf)
+        prompts = decode_prompts(fields.prompt, limits)
     else:
         fields = decode_chat(body)
     salt = caller.cache_salt(fields.cache_salt)

@@ -6,6 +6,7 @@ import asyncio
 
 from preble.config import GatewayConfig
 from preble.errors import EngineTimeout
+from preble.gateway.http.body_budget import BodyReservation
 from preble.gateway.http.client import Client
 from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.prompt_list import answer_prompt_list
@@ -21,22 +22,24 @@ class Completions:
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._serving = serving
         self._total_s = config.timeouts.total_s
-        self._max_answer_bytes = config.limits.max_answer_bytes
+        self._limits = config.limits
         self._passed = (*_PASSED_TO_ENGINE, *((b"authorization",) if config.auth.forward_authorization else ()))
 
-    async def answer(self, path: str, client: Client, body: bytes) -> None:
-        """Answer one request. Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
+    async def answer(self, path: str, client: Client, body: bytes, memory: BodyReservation) -> None:
+        """Answer one request. `memory`: what its body has taken.
+
+        Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
             parsed = await self._serving.parse(path, client.headers, body, request_id, client.caller)
             async with self._serving.admitted(parsed), client.watched():
                 try:
                     async with asyncio.timeout(self._total_s):
-                        await self._answer(client, parsed)
+                        await self._answer(client, parsed, memory)
                 except TimeoutError as error:
                     raise EngineTimeout(f"the answer took longer than {self._total_s:g} s") from error
 
-    async def _answer(self, client: Client, parsed: ParsedRequest) -> None:
+    async def _answer(self, client: Client, parsed: ParsedRequest, memory: BodyReservation) -> None:
         headers = self._engine_headers(parsed)
 
         async def relay(index: int = 0, body: bytes = parsed.body) -> Relay:
@@ -47,11 +50,11 @@ class Completions:
                 body,
                 headers,
                 stream=bool(parsed.fields.stream),
-                max_answer_bytes=self._max_answer_bytes,
+                max_answer_bytes=self._limits.max_answer_bytes,
             )
 
         if parsed.num_prompts > 1:
-            await answer_prompt_list(client, parsed, relay)
+            await answer_prompt_list(client, parsed, relay, memory, at_once=self._limits.prompts_at_once)
         else:
             await answer_one_prompt(client, await relay())
 

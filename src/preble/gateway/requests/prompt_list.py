@@ -1,5 +1,8 @@
 """A completion with a list of prompts: each is placed on its own, and their answers are merged into one.
 
+Some prompts are at work at once, so that other requests get their turn. The body for each is made when it is sent, and
+room for the bodies at work is taken from the memory budget before the first is made.
+
 Choice `j` of prompt `i` has index `i * n + j`, as in an engine that gets the whole list. If one prompt fails, the
 request fails and the other prompts are aborted.
 """
@@ -7,15 +10,17 @@ request fails and the other prompts are aborted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from preble.core.types import unpack_tokens
-from preble.errors import EngineProtocolError, EngineRefused, RequestError
+from preble.core.types import TOKEN_BYTES, unpack_tokens
+from preble.errors import EngineProtocolError, EngineRefused
+from preble.gateway.http.body_budget import BodyReservation
 from preble.gateway.http.client import Client
 from preble.gateway.http.errors import JSON_TYPE, HeaderList
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
@@ -26,8 +31,6 @@ from preble.serving import ParsedRequest, Prompt, PromptTokensDetails, StreamMet
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""
-_MAX_COPIED_BYTES = 128 * 1024 * 1024
-"""The most that the fields beside the prompts may take in all the bodies made from one: they are copied into each."""
 _WAITING_EVENTS = 64
 """The most events that wait for a slow client; then the replicas are read no further."""
 
@@ -40,11 +43,50 @@ class _Refused(Exception):
         self.attempt = attempt
 
 
-async def answer_prompt_list(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
-    """Answer a completion that has several prompts. Raises: PrebleError."""
+class _Prompts:
+    """The prompts of one request, `at_once` of them at work."""
+
+    def __init__(self, parsed: ParsedRequest, relays: Relays, at_once: int) -> None:
+        self._prompts = parsed.prompts
+        self._relays = relays
+        self._turns = asyncio.Semaphore(at_once)
+        self._fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
+        self.num_choices = parsed.fields.n or 1
+        """Of each prompt."""
+        shared = sum(len(name) + len(value) for name, value in self._fields.items() if name != "prompt")
+        longest = max(_encoded_size(prompt) for prompt in parsed.prompts)
+        self.num_bytes = min(at_once, len(parsed.prompts)) * (shared + longest)
+        """The most that the bodies at work take together."""
+
+    @asynccontextmanager
+    async def relayed(self, index: int) -> AsyncIterator[Attempt]:
+        """Wait for the prompt's turn, then carry it. Raises: PrebleError. _Refused: a replica refused it."""
+        async with self._turns, await self._relays(index, self._body(index)) as attempt:
+            if attempt.status >= 400:
+                raise _Refused(attempt)
+            yield attempt
+
+    def _body(self, index: int) -> bytes:
+        """The client's own body with that prompt alone."""
+        prompt = self._prompts[index]
+        encoded = msgspec.json.encode(prompt if isinstance(prompt, str) else list(unpack_tokens(prompt)))
+        return msgspec.json.encode(self._fields | {"prompt": Raw(encoded)})
+
+
+def _encoded_size(prompt: Prompt) -> int:
+    """At least the bytes of a prompt in JSON: six for a letter, eleven for a token id."""
+    return 6 * len(prompt) if isinstance(prompt, str) else 11 * len(prompt) // TOKEN_BYTES
+
+
+async def answer_prompt_list(
+    client: Client, parsed: ParsedRequest, relays: Relays, memory: BodyReservation, *, at_once: int
+) -> None:
+    """Answer a completion that has several prompts, `at_once` of them at work. Raises: PrebleError."""
+    prompts = _Prompts(parsed, relays, at_once)
+    memory.grow(prompts.num_bytes)
     answer = _answer_stream if parsed.fields.stream else _answer_whole
     try:
-        await answer(client, parsed, relays)
+        await answer(client, parsed, prompts)
     except ExceptionGroup as group:
         # The first failure cancelled the others; failures at the same moment add nothing.
         first = group.exceptions[0]
@@ -53,47 +95,24 @@ async def answer_prompt_list(client: Client, parsed: ParsedRequest, relays: Rela
         if client.status is not None:
             raise EngineRefused(f"a replica answered one of the prompts with status {first.attempt.status}") from None
         await reply_refusal(client, first.attempt)
-
-
-def _bodies(parsed: ParsedRequest) -> list[bytes]:
-    """Return the body for each prompt: the client's own with that prompt alone.
-
-    Raises: RequestError: the copies of the other fields would take too much memory.
-    """
-    fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
-    shared = sum(len(name) + len(value) for name, value in fields.items() if name != "prompt")
-    if shared * len(parsed.prompts) > _MAX_COPIED_BYTES:
-        raise RequestError(
-            f"`prompt` has {len(parsed.prompts)} prompts, and {shared} bytes of other fields go with each; send fewer"
-            " prompts at once",
-            param="prompt",
-        )
-    return [msgspec.json.encode(fields | {"prompt": Raw(_encoded(prompt))}) for prompt in parsed.prompts]
-
-
-def _encoded(prompt: Prompt) -> bytes:
-    return msgspec.json.encode(prompt if isinstance(prompt, str) else list(unpack_tokens(prompt)))
+    finally:
+        memory.shrink(prompts.num_bytes)
 
 
 # whole answers
 
 
-async def _answer_whole(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
+async def _answer_whole(client: Client, parsed: ParsedRequest, prompts: _Prompts) -> None:
     async with asyncio.TaskGroup() as group:
-        bodies = _bodies(parsed)
-        tasks = [group.create_task(_whole(relays, i, body)) for i, body in enumerate(bodies)]
+        tasks = [group.create_task(_whole(prompts, i)) for i in range(parsed.num_prompts)]
     attempts = [task.result() for task in tasks]
-    merged = _merged([attempt.body for attempt in attempts], parsed.fields.n or 1)
+    merged = _merged([attempt.body for attempt in attempts], prompts.num_choices)
     await client.reply(200, _merged_headers(attempts), merged)
 
 
-async def _whole(relays: Relays, index: int, body: bytes) -> Attempt:
-    """Return the attempt with one prompt's answer. Raises: PrebleError, _Refused."""
-    async with await relays(index, body) as attempt:
-        pass
-    if attempt.status >= 400:
-        raise _Refused(attempt)
-    return attempt
+async def _whole(prompts: _Prompts, index: int) -> Attempt:
+    async with prompts.relayed(index) as attempt:
+        return attempt
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
@@ -176,21 +195,19 @@ _Events = asyncio.Queue[dict[str, Any] | None]
 """Decoded events of all prompts, with a None at the end of each prompt's stream."""
 
 
-async def _answer_stream(client: Client, parsed: ParsedRequest, relays: Relays) -> None:
+async def _answer_stream(client: Client, parsed: ParsedRequest, prompts: _Prompts) -> None:
     events: _Events = asyncio.Queue(_WAITING_EVENTS)
     async with asyncio.TaskGroup() as group:
-        for i, body in enumerate(_bodies(parsed)):
-            group.create_task(_produce(relays, i, body, i * (parsed.fields.n or 1), events))
+        for i in range(parsed.num_prompts):
+            group.create_task(_produce(prompts, i, events))
         await _consume(client, parsed, events)
 
 
-async def _produce(relays: Relays, index: int, body: bytes, offset: int, events: _Events) -> None:
+async def _produce(prompts: _Prompts, index: int, events: _Events) -> None:
     """Read one prompt's stream into the queue. Raises: PrebleError, _Refused."""
-    async with await relays(index, body) as attempt:
-        if attempt.status >= 400:
-            raise _Refused(attempt)
+    async with prompts.relayed(index) as attempt:
         attempt.placed.first_token()
-        await _read_events(attempt, offset, events)
+        await _read_events(attempt, index * prompts.num_choices, events)
     await events.put(None)
 
 

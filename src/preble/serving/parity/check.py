@@ -54,11 +54,13 @@ class EngineIds:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+    async def completion(
+        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = math.inf
+    ) -> PackedTokens:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
         return pack_tokens(await self._engine.tokenize(msgspec.json.encode(fields)))
 
-    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = math.inf) -> PackedTokens:
         return pack_tokens(await self._engine.tokenize(body))
 
 

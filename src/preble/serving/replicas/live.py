@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import ReplicaId, namespace_of
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
@@ -142,6 +143,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Return the clients of the live replicas that serve `model`. Raises: UnknownModel."""
         others = self.not_serving(model)
         return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
+
+    def longest_prompt(self, model: str | None = None) -> float:
+        """Return the tokens of the longest prompt that a replica with `model` takes, infinity if it is not known."""
+        specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
+        return max(map(longest_prompt, specs), default=inf)
 
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""

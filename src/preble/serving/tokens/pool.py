@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache
+from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -19,20 +20,31 @@ import structlog
 from preble.config import GatewayConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
-from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused
+from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, PromptTooLong
 from preble.serving.bodies import decode_chat
 from preble.serving.tokens.tokenizer import PromptTokenizer, find_model_files
+
+_GIANT_BYTES = 1024 * 1024
+"""Prompts above this have a lane of their own."""
+_LETTERS_PER_TOKEN = 4
+"""A text with more letters than this for each token that a replica takes is counted in pieces first."""
+_PIECE_LETTERS = 64 * 1024
+_MOST_ADDED_BY_A_CUT = 16
+
+T = TypeVar("T")
 
 
 class TokenIds(Protocol):
     """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
 
-    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
-        """Raises: RequestError: the text, or the model, is not usable."""
+    async def completion(
+        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+    ) -> PackedTokens:
+        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: text or model is not usable."""
         ...
 
-    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
-        """Raises: RequestError: the body, or the model, is not usable."""
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: body or model is not usable."""
         ...
 
 
@@ -44,44 +56,18 @@ class TokenSource(TokenIds, Protocol):
         ...
 
 
-class LocalTokens:
-    """The model's own tokenizer.
+class _Lane:
+    """Threads or processes for tokenizing, started at the first job. Replaced if a process dies."""
 
-    Small prompts are done at once where the fast library is in use: that takes less than handing them over. Others go
-    to threads, since that library lets go of the interpreter's lock; with the slow one, which does not, to processes.
-    """
+    def __init__(self, new_executor: Callable[[], Executor]) -> None:
+        self._new_executor = new_executor
+        self._executor: Executor | None = None
 
-    def __init__(self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int) -> None:
-        """Raises: ConfigError: the tokenizer cannot be used."""
-        self._source = (folder, chat_template)
-        self._tokenizer = _loaded(*self._source)
-        self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
-        self._workers = workers
-        self._executor = self._new_executor()
-
-    def _new_executor(self) -> Executor:
-        if self._tokenizer.is_fast:
-            return ThreadPoolExecutor(self._workers, thread_name_prefix="tokenize")
-        spawn = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._workers, spawn, _begin_worker, self._source)
-
-    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
-        if len(text) <= self._inline_bytes:
-            return self._tokenizer.completion(text, add_special_tokens)
-        if self._tokenizer.is_fast:
-            return await self._elsewhere(self._tokenizer.completion, text, add_special_tokens)
-        return await self._elsewhere(_completion_in_worker, self._source, text, add_special_tokens)
-
-    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
-        if len(body) <= self._inline_bytes:
-            return self._tokenizer.chat(body)
-        if self._tokenizer.is_fast:
-            return await self._elsewhere(self._tokenizer.chat, body)
-        return await self._elsewhere(_chat_in_worker, self._source, body)
-
-    async def _elsewhere(self, function: Callable[..., PackedTokens], *args: object) -> PackedTokens:
-        """Run in the pool; once more in a new one where a worker process has died."""
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Run a job; once more in a new executor if its process has died."""
         loop = asyncio.get_running_loop()
+        if self._executor is None:
+            self._executor = self._new_executor()
         executor = self._executor
         try:
             return await loop.run_in_executor(executor, function, *args)
@@ -93,7 +79,74 @@ class LocalTokens:
             return await loop.run_in_executor(self._executor, function, *args)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class LocalTokens:
+    """The model's own tokenizer.
+
+    With the fast library, small prompts are done at once: that takes less time than a thread. Others go to threads,
+    since that library releases the interpreter's lock; the slow library does not, so its prompts go to processes.
+
+    A text that is surely too long is refused before it is tokenized whole. Giants have a thread or process of their
+    own, one after the other, so that they never delay other prompts.
+    """
+
+    def __init__(self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int) -> None:
+        """Raises: ConfigError: the tokenizer cannot be used."""
+        self._source = (folder, chat_template)
+        self._tokenizer = _loaded(*self._source)
+        self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
+        self._lane = _Lane(lambda: self._new_executor(workers))
+        self._giants = _Lane(lambda: self._new_executor(1))
+
+    def _new_executor(self, workers: int) -> Executor:
+        if self._tokenizer.is_fast:
+            return ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, spawn, _begin_worker, self._source)
+
+    async def completion(
+        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+    ) -> PackedTokens:
+        if len(text) <= self._inline_bytes:
+            return self._tokenizer.completion(text, add_special_tokens)
+        if len(text) > _LETTERS_PER_TOKEN * most_tokens:
+            await self._check_length(text, most_tokens)
+        return await self._elsewhere(len(text), PromptTokenizer.completion, text, add_special_tokens)
+
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+        if len(body) <= self._inline_bytes:
+            return self._tokenizer.chat(body)
+        if len(body) > _LETTERS_PER_TOKEN * most_tokens:
+            text, add_special_tokens = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
+            return await self.completion(text, add_special_tokens, model, most_tokens)
+        return await self._elsewhere(len(body), PromptTokenizer.chat, body)
+
+    async def _check_length(self, text: str, most_tokens: float) -> None:
+        """Count in pieces until there are surely too many tokens. Raises: PromptTooLong."""
+        count = 0
+        for start in range(0, len(text), _PIECE_LETTERS):
+            piece = text[start : start + _PIECE_LETTERS]
+            tokens = await self._elsewhere(len(piece), PromptTokenizer.completion, piece, False)
+            # A cut in the middle of a token makes more of it.
+            count += len(tokens) // TOKEN_BYTES - _MOST_ADDED_BY_A_CUT
+            if count > most_tokens:
+                raise PromptTooLong(
+                    f"the prompt has more than {count} tokens; the longest that a replica takes is {most_tokens:g}"
+                )
+
+    async def _elsewhere(self, size: int, method: Callable[..., T], *args: object) -> T:
+        """Call a method of the tokenizer in a thread or process."""
+        lane = self._giants if size > _GIANT_BYTES else self._lane
+        if self._tokenizer.is_fast:
+            return await lane.run(method, self._tokenizer, *args)
+        return await lane.run(_in_worker, self._source, method, *args)
+
+    def close(self) -> None:
+        self._lane.close()
+        self._giants.close()
 
 
 @cache
@@ -115,12 +168,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _completion_in_worker(source: tuple[Path, Path | None], text: str, add_special_tokens: bool) -> PackedTokens:
-    return _loaded(*source).completion(text, add_special_tokens)
-
-
-def _chat_in_worker(source: tuple[Path, Path | None], body: bytes) -> PackedTokens:
-    return _loaded(*source).chat(body)
+def _in_worker(source: tuple[Path, Path | None], method: Callable[..., T], *args: object) -> T:
+    return method(_loaded(*source), *args)
 
 
 class EngineTokens:
@@ -139,12 +188,14 @@ class EngineTokens:
         self._turn = 0
         self._has_warned = False
 
-    async def completion(self, text: str, add_special_tokens: bool, model: str | None) -> PackedTokens:
+    async def completion(
+        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+    ) -> PackedTokens:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
         tokens = await self._ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens
 
-    async def chat(self, body: bytes, model: str | None) -> PackedTokens:
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
         tokens = await self._ask(body, model)
         if tokens is not None:
             return tokens

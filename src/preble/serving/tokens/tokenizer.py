@@ -128,8 +128,12 @@ class PromptTokenizer:
 
     def chat(self, body: bytes) -> PackedTokens:
         """Token ids of a chat body. Raises: RequestError: the body, or what the template says of it."""
+        return self.completion(*self.chat_text(body))
+
+    def chat_text(self, body: bytes) -> tuple[str, bool]:
+        """Return the prompt's text of a chat body, and whether it gets special tokens. Raises: RequestError."""
         parsed = decode_chat(body)
-        return self.completion(self.render(parsed), parsed.add_special_tokens)
+        return self.render(parsed), parsed.add_special_tokens
 
     def render(self, parsed: ChatBody) -> str:
         """The prompt's text of a chat. Raises: RequestError."""

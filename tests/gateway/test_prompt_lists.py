@@ -1,0 +1,102 @@
+"""Requests with lists of prompts: they take turns with others, and their memory is counted before it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from gateway.conftest import Serve, Served
+from gateway.fakes import answer, gated, replicas
+from preble.config import LimitsConfig
+from preble.serving import ParsedRequest
+from support.waiting import eventually
+
+FEW_AT_ONCE = LimitsConfig(prompts_at_once=4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_some_of_the_prompts_are_at_work_at_once_and_others_get_their_turn(serve: Serve, stream: bool) -> None:
+    async with replicas(2) as fakes, serve(fakes, limits=FEW_AT_ONCE) as gateway:
+        for fake in fakes:
+            fake.script.extend([gated] * 2 + [answer] + [gated] * 20)
+        prompts = [f"prompt {i}" for i in range(20)]
+        whole = asyncio.create_task(sent(gateway, prompt=prompts, stream=stream))
+        await eventually(lambda: sum(fake.running for fake in fakes) == 4)
+        assert (await gateway.complete(prompt="another client"))[0] == 200
+        assert sum(fake.running for fake in fakes) == 4
+        for fake in fakes:
+            fake.gate.set()
+        code, raw = await whole
+        assert code == 200 and all(f"{prompt}:0".encode() in raw for prompt in prompts)
+
+
+async def sent(gateway: Served, **fields: Any) -> tuple[int, bytes]:
+    async with gateway.http.post("/v1/completions", json=fields) as got:
+        return got.status, await got.read()
+
+
+async def test_the_choices_are_in_order_whatever_ends_first(serve: Serve) -> None:
+    async with replicas(2) as fakes, serve(fakes, limits=FEW_AT_ONCE) as gateway:
+        prompts = [f"prompt {i}" for i in range(30)]
+        _, body, _ = await gateway.complete(prompt=prompts, n=2)
+        assert [choice["text"] for choice in body["choices"]] == [f"{p}:{j}" for p in prompts for j in range(2)]
+        assert [choice["index"] for choice in body["choices"]] == list(range(60))
+
+
+async def test_the_memory_of_the_bodies_at_work_is_counted_before_it_is_taken(serve: Serve) -> None:
+    limits = LimitsConfig(prompts_at_once=10, max_body_bytes=100_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        one.script.extend([gated] * 10)
+        prompts = ["a"] * 100
+        first = asyncio.create_task(gateway.complete(prompt=prompts, user="u" * 90_000))
+        await eventually(lambda: one.running == 10)
+        held = 11 * 90_000
+        assert held <= await body_bytes(gateway) <= held + 10_000
+        one.gate.set()
+        assert (await first)[0] == 200
+        await nothing_held(gateway)
+
+
+async def test_where_there_is_no_room_for_the_bodies_the_request_is_refused(serve: Serve) -> None:
+    limits = LimitsConfig(prompts_at_once=100, max_body_bytes=100_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        code, body, headers = await gateway.complete(prompt=["a"] * 100, user="u" * 90_000)
+        assert (code, body["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
+        assert one.requests == []
+        await nothing_held(gateway)
+
+
+async def body_bytes(gateway: Served) -> float:
+    [line] = [line for line in (await gateway.metrics()).splitlines() if line.startswith("preble_body_bytes ")]
+    return float(line.split()[1])
+
+
+async def nothing_held(gateway: Served) -> None:
+    """Wait until the end of the last request, which may come after its client has the answer."""
+    async with asyncio.timeout(60):
+        while await body_bytes(gateway):  # noqa: ASYNC110 (only a scrape tells)
+            await asyncio.sleep(0.01)
+
+
+async def test_lists_that_are_given_up_do_not_stay_in_memory(serve: Serve) -> None:
+    """The automatic collector is off here: in a gateway it hardly ever looks at old objects."""
+    limits = LimitsConfig(prompts_at_once=10, max_body_bytes=100_000)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                one.script.extend([gated] * 10)
+                request = asyncio.create_task(gateway.complete(prompt=["a"] * 20, user="u" * 90_000))
+                await eventually(lambda: one.running == 10)
+                request.cancel()
+                await asyncio.gather(request, return_exceptions=True)
+                await gateway.idle()
+                one.script.clear()
+            left = [found for found in gc.get_objects() if isinstance(found, ParsedRequest)]
+            assert len(left) <= 1, "all but perhaps the last one have gone"
+        finally:
+            gc.enable()
