@@ -72,7 +72,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Memory of the prefix index. At the bound it forgets what was used least recently, then takes in no more.",
             unit="MiB",
-            why="holds some 40 million tokens, the KV caches of dozens of GPUs",
+            why="holds some 45 million tokens of replicas with KV blocks of 16 tokens, 30 million with pages of 1",
             ge=1,
         ),
     ] = 256
