@@ -8,6 +8,7 @@ from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.cluster.recomputation import Recomputation
 from preble.core.cluster.replicas import ReplicaTable
+from preble.core.cluster.speeds import ReplicaSpeeds
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
@@ -20,8 +21,8 @@ class ClusterState:
     """The replicas, what each caches, the load in the window, and where hot prefixes are served.
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
-    `window`: work placed lately. `rebalancer`: replicas that shed load, and replicated prefixes. `eviction_costs`: M of
-    each replica.
+    `window`: work placed lately. `rebalancer`: replicas that shed load, and replicated prefixes. `speeds`: how much
+    slower a replica is than the others. `eviction_costs`: M of each replica.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float, rebalance: RebalanceSettings) -> None:
@@ -31,6 +32,7 @@ class ClusterState:
         self.window = LoadWindow(cost_model, window_s)
         self.rebalancer = Rebalancer(rebalance, window_s)
         self.recomputation = Recomputation()
+        self.speeds = ReplicaSpeeds()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
 
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
@@ -38,6 +40,7 @@ class ClusterState:
         replica = self.replicas.add(spec)
         self.index.add_replica(replica)
         self.window.add_replica(replica)
+        self.speeds.add_replica(replica)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
         return replica
 
@@ -45,6 +48,7 @@ class ClusterState:
         """Forget a replica on which nothing is in flight any more. O(its cache entries + requests in the window)."""
         self.window.remove_replica(replica)
         self.rebalancer.remove_replica(replica)
+        self.speeds.remove_replica(replica)
         self.index.remove_replica(replica)
         self.replicas.remove(self.replicas.replica_id(replica))
         del self.eviction_costs[replica]

@@ -19,9 +19,9 @@ from preble.errors import UnknownRequest
 
 
 class InFlightTable:
-    """Requests by id. `timing`: None where the cost model is not corrected."""
+    """Requests by id."""
 
-    def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples | None) -> None:
+    def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples) -> None:
         self._cluster = cluster
         self._replicas = cluster.replicas
         self._index = cluster.index
@@ -76,8 +76,7 @@ class InFlightTable:
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
         entry.prefix, entry.eligible = prefix, eligible
-        if self._timing is not None:
-            self._timing.placed(entry)
+        self._timing.placed(entry)
         self._entries[request.request_id] = entry
         self._replicas.start(entry)
 
@@ -87,8 +86,7 @@ class InFlightTable:
             return
         self._replicas.first_token(entry)
         entry.first_token_at = now
-        if self._timing is not None:
-            self._timing.first_token(entry, now, seen=seen)
+        self._timing.first_token(entry, now, seen=seen)
         if entry.prefix is not None:
             # Of an answer that is not streamed only the end is seen, and it says nothing of queueing.
             queueing_s = now - entry.placed_at - entry.window_entry.prefill_s if seen else None
@@ -100,7 +98,7 @@ class InFlightTable:
         if output_tokens > 0:
             self.first_token(entry, now, seen=False)
         work_done = entry.first_token_at is not None
-        if work_done and self._timing is not None:
+        if work_done:
             self._timing.finished(entry, output_tokens, cached_tokens, now)
         if cached_tokens is not None:
             self._tracker.compare(entry, cached_tokens, now)
@@ -122,8 +120,7 @@ class InFlightTable:
         orphans = [entry.request for entry in self._entries.values() if entry.replica == replica]
         for request in orphans:
             del self._entries[request.request_id]
-        if self._timing is not None:
-            self._timing.remove_replica(replica)
+        self._timing.remove_replica(replica)
         return orphans
 
     def check(self) -> None:

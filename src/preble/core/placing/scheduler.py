@@ -74,7 +74,7 @@ class GlobalScheduler:
             index_budget_bytes=index_budget_bytes,
         )
         self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
-        timing = TimingSamples(self._refit, self._replicas) if self._refit is not None else None
+        timing = TimingSamples(self._cluster, self._refit)
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
 
     def listen(self, listener: SchedulerListener) -> None:
@@ -337,6 +337,7 @@ class GlobalScheduler:
         for replica, leaf in self._cluster.window.expire(now):
             self._cluster.index.forget_use(replica, leaf)
         self._tracker.expire_pending_reports(now)
+        self._cluster.speeds.update(now, self._replicas.waiting_prefill_s)
 
 
 def _namespace(model: str, namespace: str) -> str:

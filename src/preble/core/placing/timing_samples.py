@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preble.core.cluster.replicas import InFlightRequest, ReplicaTable, Watch
+from preble.core.cluster.replicas import InFlightRequest, Watch
+from preble.core.cluster.state import ClusterState
 from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
 from preble.core.replica_index import ReplicaIndex
 
@@ -29,11 +30,15 @@ class _Replica:
 
 
 class TimingSamples:
-    """Turns what happens to requests into samples for a `CostRefit`. O(1) each."""
+    """Turns what happens to requests into samples of times. O(1) each.
 
-    def __init__(self, refit: CostRefit, table: ReplicaTable) -> None:
+    They go to the replicas' speeds, and to `refit` where the cost model is corrected.
+    """
+
+    def __init__(self, cluster: ClusterState, refit: CostRefit | None) -> None:
+        self._cluster = cluster
         self._refit = refit
-        self._table = table
+        self._table = cluster.replicas
         self._replicas: dict[ReplicaIndex, _Replica] = {}
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
@@ -50,6 +55,7 @@ class TimingSamples:
         """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
         replica = self._replicas[entry.replica]
         replica.prefills_s += entry.window_entry.prefill_s
+        self._cluster.speeds.note_prefill_done(entry.replica, entry.window_entry.prefill_s)
         if not seen:
             return
         watch = _watch(entry)
@@ -72,7 +78,10 @@ class TimingSamples:
         # The others' contexts are not known here; on average they are like this one.
         context_tokens = watch.num_decoding * num_tokens
         sample = PrefillSample(missed, num_tokens - missed, watch.num_decoding, context_tokens, watch.ttft_s)
-        self._refit.note_prefill(sample, now)
+        predicted_s = sample.predicted_s(self._cluster.cost_model)
+        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
+        if self._refit is not None:
+            self._refit.note_prefill(sample, now)
 
     def _note_decode(self, entry: InFlightRequest, watch: Watch, output_tokens: int, now: float) -> None:
         if watch.batch is None or entry.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
@@ -83,7 +92,11 @@ class TimingSamples:
             return
         batch = max(round((watch.batch + self._table.num_decoding[entry.replica]) / 2), 1)
         context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
-        self._refit.note_decode(DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s), now)
+        sample = DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s)
+        predicted_s = sample.predicted_s(self._cluster.cost_model)
+        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
+        if self._refit is not None:
+            self._refit.note_decode(sample, now)
 
 
 def _watch(entry: InFlightRequest) -> Watch:

@@ -91,7 +91,7 @@ class ClusterView:
     @property
     def waiting_prefill_s(self) -> list[float]:
         """Seconds of prefill that these tokens take."""
-        return self._table.waiting_prefill_s
+        return self._scaled(self._table.waiting_prefill_s)
 
     @property
     def num_decoding(self) -> list[int]:
@@ -100,13 +100,24 @@ class ClusterView:
 
     @property
     def load_s(self) -> list[float]:
-        """L: seconds of work placed in the window."""
-        return self._window.load_s
+        """L: seconds of work placed in the window, on a slower replica so much more."""
+        return self._scaled(self._window.load_s)
+
+    def slowness(self, replica: ReplicaIndex) -> float:
+        """How many times as long as a typical replica this one takes for the same work."""
+        slowness = self._cluster.speeds.slowness
+        return 1.0 if slowness is None else slowness[replica]
+
+    def _scaled(self, seconds: list[float]) -> list[float]:
+        slowness = self._cluster.speeds.slowness
+        if slowness is None:
+            return seconds
+        return [value * factor for value, factor in zip(seconds, slowness, strict=False)]
 
     @property
     def decode_load_s(self) -> list[float]:
         """The part of L that is decoding, in seconds."""
-        return self._window.decode_load_s
+        return self._scaled(self._window.decode_load_s)
 
     @property
     def num_window_requests(self) -> list[int]:
@@ -216,7 +227,7 @@ class ClusterView:
 
     def decode_ratio(self, replica: ReplicaIndex) -> float:
         """Share of decoding in L; 0 where there is no load."""
-        load_s = self.load_s[replica]
+        load_s = self._window.load_s[replica]
         return self._window.decode_load_s[replica] / load_s if load_s > 0 else 0.0
 
     def matched_on(self, replica: ReplicaIndex) -> int:
@@ -263,7 +274,7 @@ class ClusterView:
             replicas,
             matched,
             load_s=[load_s[replica] for replica in replicas],
-            prefill_s=[self.prefill_s(tokens) for tokens in matched],
+            prefill_s=[self.prefill_s(tokens) * self.slowness(replicas[i]) for i, tokens in enumerate(matched)],
         )
 
     def table(

@@ -1,0 +1,97 @@
+"""How much slower one replica computes than the others, learned from live requests.
+
+One cost profile describes all replicas of a fleet, and it may be wrong for all alike. So what is learned is relative:
+the median of measured / predicted time on a replica, by that of a typical replica. Only times that other requests do
+not disturb count (`core.placing.timing_samples`), so a long queue does not make a replica slow. A replica with so long
+a queue that nothing is undisturbed is measured by the queue: how much prefill it gets done while it has enough of it.
+
+Old times are dropped: a replica that gets no requests because it was slow counts as typical after `MEMORY_S`, and is
+tried again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median, median_low
+
+from preble.core.replica_index import ReplicaIndex
+
+MEMORY_S = 300.0
+"""Age at which a measured time no longer counts."""
+
+NUM_TIMES = 32
+"""Latest times of each replica that count; with fewer than `MIN_TIMES` nothing is concluded."""
+
+MIN_TIMES = 4
+ALIKE = 1.5
+"""Replicas whose times differ by less than this factor count as equally fast."""
+
+LARGEST = 32.0
+_UPDATE_S = 5.0
+
+
+class ReplicaSpeeds:
+    """The times of each replica. `slowness`: by replica index, 1.0 for a typical one; None while all are alike."""
+
+    def __init__(self) -> None:
+        self.slowness: list[float] | None = None
+        self._times: dict[ReplicaIndex, deque[tuple[float, float]]] = {}
+        self._done_s: dict[ReplicaIndex, float] = {}
+        self._was_busy: set[ReplicaIndex] = set()
+        self._updated_at = 0.0
+
+    def note(self, replica: ReplicaIndex, measured_s: float, predicted_s: float, now: float) -> None:
+        """Some work took `measured_s` on the replica, where the cost model predicts `predicted_s`. O(1)."""
+        if measured_s > 0 and predicted_s > 0:
+            times = self._times.setdefault(replica, deque(maxlen=NUM_TIMES))
+            times.append((now, measured_s / predicted_s))
+
+    def note_prefill_done(self, replica: ReplicaIndex, predicted_s: float) -> None:
+        """The replica has computed a prompt. O(1)."""
+        self._done_s[replica] = self._done_s.get(replica, 0.0) + predicted_s
+
+    def add_replica(self, replica: ReplicaIndex) -> None:
+        """A replica joins. It counts as typical until there are times of it."""
+        if self.slowness is not None and replica == len(self.slowness):
+            self.slowness.append(1.0)
+
+    def remove_replica(self, replica: ReplicaIndex) -> None:
+        self._times.pop(replica, None)
+        self._done_s.pop(replica, None)
+        self._was_busy.discard(replica)
+        if self.slowness is not None and replica < len(self.slowness):
+            self.slowness[replica] = 1.0
+
+    def update(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
+        """Learn from what was noted, every few seconds. O(replicas) then. `waiting_prefill_s`: by replica index."""
+        if now - self._updated_at < _UPDATE_S:
+            return
+        self._note_busy(now, waiting_prefill_s)
+        self._updated_at = now
+        usual: dict[ReplicaIndex, float] = {}
+        for replica, times in self._times.items():
+            while times and times[0][0] < now - MEMORY_S:
+                times.popleft()
+            if len(times) >= MIN_TIMES:
+                usual[replica] = median([ratio for _, ratio in times])
+        typical = median_low(usual.values()) if usual else 1.0
+        factors = {replica: min(max(ratio / typical, 1 / LARGEST), LARGEST) for replica, ratio in usual.items()}
+        differ = [replica for replica, factor in factors.items() if not 1 / ALIKE <= factor <= ALIKE]
+        if not differ:
+            self.slowness = None
+            return
+        self.slowness = [1.0] * len(waiting_prefill_s)
+        for replica in differ:
+            self.slowness[replica] = factors[replica]
+
+    def _note_busy(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
+        """Note the time since the last update of each replica that had more prefill waiting than it could get done."""
+        elapsed_s = now - self._updated_at
+        for i, waiting_s in enumerate(waiting_prefill_s):
+            replica = ReplicaIndex(i)
+            is_busy = waiting_s > _UPDATE_S
+            if is_busy and replica in self._was_busy:
+                self.note(replica, elapsed_s, max(self._done_s.get(replica, 0.0), elapsed_s / LARGEST), now)
+            (self._was_busy.add if is_busy else self._was_busy.discard)(replica)
+        self._done_s.clear()
