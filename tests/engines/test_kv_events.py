@@ -455,3 +455,57 @@ async def test_events_that_cannot_be_had_are_lost_until_they_start_over() -> Non
             await follower.sees(1)
             assert follower.events[2:3] == [CacheCleared(REPLICA, is_past=True)]
             follower.stream.close()
+
+
+def on_host(*blocks: int) -> dict[str, Any]:
+    """Copies in the host's memory as vLLM announces them unless it is asked for more: by hash alone."""
+    return stored(*blocks, medium="CPU") | {"token_ids": [], "block_size": 0}
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [[on_host(2), on_host(1)], [stored(1, 2, medium="CPU_PINNED")]],
+    ids=["vllm, child before parent", "sglang, whole"],
+)
+async def test_a_block_is_cached_until_its_copy_in_host_memory_is_gone_too(copied: list[dict[str, Any]]) -> None:
+    medium = copied[0]["medium"]
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2), *copied, stored(9))
+        await publisher.publish(removed(2), removed(1))
+        await publisher.publish(stored(5))
+        await follower.sees(1, 2, 5, 9)
+        await publisher.publish(removed(2, medium=medium))
+        await follower.sees(1, 5, 9)
+        assert follower.stream.counters.malformed == 0
+
+
+async def test_a_copy_in_host_memory_that_goes_first_leaves_the_block_cached() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(on_host(1), stored(1), removed(1, medium="CPU"), stored(2))
+        await follower.sees(1, 2)
+        await publisher.publish(removed(1))
+        await follower.sees(2)
+
+
+async def test_a_block_that_comes_back_from_host_memory_is_not_told_anew() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1), on_host(1))
+        await publisher.publish(removed(1))
+        await publisher.publish(stored(1), stored(3, parent=1))
+        await follower.sees(1, 3)
+        told = [event.block_hashes for event in follower.events if isinstance(event, BlocksStored)]
+        assert told == [(1,), (3,)]
+
+
+async def test_copies_of_unknown_blocks_and_in_shared_stores_say_nothing() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(on_host(7), stored(1), stored(1, medium="STORAGE", locality="REMOTE"))
+        await publisher.publish(removed(1), removed(7), stored(2))
+        await follower.sees(2)
+
+
+async def test_a_block_in_engine_memory_needs_its_tokens() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(on_host(1) | {"medium": "GPU"}, stored(2))
+        await follower.sees(2)
+        assert follower.stream.counters.malformed == 1

@@ -231,6 +231,15 @@ def test_parallel_sizes_that_no_machine_fits_are_refused_with_what_to_do(
         commands_for(options(device="cuda", replicas=1, extra_args=("--tp-size", "two")))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_ports_of_ranks_do_not_meet(options: Any, ranks: int) -> None:
+    [command] = commands_for(options(replicas=1, extra_args=("--data-parallel-size", str(ranks))))
+    events = json.loads(command.argv[command.argv.index("--kv-events-config") + 1])
+    first = [int(events[key].rpartition(":")[2]) for key in ("endpoint", "replay_endpoint")]
+    ports = [port + rank for port in first for rank in range(ranks)]
+    assert len({*ports, command.port}) == 2 * ranks + 1
+
+
 def test_a_cpu_replica_of_several_ranks_has_a_process_for_each(options: Any) -> None:
     [alone] = commands_for(options(replicas=1))
     [several] = commands_for(options(replicas=1, extra_args=("--data-parallel-size", "2")))

@@ -2,7 +2,11 @@
 
 vLLM does not merge equal blocks: two requests that compute the same prompt at the same time store two copies, which it
 announces and removes one by one, while the block stays usable until the last copy is gone. So copies are counted here,
-and the scheduler hears of the first one stored and the last one removed. Facts: docs/reference/engine-facts.md.
+and the scheduler hears of the first one stored and the last one removed.
+
+A copy in the host's memory counts too: the engine loads it back when it is needed. Such copies are matched by hash
+alone, in whatever order they are announced, because vLLM may leave out everything else and announces a block before its
+parent. Copies in stores that several replicas share are ignored. Facts: docs/reference/engine-facts.md.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ _PARTIAL_KINDS = frozenset(
 """Kinds of cache that keep only a prompt's last part, a state, or no prompt at all; a hybrid model has some of them
 beside the full attention that decides whether a prefix can be used."""
 
+_HOST_MEDIA = frozenset({"CPU", "CPU_PINNED"})
+"""Memory of the host: vLLM's word for it and SGLang's."""
+
 _UNMATCHABLE = None
 """Namespace of blocks that token ids alone do not identify (images, embeddings), and of all that follow them."""
 
@@ -52,6 +59,8 @@ class BlockRefCounts:
     def __init__(self, replica_id: ReplicaId) -> None:
         self._replica_id = replica_id
         self._copies: dict[BlockHash, int] = {}
+        """In GPU memory; 0 where only a copy in the host's memory is left."""
+        self._on_host: set[BlockHash] = set()
         self._namespaces: dict[BlockHash, str | None] = {}
         self._ignored_groups: set[int | None] = set()
         self._orphans: set[BlockHash] = set()
@@ -63,6 +72,7 @@ class BlockRefCounts:
     def clear(self) -> CacheCleared:
         """Forget every block."""
         self._copies.clear()
+        self._on_host.clear()
         self._namespaces.clear()
         self._ignored_groups.clear()
         self._orphans.clear()
@@ -79,6 +89,8 @@ class BlockRefCounts:
                 return self.clear()
 
     def _stored(self, event: WireStored) -> BlocksStored | None:
+        if event.medium in _HOST_MEDIA and len(self._on_host) < MAX_BLOCKS:
+            self._on_host.update(event.block_hashes)
         if not self._is_ours(event):
             return None
         parent = event.parent_block_hash
@@ -114,24 +126,39 @@ class BlockRefCounts:
                 self._namespaces[block] = own
 
     def _removed(self, event: WireRemoved) -> BlocksEvicted | None:
-        if event.medium not in (None, "GPU") or event.group_idx in self._ignored_groups:
+        if event.group_idx in self._ignored_groups:
             return None
-        gone = tuple(block for block in event.block_hashes if self._drop_copy(block))
+        if event.medium in _HOST_MEDIA:
+            drop_copy = self._drop_from_host
+        elif event.medium in (None, "GPU"):
+            drop_copy = self._drop_copy
+        else:
+            return None
+        gone = tuple(block for block in event.block_hashes if drop_copy(block))
         return BlocksEvicted(self._replica_id, gone) if gone else None
 
     def _drop_copy(self, block: BlockHash) -> bool:
         """Whether that was the last copy of a block that the scheduler knows."""
         left = self._copies.get(block, 0) - 1
-        if left > 0:
-            self._copies[block] = left
+        if left > 0 or (block in self._on_host and block in self._copies):
+            self._copies[block] = max(left, 0)
             return False
+        return self._forget(block)
+
+    def _drop_from_host(self, block: BlockHash) -> bool:
+        """As `_drop_copy`, for the copy in the host's memory."""
+        self._on_host.discard(block)
+        return self._copies.get(block) == 0 and self._forget(block)
+
+    def _forget(self, block: BlockHash) -> bool:
+        """Whether the scheduler knows the block that is no longer cached."""
         known = self._copies.pop(block, None) is not None
         self._orphans.discard(block)
         return self._namespaces.pop(block, "") is not _UNMATCHABLE and known
 
     def _is_ours(self, event: WireStored) -> bool:
         """Whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""
-        if event.medium not in (None, "GPU"):
+        if not event.is_on_device:
             return False
         if event.kv_cache_spec_kind in _PARTIAL_KINDS:
             self._ignored_groups.add(event.group_idx)

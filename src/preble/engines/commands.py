@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from preble.engines.gpus import num_workers, shared_out, visible_gpus
+from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
 from preble.errors import ConfigError
 
 CPU_BLOCK_SIZE = 32
@@ -117,7 +117,9 @@ def _vllm_commands(options: LaunchOptions) -> list[Command]:
 
 
 def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) -> Command:
-    http, events, replay = free_ports(3)
+    ranks = num_ranks(options.extra_args)
+    http, events, *more = free_ports(1 + 2 * ranks)
+    replay = more[ranks - 1]  # each rank takes the port after the one before
     kv_events = {"enable_kv_cache_events": True, **_kv_events(events, replay)}
     argv = [str(executable), "serve", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(kv_events)]
@@ -181,7 +183,9 @@ def _sglang_commands(options: LaunchOptions) -> list[Command]:
 
 
 def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None) -> Command:
-    http, events, replay, load = free_ports(4)
+    ranks = num_ranks(options.extra_args)
+    http, events, *more = free_ports(1 + 3 * ranks)
+    replay, load = more[ranks - 1], more[2 * ranks - 1]  # each rank takes the port after the one before
     argv = [*program, "--model-path", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--page-size", str(SGLANG_PAGE_SIZE), "--enable-cache-report", "--enable-metrics"]
     argv += ["--kv-events-config", json.dumps(_kv_events(events, replay))]

@@ -25,6 +25,11 @@ _DATA_WITHIN_TENSOR = "--enable-dp-attention"
 """With it, SGLang's data-parallel ranks share the tensor-parallel GPUs."""
 
 
+def num_ranks(engine_arguments: Sequence[str]) -> int:
+    """How many data-parallel ranks one replica with these arguments has. Raises: ConfigError: not a positive number."""
+    return _size_of(_SIZES["data"], engine_arguments) or 1
+
+
 def num_workers(engine_arguments: Sequence[str]) -> int:
     """How many GPUs (or CPU workers) on this machine one replica with these arguments takes.
 
