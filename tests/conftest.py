@@ -64,7 +64,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def shared_engines_are_there(request: pytest.FixtureRequest) -> None:
-    """Start the shared engines that this test needs and that have died; the run's summary tells of them.
+    """Start the shared engines that this test needs and that have died; the run's summary names them.
 
     It needs those among its fixtures, and those that are values of its parameters.
     """

@@ -139,7 +139,7 @@ class Emulated:
 
 
 def simulated(order: QueueOrder, asked: Workload, path: Path) -> tuple[SimResult, list[Line]]:
-    """The same requests on one simulated replica, whose KV events are told at once; and these, as logged."""
+    """The same requests on one simulated replica, whose KV events are reported at once; and these, as logged."""
     config = SimConfig(
         profile=PROFILE,
         replicas=1,
@@ -174,7 +174,7 @@ def test_the_simulator_repeats_what_the_emulator_did(order: QueueOrder, tmp_path
         runner.run(emulated.run())
     result, events = simulated(order, emulated.workload(), tmp_path / "log.jsonl")
     assert {record.request_id: record for record in result.records} == emulated.records
-    # A simulation is over with its last request; what that one stored is told to nobody.
+    # A simulation is over with its last request; what that one stored is reported to nobody.
     end_s = max(record.end_s for record in result.records)
     published = [as_logged(time_s, event) for time_s, event in emulated.publisher.published if time_s < end_s]
     assert events == published

@@ -57,7 +57,7 @@ async def engine(replica: Replica) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def endpoints(engine: Engine) -> KvEventEndpoints:
-    """Of its events, as the engine itself tells them."""
+    """Of its events, as the engine itself reports them."""
     return endpoints_of(engine)
 
 

@@ -101,7 +101,7 @@ async def test_stored_blocks_arrive_with_their_tokens_and_parent() -> None:
         ]
 
 
-async def test_a_late_joiner_is_told_everything_that_is_cached() -> None:
+async def test_a_late_joiner_gets_everything_that_is_cached() -> None:
     async with ScriptedPublisher() as publisher:
         await publisher.publish(stored(1, 2, 3))
         await publisher.publish(removed(3))
@@ -226,7 +226,7 @@ async def test_numbers_that_go_back_without_a_new_connection_start_over() -> Non
         await follower.sees(9)
 
 
-async def test_resync_forgets_and_asks_for_everything() -> None:
+async def test_resync_forgets_and_asks_without_endything() -> None:
     async with ScriptedPublisher() as publisher, following(publisher) as follower:
         await publisher.publish(stored(1))
         await follower.sees(1)
@@ -236,7 +236,7 @@ async def test_resync_forgets_and_asks_for_everything() -> None:
         assert publisher.replay_requests[-1] == 0
 
 
-async def test_what_is_replayed_of_old_is_told_as_past_and_what_happens_now_as_present() -> None:
+async def test_what_is_replayed_of_old_is_reported_as_past_and_what_happens_now_as_present() -> None:
     async with ScriptedPublisher() as publisher:
         await publisher.publish(stored(1))
         await publisher.publish(cleared())
@@ -396,7 +396,7 @@ async def test_cancelling_the_consumer_closes_the_stream() -> None:
 
 
 async def test_a_cache_salt_told_beside_the_blocks_is_their_namespace() -> None:
-    """As SGLang tells it; vLLM has it among the keys of the first block."""
+    """As SGLang reports it; vLLM has it among the keys of the first block."""
     async with ScriptedPublisher() as publisher, following(publisher) as follower:
         await publisher.publish(stored(1, cache_salt="pepper"), stored(2))
         await follower.sees(1, 2)

@@ -286,7 +286,7 @@ def test_any_other_sglang_is_asked_to_serve_on_the_gpus_there_are(
     assert command.environ["CUDA_VISIBLE_DEVICES"] == "1"
 
 
-def test_a_missing_sglang_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sglang_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="make engines"):

@@ -26,7 +26,7 @@ def stat(running: Any, waiting: Any = 0, kv_tokens: Any = 0, *more: Any) -> byte
 
 
 class Watcher:
-    """All that a stream has told."""
+    """All that a stream has reported."""
 
     def __init__(self, stream: LoadStream) -> None:
         self.stream = stream
@@ -60,7 +60,7 @@ async def push(publisher: ScriptedPublisher, payload: bytes, *, topic: str = TOP
     await publisher.send(topic.encode(), NUMBER, payload)
 
 
-async def test_each_reading_is_told_whatever_fields_follow() -> None:
+async def test_each_reading_is_reported_whatever_fields_follow() -> None:
     async with ScriptedPublisher() as publisher, watching(publisher) as watcher:
         await push(publisher, stat(1, 2, 300))
         await watcher.sees(EngineLoad(running=1, waiting=2, kv_tokens=300))
@@ -98,7 +98,7 @@ async def test_of_many_readings_the_newest_counts() -> None:
     ],
     ids=lambda frames: repr(b" ".join(frames))[2:40],
 )
-async def test_rubbish_is_passed_over(frames: list[bytes]) -> None:
+async def test_rubbish_is_ignored(frames: list[bytes]) -> None:
     async with ScriptedPublisher() as publisher, watching(publisher) as watcher:
         await push(publisher, stat(1))
         await publisher.send(*frames)

@@ -26,7 +26,7 @@ LONG = 1900
 VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.23"}
 
 
-async def test_the_engine_is_recognised_and_tells_its_configuration(replica: Replica) -> None:
+async def test_the_engine_is_recognised_and_reports_its_configuration(replica: Replica) -> None:
     client = connect(replica.url)
     info = (await client.probe()).info
     await client.close()
@@ -55,7 +55,7 @@ async def test_an_answer_streams(engine: Engine) -> None:
 
 
 async def test_an_engine_counts_what_it_generated(replica: Replica) -> None:
-    """By that count tests tell whether a request was aborted."""
+    """By that count tests see whether a request was aborted."""
     before = await replica.num_generated()
     await replica.complete(prompt_of(10, 8), max_tokens=20)
 
@@ -85,7 +85,7 @@ async def test_leaving_before_the_end_aborts_the_work(engine: Engine, replica: R
     assert await replica.num_generated() < generated + LONG, "it did not run to its end"
 
 
-async def test_events_tell_what_is_cached_through_hits_and_forced_evictions(
+async def test_events_say_what_is_cached_through_hits_and_forced_evictions(
     replica: Replica, endpoints: KvEventEndpoints
 ) -> None:
     system = prompt_of(1, 300)
@@ -144,7 +144,7 @@ async def test_a_missed_stretch_of_events_is_made_up_for(replica: Replica, endpo
         assert belief.stream.counters.starts_over == 1, "what was missed was asked for, nothing had to be forgotten"
 
 
-async def test_prompts_with_a_cache_salt_are_told_apart(engine: Engine, replica: Replica) -> None:
+async def test_prompts_with_a_cache_salt_are_distinguished(engine: Engine, replica: Replica) -> None:
     prompt = prompt_of(8, 100)
     await replica.complete(prompt, cache_salt="pepper")
     await replica.complete(prompt)

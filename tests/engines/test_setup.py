@@ -68,7 +68,7 @@ def recipe(setup: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_an_environment_is_made_once_and_anew_when_its_lock_changes(setup: Any, recipe: Any, tmp_path: Path) -> None:
+def test_an_environment_is_made_once_and_again_when_its_lock_changes(setup: Any, recipe: Any, tmp_path: Path) -> None:
     root = tmp_path / "engines"
     setup.set_up(recipe, root, with_model=False)
     witness = root / "thing" / "witness"
@@ -113,7 +113,7 @@ def test_byte_code_is_compiled_whatever_the_environment_says(setup: Any, monkeyp
 
 
 @pytest.mark.slow
-def test_a_checkout_is_installed_beside_the_engine_and_anew_when_its_metadata_changes(
+def test_a_checkout_is_installed_beside_the_engine_and_again_when_its_metadata_changes(
     setup: Any, recipe: Any, tmp_path: Path
 ) -> None:
     project = tmp_path / "project"

@@ -54,14 +54,14 @@ async def test_token_ids_are_the_engines_own(engine: Engine) -> None:
     assert len(tokens) == json.loads(answer)["usage"]["prompt_tokens"] > 2
 
 
-async def test_a_flush_is_told_at_once(endpoints: KvEventEndpoints, replica: SglangReplica) -> None:
+async def test_a_flush_is_reported_at_once(endpoints: KvEventEndpoints, replica: SglangReplica) -> None:
     prompt = prompt_of(1, 200)
     async with believing(endpoints) as belief:
         await replica.complete(prompt)
         await belief.settled(endpoints)
         assert len(belief) > 0
         await replica.emptied()
-        await eventually(lambda: len(belief) == 0, "the flush is told")
+        await eventually(lambda: len(belief) == 0, "the flush is reported")
         assert await predicted_and_found(belief, endpoints, replica, prompt) == (0, 0)
 
 
@@ -70,7 +70,7 @@ async def test_its_load_is_pushed_whoever_causes_it(engine: Engine, replica: Sgl
     assert loads is not None
 
     async def told(is_right: Callable[[EngineLoad], bool]) -> None:
-        """Follow until such a load is told."""
+        """Follow until such a load is reported."""
         async with asyncio.timeout(PATIENCE_S):
             async for load in loads:
                 if load is not None and is_right(load):

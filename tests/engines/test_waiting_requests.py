@@ -43,7 +43,7 @@ async def every_place_taken(engine: Engine, replica: Replica) -> AsyncIterator[l
 
 
 async def queued(replica: Replica, number: int, blockers: list[Blocker]) -> None:
-    """Return when so many wait, or when a blocker has ended too early for that."""
+    """Return when `count` wait, or when a blocker has ended too early for that."""
 
     async def they_are() -> bool:
         return await replica.num_waiting() >= number or any(blocker.done() for blocker in blockers)
@@ -141,7 +141,7 @@ async def test_leaving_while_it_waits_takes_it_out_of_the_queue(engine: Engine, 
 
 
 LONG_PROMPT, LONG_OUTPUT = 100, 1050
-"""Two such requests are admitted at once, and in the end both do not fit: SGLang reckons with 0.7 of the output."""
+"""Two such requests are admitted at once, and in the end both do not fit: SGLang expects 0.7 of the output."""
 
 
 async def test_preempted_requests_get_all_their_tokens(replica: Replica) -> None:

@@ -112,7 +112,7 @@ class FakeReplica:
 
 @asynccontextmanager
 async def replicas(count: int, **options: Any) -> AsyncIterator[list[FakeReplica]]:
-    """So many fake replicas, stopped at the end."""
+    """`count` fake replicas, stopped at the end."""
     fakes = [FakeReplica(**options) for _ in range(count)]
     try:
         for fake in fakes:

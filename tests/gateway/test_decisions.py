@@ -1,4 +1,4 @@
-"""What the gateway tells of its decisions, over real sockets: pages, metrics, the log, the commands that use them."""
+"""What the gateway shows of its decisions, over real sockets: pages, metrics, the log, the commands that use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def preble(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
 
 
-async def test_a_decision_is_told_with_its_candidates_and_what_came_of_it(serve: Serve) -> None:
+async def test_a_decision_is_explained_with_its_candidates_and_what_came_of_it(serve: Serve) -> None:
     async with replicas(2) as fakes, serve(fakes, policy="e2") as gateway:
         for fake in fakes:
             fake.cached_tokens = 64
@@ -80,7 +80,7 @@ async def test_a_request_with_several_prompts_has_a_decision_for_each(serve: Ser
         assert len((await got(gateway, "/debug/decisions/x%231"))["decisions"]) == 1
 
 
-async def test_a_running_request_is_told_as_running(serve: Serve) -> None:
+async def test_a_running_request_is_reported_as_running(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.script.append(gated_stream)
         headers = {"X-Request-Id": "running"}
@@ -127,7 +127,7 @@ async def test_debug_pages_need_an_admin_key(serve: Serve) -> None:
         assert (result.exit_code, "no decision about request 'x'" in result.stderr) == (1, True)
 
 
-async def test_replicas_are_told_with_what_is_believed_of_them(serve: Serve) -> None:
+async def test_replicas_are_shown_with_what_is_believed_of_them(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.cached_tokens = 16
         await gateway.complete(prompt=LONG)
@@ -144,7 +144,7 @@ async def test_replicas_are_told_with_what_is_believed_of_them(serve: Serve) -> 
         assert "preble_index_bytes " in metrics and "preble_unindexed_total 0.0" in metrics
 
 
-async def test_explain_tells_a_decision_in_words(serve: Serve) -> None:
+async def test_explain_explains_a_decision_in_words(serve: Serve) -> None:
     async with replicas(2) as fakes, serve(fakes, policy="e2") as gateway:
         _, _, headers = await gateway.complete(prompt=LONG)
         request_id = headers["x-request-id"]
@@ -223,7 +223,7 @@ async def test_the_command_replays_a_log_and_puts_it_to_other_policies(tmp_path:
     assert "round_robin" in (await preble("replay", str(path), "--policy", "round_robin")).stdout
 
 
-async def test_a_log_tells_of_a_request_what_the_gateway_remembered(tmp_path: Path) -> None:
+async def test_a_log_has_of_a_request_what_the_gateway_remembered(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     async with (
         replicas(2) as fakes,

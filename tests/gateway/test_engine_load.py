@@ -79,7 +79,7 @@ async def test_the_load_of_a_replica_that_is_gone_is_no_longer_told(serve: Serve
         assert "preble_engine_running{" not in await gateway.metrics()
 
 
-async def test_a_replica_that_tells_nothing_has_no_load(serve: Serve) -> None:
+async def test_a_replica_that_reports_nothing_has_no_load(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         assert (await replica_page(gateway))["engine_load"] is None
         assert "preble_engine_running{" not in await gateway.metrics()

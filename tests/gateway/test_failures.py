@@ -128,7 +128,7 @@ async def test_errors_of_a_replica_pass_through_unchanged(serve: Serve, code: in
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
 @pytest.mark.parametrize("sent", [b"Traceback (most recent call last):\n  File", b"<html>", b"", b"\xff"])
-async def test_an_error_that_is_not_json_is_told_in_openais_form(
+async def test_an_error_that_is_not_json_has_openais_form(
     serve: Serve, code: int, stream: bool, prompt: Any, sent: bytes
 ) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:

@@ -99,7 +99,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(serve: Serve) -> None:
             never.set()
 
 
-async def test_one_request_more_than_fit_is_told_to_come_back(serve: Serve) -> None:
+async def test_one_request_more_than_fit_is_asked_to_come_back(serve: Serve) -> None:
     limits = LimitsConfig(max_in_flight=2, retry_after_s=7.0)
     async with replicas(1) as [one], serve([one], limits=limits) as gateway:
         one.script.extend([gated, gated])
@@ -114,7 +114,7 @@ async def test_one_request_more_than_fit_is_told_to_come_back(serve: Serve) -> N
         assert (status, body["error"]["param"]) == (400, "prompt")
 
 
-async def test_the_same_request_id_twice_at_once_is_told_apart(serve: Serve) -> None:
+async def test_the_same_request_id_twice_at_once_is_distinguished(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         one.script.extend([gated, gated])
 

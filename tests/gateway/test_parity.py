@@ -1,4 +1,4 @@
-"""Replicas that make other token ids, or cache otherwise than predicted, over real sockets: found, told, distrusted."""
+"""Replicas that make other token ids, or cache other than predicted, over real sockets: found, reported, distrusted."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_another_count_of_cached_tokens_is_found_and_costs_trust_where_too
 
 @pytest.mark.parametrize("block", [1, 8, 32, 64, 128])
 async def test_blocks_of_another_size_are_found(serve: Serve, byte_tokens: str, block: int) -> None:
-    """Nothing tells the block size of a plain OpenAI server: 16 is assumed."""
+    """Nothing reports the block size of a plain OpenAI server: 16 is assumed."""
     async with caching() as [one]:
         one.block = block
         async with serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
@@ -325,7 +325,7 @@ async def test_a_replica_that_does_not_answer_is_unchecked_in_time(serve: Serve,
             assert (await gateway.complete())[0] == 200, "meanwhile it serves"
 
 
-async def test_what_both_refuse_agrees_and_what_only_one_refuses_is_told(serve: Serve, byte_tokens: str) -> None:
+async def test_what_both_refuse_agrees_and_what_only_one_refuses_is_reported(serve: Serve, byte_tokens: str) -> None:
     (Path(byte_tokens) / "tokenizer_config.json").unlink()
     async with caching(2) as [strict, lax]:
         strict.refuses = ("messages",)
@@ -345,7 +345,7 @@ async def test_what_only_the_replica_refuses_cannot_be_compared(serve: Serve, by
             assert (tools["outcome"], "not that" in tools["detail"]) == ("unchecked", True)
 
 
-async def test_without_a_tokenizer_the_replicas_are_held_against_the_one_that_was_there_first(serve: Serve) -> None:
+async def test_without_a_tokenizer_the_replicas_are_compared_with_the_one_that_was_there_first(serve: Serve) -> None:
     async with caching(2) as [first, second]:
         second.shift = other_template
         await second.stop()
@@ -377,7 +377,7 @@ async def test_matches_on_a_replica_of_other_ids_do_not_count_until_it_is_verifi
             assert int(headers["x-preble-matched-tokens"]) > 200, "what was believed meanwhile counts again"
 
 
-async def test_it_can_be_told_only(serve: Serve, byte_tokens: str) -> None:
+async def test_it_can_be_reported_only(serve: Serve, byte_tokens: str) -> None:
     async with caching() as [one]:
         one.shift = other_ids
         only_told = ParityConfig(distrust=False)
@@ -411,7 +411,7 @@ async def test_a_replica_that_was_not_verified_is_checked_again_and_not_warned_o
                 assert replica.trusted
 
 
-async def test_a_replica_that_comes_back_is_checked_anew(serve: Serve, byte_tokens: str) -> None:
+async def test_a_replica_that_comes_back_is_checked_again(serve: Serve, byte_tokens: str) -> None:
     async with caching() as [one], serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
         assert (await report_of(gateway, one))["outcome"] == "verified"
         await one.stop()

@@ -1,4 +1,4 @@
-"""Parity with real engines: verified where the gateway has the model's own files, told where it has others."""
+"""Parity with real engines: verified where the gateway has the model's own files, a mismatch where it has others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(url
         gateway.serving.scheduler.check()
 
 
-async def test_another_template_than_the_engines_is_told(urls: tuple[str, str], tmp_path: Path) -> None:
+async def test_another_template_than_the_engines_is_reported(urls: tuple[str, str], tmp_path: Path) -> None:
     folder = model_copy(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     async with before(urls, folder) as gateway:
@@ -82,7 +82,7 @@ async def test_another_template_than_the_engines_is_told(urls: tuple[str, str], 
             assert not report_of(gateway, engine).trusted
 
 
-async def test_another_tokenizer_than_the_engines_is_told(urls: tuple[str, str], tmp_path: Path) -> None:
+async def test_another_tokenizer_than_the_engines_is_reported(urls: tuple[str, str], tmp_path: Path) -> None:
     folder = model_copy(tmp_path)
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["post_processor"] = None  # begins no prompt with a special token
@@ -96,7 +96,7 @@ async def test_another_tokenizer_than_the_engines_is_told(urls: tuple[str, str],
             assert not report_of(gateway, engine).trusted
 
 
-async def test_without_a_tokenizer_the_second_engine_is_held_against_the_first(urls: tuple[str, str]) -> None:
+async def test_without_a_tokenizer_the_second_engine_is_compared_with_the_first(urls: tuple[str, str]) -> None:
     async with before(urls, None) as gateway:
         first, *_ = gateway.serving.replicas.values()
         assert first.parity is not None and first.parity.outcome is Outcome.VERIFIED

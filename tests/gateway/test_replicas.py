@@ -179,7 +179,7 @@ async def test_an_adapter_is_served_from_when_it_is_loaded_until_it_is_unloaded(
         assert list(gateway.gateway.serving.replicas.values()) == [replica], "it has never left the rotation"
 
 
-async def test_a_replica_whose_base_model_is_exchanged_joins_anew(serve: Serve) -> None:
+async def test_a_replica_whose_base_model_is_exchanged_joins_again(serve: Serve) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         [before] = gateway.gateway.serving.replicas.values()
         one.models[:] = [{"id": "new", "max_model_len": 100}]

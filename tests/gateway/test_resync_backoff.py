@@ -13,7 +13,7 @@ def test_kv_events_start_over_at_once_and_then_less_and_less_often() -> None:
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 640.0, 640.0]
 
 
-def test_after_a_long_quiet_time_the_backoff_starts_anew() -> None:
+def test_after_a_long_quiet_time_the_backoff_starts_again() -> None:
     backoff = ResyncBackoff()
     for second in range(100):
         backoff.is_due(float(second))

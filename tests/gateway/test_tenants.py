@@ -63,7 +63,7 @@ async def test_a_named_key_is_let_in_by_either_header(serve: Serve, keys_file: P
         assert (await ask(gateway, None)).status == 401
 
 
-async def test_only_an_admin_is_told_where_a_request_went(serve: Serve, keys_file: Path) -> None:
+async def test_only_an_admin_sees_where_a_request_went(serve: Serve, keys_file: Path) -> None:
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
         told = {
             key: [h for h in (await ask(gateway, key)).headers if "preble" in h.lower()] for key in ("key-a", "key-r")
@@ -90,7 +90,7 @@ async def matched(gateway: Served, key: str) -> int:
         return int((await page.json())["decisions"][0]["matched_tokens"])
 
 
-async def test_a_tenant_cannot_tell_what_another_has_sent(serve: Serve, keys_file: Path) -> None:
+async def test_a_tenant_cannot_find_out_what_another_has_sent(serve: Serve, keys_file: Path) -> None:
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
         assert await matched(gateway, "key-a") == 0
         assert await matched(gateway, "key-b") == 0
@@ -157,7 +157,7 @@ async def test_an_escaped_name_hides_no_field() -> None:
         decode_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}')
 
 
-async def test_keys_are_read_anew(serve: Serve, keys_file: Path) -> None:
+async def test_keys_are_read_again(serve: Serve, keys_file: Path) -> None:
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
         write(keys_file, table("carol", "key-c"))
         gateway.gateway.reload()

@@ -154,13 +154,13 @@ async def test_a_reset_of_an_engines_cache_is_believed(vllm_pair: VllmPair) -> N
         async with aiohttp.ClientSession(home) as engine:
             async with engine.post("/reset_prefix_cache") as answer:
                 assert answer.status == 200
-            # The engine tells of it with its next batch only.
+            # The engine reports it only with its next batch.
             await (await engine.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 1})).read()
 
         async def is_told() -> bool:
             return await times_cleared(http, home) > cleared_before
 
-        await eventually(is_told, "the reset is told")
+        await eventually(is_told, "the reset is reported")
         assert (await complete(http, [*prompt, 9]))[2] == 0
 
 

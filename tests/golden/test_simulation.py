@@ -1,6 +1,6 @@
 """The decisions of a small simulation, kept as a file: a change of the scheduler shows as a diff of its decisions.
 
-`make golden` writes the file anew; review what changed.
+`make golden` writes the file; review what changed.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def ticks(bursts: list[Burst], iteration_s: float, cost_s: float, end_s: float) 
     return found
 
 
-def test_what_a_burst_held_a_batch_up_by_is_told_from_its_iterations() -> None:
+def test_what_a_burst_held_a_batch_up_by_is_separated_from_its_iterations() -> None:
     bursts = [Burst(1.003, 1.207, 8), Burst(2.0, 2.33, 8), Burst(3.1, 3.104, 4)]
     assert extra_s(ticks(bursts, 0.01, 0.002, 4.0), bursts) == pytest.approx([0.002] * 3)
     assert extra_s(ticks(bursts, 0.01, 0.0, 4.0), bursts) == pytest.approx([0.0] * 3, abs=1e-9)

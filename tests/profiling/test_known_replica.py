@@ -88,7 +88,7 @@ def test_what_a_request_costs_beside_its_tokens_is_found(overhead_s: float) -> N
 
 
 def test_what_a_request_costs_is_in_no_other_time() -> None:
-    """Of a request alone it cannot be told from its way, and is taken off with it."""
+    """Of a request alone it cannot be separated from its way, and is subtracted with it."""
     free, dear = (fitted(replace(load_profile("tiny-cpu"), request_overhead_s=cost))[0] for cost in (0.0, 0.02))
     assert dear.overhead_s == pytest.approx(free.overhead_s + 0.02, rel=0.05)
     without, with_it = CostModel(free.profile), CostModel(dear.profile)
@@ -97,7 +97,7 @@ def test_what_a_request_costs_is_in_no_other_time() -> None:
     assert with_it.iteration_s((), 8, 8000) == pytest.approx(without.iteration_s((), 8, 8000), rel=0.05)
 
 
-def test_a_replica_that_admits_nobody_beside_a_batch_is_told_of() -> None:
+def test_a_replica_that_admits_nobody_beside_a_batch_is_reported() -> None:
     fit, notes = fitted(load_profile("tiny-cpu"), max_running=1)
     assert fit.profile.request_overhead_s == 0.0
     assert "no request could be timed beside a decoding batch, so what each costs counts as nothing" in notes

@@ -145,7 +145,7 @@ def exactly(body: dict[str, Any]) -> tuple[int, str]:
         (lambda body: (500, "<html>"), "status 500"),
     ],
 )
-async def test_an_answer_that_cannot_be_timed_is_told(answer: Answer, says: str) -> None:
+async def test_an_answer_that_cannot_be_timed_is_reported(answer: Answer, says: str) -> None:
     async with server(answer) as url:
         with pytest.raises(EngineProtocolError, match=says):
             await measure(url, kv_tokens=4096)

@@ -1,4 +1,4 @@
-"""Whatever happens to requests: never too many replicas are out, and none is out for ever."""
+"""Whatever happens to requests: never too many replicas are out, and none stays out."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Ejection(RuleBasedStateMachine):
         assert len(out) <= CONFIG.largest_share * len(NAMES)
 
     @invariant()
-    def nobody_is_out_for_ever(self) -> None:
+    def nobody_is_out_without_end(self) -> None:
         later = copy.deepcopy(self.table).avoided(self.now + CONFIG.longest_out_s)
         assert later <= set(self.running.values()), "only a replica at its probe is still avoided"
 

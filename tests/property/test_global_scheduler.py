@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), tokens=prompts)
     def store(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
-        """A replica stores every whole block of a prompt, told in one event from the first block that it lacks."""
+        """A replica stores every whole block of a prompt, reported in one event from the first block that it lacks."""
         replica_id = self._reporting(data)
         blocks = [tokens[:end] for end in range(BLOCK, len(tokens) + 1, BLOCK)]
         missing = [block for block in blocks if block not in self.truth.get(replica_id, set())]
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def evict_leaves(self, data: st.DataObject, count: int) -> None:
-        """A replica evicts one or more blocks, always a last one of some prompt, and tells it in one event."""
+        """A replica evicts one or more blocks, always a last one of some prompt, and reports it in one event."""
         replica_id = self._reporting(data)
         stored = self.truth.get(replica_id, set()) if replica_id else set()
         gone = []

@@ -148,7 +148,7 @@ class LocalSchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.targets)
 
     @invariant()
-    def events_tell_what_is_cached(self) -> None:
+    def events_say_what_is_cached(self) -> None:
         if hasattr(self, "scheduler"):
             self.listener.feed(self.scheduler.take_events())
             assert set(self.listener.blocks) == set(self.scheduler.cached_hashes())

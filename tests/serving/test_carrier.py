@@ -172,7 +172,7 @@ async def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
             one.serving.place(request).end()
 
 
-async def test_admission_ids_and_errors_are_the_same_for_every_carrier() -> None:
+async def test_admission_ids_and_errors_are_the_same_without_endy_carrier() -> None:
     async with carrier(1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
         parsed = await one.parse()
         async with one.serving.admitted(parsed):

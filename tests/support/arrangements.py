@@ -1,4 +1,4 @@
-"""Arrangements of an engine's waiting list, as recorded inside the engine, held against core's own queue."""
+"""Arrangements of an engine's waiting list, as recorded inside the engine, compared with core's own queue."""
 
 from __future__ import annotations
 

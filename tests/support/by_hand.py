@@ -69,7 +69,7 @@ class Cluster:
         self.finish(self.decode(where, prompt))
 
     def busy(self, where: ReplicaId, count: int) -> list[RequestId]:
-        """So many decoding requests that are a token long, all different."""
+        """`count` decoding requests that are a token long, all different."""
         self._count += 1000
         return [self.decode(where, [self._count + i]) for i in range(count)]
 

@@ -206,7 +206,7 @@ def test_a_replica_that_lets_one_wait_too_long_has_no_room() -> None:
     assert gate.has_room(None, 0.5)
 
 
-def test_an_answer_that_nobody_tells_about_counts_as_begun_in_turn() -> None:
+def test_an_answer_that_nobody_reports_counts_as_begun_in_turn() -> None:
     gate = Gate(0.1)
     gate.add_replica(A)
     gate.sent(A, RequestId("x"), "t", 0.2, 0.0, told=False)

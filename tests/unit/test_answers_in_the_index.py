@@ -31,7 +31,7 @@ def scheduler(policy: str = "e2") -> GlobalScheduler:
 
 
 def report(made: GlobalScheduler, replica_id: ReplicaId, token_ids: list[int], known: int = 0) -> None:
-    """The replica stores these tokens a block at a time; block i is called i, and `known` were told before."""
+    """The replica stores these tokens a block at a time; block i is called i, and `known` were reported before."""
     for i in range(known, len(token_ids) // BLOCK):
         tokens = pack_tokens(token_ids[i * BLOCK : (i + 1) * BLOCK])
         assert made.on_stored(BlocksStored(replica_id, (i,), i - 1 if i else None, tokens, BLOCK), 0.0)

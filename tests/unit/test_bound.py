@@ -115,7 +115,7 @@ def test_a_prompt_over_the_batch_budget_pays_for_the_context_of_its_later_chunks
     assert found.ttft_mean_s < 0.3 + 1e-5 * 44 * 256
 
 
-def test_computing_anew_counts_where_it_is_cheaper_than_attending_to_what_is_cached() -> None:
+def test_computing_again_counts_where_it_is_cheaper_than_attending_to_what_is_cached() -> None:
     dear = CostProfile("u", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096, 16, 1.0)
     found = bound(ask("a", COMMON), ask("b", COMMON + own(16, 0), at=9.0), on=config(profile=dear))
     assert found.requests["b"].ttft_s == pytest.approx(0.176)
@@ -267,7 +267,7 @@ def test_a_popular_prefix_is_held_rather_than_one_that_is_asked_for_now_and_then
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_no_policy_computes_less_than_the_bound_for_ever(seed: int) -> None:
+def test_no_policy_computes_less_than_the_bound_without_end(seed: int) -> None:
     rng = Random(seed)
     asked = uses_of(*(rng.randrange(6) for _ in range(120)), gap_s=rng.choice([0.2, 1.0]))
     cluster = config(rng.randint(1, 3), policy=rng.choice(policy_names()), kv_tokens=rng.choice([112, 208, 512]))

@@ -1,4 +1,4 @@
-"""What is told of the bound of `preble` against least load is what was measured."""
+"""The bound of `preble` against least load, on the page and as measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "decisions" / "0008-the-policy-preble.md"
 
 
-def test_the_bound_holds_in_the_kept_result_and_the_page_tells_its_worst() -> None:
+def test_the_bound_holds_in_the_kept_result_and_the_page_reports_its_worst() -> None:
     bound = script("benchmarks/repro/bound.py")
     result = msgspec.json.decode((ROOT / "benchmarks/results/bound.json").read_bytes(), type=bound.Result)
     assert (result.seeds, result.broken) == (bound.SEEDS, [])

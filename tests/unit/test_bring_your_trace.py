@@ -29,7 +29,7 @@ def test_every_format_has_a_row_and_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", format_names())
-def test_an_example_is_told_for_what_it_is_and_loaded(tmp_path: Path, name: str) -> None:
+def test_an_example_is_recognised_and_loaded(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, name)
     workload = load(path)
     assert workload == load(path, format=name)

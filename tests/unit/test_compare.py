@@ -54,7 +54,7 @@ def result() -> CompareResult:
 
 
 class Ticks(list[tuple[int, int]]):
-    """What a comparison told of its progress. Interrupts it, as Ctrl-C would, when so many runs are made."""
+    """What a comparison reported as progress. Interrupts it, as Ctrl-C would, after that many runs."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ def test_a_profile_without_a_requests_overhead_has_the_key_that_it_had_before_th
     assert cell.key == sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
 
-def test_another_version_makes_every_run_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_makes_every_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = small().cell(Arm("tools", "e2", 0), 5.0)
     before = cell.key
     monkeypatch.setattr(plan, "__version__", "99")

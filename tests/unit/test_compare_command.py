@@ -55,7 +55,7 @@ def test_options_can_be_listed_or_repeated() -> None:
     assert (plan["rates"], plan["seeds"], plan["policies"]) == ([5, 50], [0, 1], ["e2", "chwbl", "random"])
 
 
-def test_bounds_are_for_every_workload_or_for_one() -> None:
+def test_bounds_are_without_endy_workload_or_for_one() -> None:
     options = ("--workload", "tool_use", "--workload", "video", "--slo-ttft", "1", "--slo-ttft", "video=5")
     result = compare(*SMALL, *options, "--slo-e2e", "video=30", "--policy", "e2", "--json", "-")
     plan = json.loads(result.stdout)["plan"]
@@ -68,7 +68,7 @@ def test_all_policies_are_all_there_are() -> None:
     assert tuple(json.loads(result.stdout)["plan"]["policies"]) == policy_names()
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_one_name_are_distinguished(tmp_path: Path) -> None:
     sources: list[str] = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -236,7 +236,7 @@ def test_time_spent_in_a_queue_is_not_taken_for_prefill() -> None:
     assert cluster.scheduler.snapshot().cost_factors == CostFactors()
 
 
-def test_an_answer_that_is_not_streamed_tells_nothing_of_its_first_token() -> None:
+def test_an_answer_that_is_not_streamed_says_nothing_about_its_first_token() -> None:
     cluster = Cluster(1.0)
     for _ in range(100):
         request = cluster.place()

@@ -1,4 +1,4 @@
-"""The decision log's parts by literal examples: names, writer, reader, what is remembered, what is told."""
+"""The decision log's parts by literal examples: names, writer, reader, what is remembered, what is explained."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def wait(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within a minute")
 
 
-def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_reported(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink)
     log.write(timer_line, 1.0)
@@ -339,7 +339,7 @@ def two_prefixes(path: Path) -> Path:
     return recording.written_to(path)
 
 
-def test_another_policy_is_told_with_what_it_would_have_matched_and_moved(tmp_path: Path) -> None:
+def test_another_policy_is_explained_with_what_it_would_have_matched_and_moved(tmp_path: Path) -> None:
     path = two_prefixes(tmp_path / "log.jsonl")
     logged = logged_outcome(path)
     assert [share.placements for share in logged.replicas.values()] == [4, 4]
@@ -405,7 +405,7 @@ def test_a_large_cluster_has_fewer_decisions_remembered() -> None:
     assert len(recent) == 1 and recent.of_request("huge")
 
 
-# what is told
+# explanations
 
 
 def explained(
@@ -420,7 +420,7 @@ def explained(
     return " ".join(explain(recent.of_request("q")[0]).split())
 
 
-def test_an_exploit_is_told_with_the_tie_and_the_costs() -> None:
+def test_an_exploit_is_explained_with_the_tie_and_the_costs() -> None:
     text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
     assert "placed at 0.000 s on a (exploit, policy e2)" in text
     assert "Of 100 prompt tokens, 80 are cached at best and 20 are missing, so the request follows the cache" in text
@@ -463,7 +463,7 @@ def test_every_reason_has_its_sentence(reason: Reason, says: str) -> None:
         (Reason.REPLICATE, "b", "although only 0 are cached there: the replica computes its prefix too."),
     ],
 )
-def test_the_default_policy_is_told_by_the_delay_it_adds_not_by_e2s_rule(
+def test_the_default_policy_is_explained_by_the_delay_it_adds_not_by_e2s_rule(
     reason: Reason, chosen: str, says: str
 ) -> None:
     costs = {"a": (48, 0.9, 0.0, 0.05), "b": (0, 0.9, 0.0, 0.06)}
@@ -474,7 +474,7 @@ def test_the_default_policy_is_told_by_the_delay_it_adds_not_by_e2s_rule(
     assert "L + M + P" not in text
 
 
-def test_the_default_policy_tells_of_ties_and_of_a_single_replica() -> None:
+def test_the_default_policy_names_ties_and_of_a_single_replica() -> None:
     one, two = ("a", 48, 0.1, 0.0, 0.05), ("b", 48, 0.1, 0.0, 0.05)
     assert "a is one of 2, drawn by lot, where it adds the least delay" in explained(
         Reason.EXPLOIT, "a", one, two, policy="preble"
@@ -503,14 +503,14 @@ def scored(policy: str, reason: Reason, replica: str, *candidates: tuple[str, in
         (Reason.POLICY, "Of 100 prompt tokens 80 are cached at best where lmetric looked; of the 2 weighed, a has"),
     ],
 )
-def test_a_rule_with_scores_of_its_own_is_told_by_them(reason: Reason, says: str) -> None:
+def test_a_rule_with_scores_of_its_own_is_explained_by_them(reason: Reason, says: str) -> None:
     text = scored("lmetric", reason, "a", ("b", 80, 100.0), ("a", 0, 60.5))
     assert says in text
     assert "replica cached score (lower is better) * a 0 60.5 b 80 100" in text
     assert "L load" not in text
 
 
-def test_ties_and_choices_against_the_score_are_told() -> None:
+def test_ties_and_choices_against_the_score_are_reported() -> None:
     assert "a shares the lowest score with 1." in scored("p", Reason.POLICY, "a", ("a", 0, 1), ("b", 0, 1), ("c", 0, 2))
     assert "a was taken, though its score is not the lowest of the 2 weighed." in scored(
         "p", Reason.POLICY, "a", ("a", 0, 2), ("b", 0, 1)

@@ -1,4 +1,4 @@
-"""What the documentation promises of the repository, held against it."""
+"""What the documentation promises of the repository, compared with it."""
 
 from __future__ import annotations
 

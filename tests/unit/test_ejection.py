@@ -17,7 +17,7 @@ BAD, *GOOD = NAMES
 
 
 class Fleet:
-    """A table with replicas that all serve the same, and the changes that it has told."""
+    """A table with replicas that all serve the same, and the changes that it has reported."""
 
     def __init__(self, config: EjectionConfig = CONFIG, names: list[ReplicaId] = NAMES) -> None:
         self.changes: list[Change] = []
@@ -60,7 +60,7 @@ def test_failures_in_a_row_eject() -> None:
     assert fleet.changes == [Change(BAD, Standing.EJECTED, Reason.CONSECUTIVE_FAILURES, CONFIG.first_out_s)]
 
 
-def test_a_success_begins_the_row_anew() -> None:
+def test_a_success_begins_the_row_again() -> None:
     fleet = Fleet()
     for _ in range(2):
         fleet.fail(BAD, CONFIG.consecutive_failures - 1)
@@ -134,7 +134,7 @@ def test_a_failed_probe_doubles_the_time() -> None:
     assert backs_off == [5, 10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_a_long_good_time_begins_the_times_anew() -> None:
+def test_a_long_good_time_begins_the_times_again() -> None:
     fleet = Fleet()
     for _ in range(2):
         fleet.fail(BAD, 3)
@@ -242,7 +242,7 @@ def test_a_slow_replica_is_ejected_unless_its_requests_are_long(expected_s: floa
     assert fleet.avoided == ({BAD} if is_slow else frozenset())
 
 
-def test_what_is_told_of_a_replica_that_left_is_ignored() -> None:
+def test_what_is_reported_a_replica_that_left_is_ignored() -> None:
     fleet = Fleet()
     requests = [fleet.send(BAD) for _ in range(5)]
     fleet.table.remove(BAD)

@@ -1,4 +1,4 @@
-"""docs/evaluation.md and decision 0008, held against the results that they show."""
+"""docs/evaluation.md and decision 0008: are those of the results."""
 
 from __future__ import annotations
 

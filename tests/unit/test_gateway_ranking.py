@@ -1,4 +1,4 @@
-"""How policies rank simulated and through the gateway: what is reckoned, and what docs/evaluation.md shows of it."""
+"""How policies rank simulated and through the gateway: what is computed, and what docs/evaluation.md shows of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_policy_was_measured_and_simulated_and_no_request_failed(case: Mod
         assert {(run.summary.requests, run.summary.errors) for run in runs} == {(case.WORKLOADS[workload].requests, 0)}
 
 
-def test_no_pair_that_the_simulator_tells_apart_is_swapped(case: ModuleType, page: ModuleType) -> None:
+def test_no_pair_that_the_simulator_distinguishes_is_swapped(case: ModuleType, page: ModuleType) -> None:
     pairs = [case.known_results().pairs(workload) for workload in case.WORKLOADS]
     assert [page.swapped(of_workload, of) for of_workload in pairs for of in page.NUMBERS.values()] == [[]] * 8
 

@@ -69,7 +69,7 @@ def test_there_is_a_test_of_every_format() -> None:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_a_format_is_told_from_the_content(tmp_path: Path, name: str) -> None:
+def test_a_format_is_known_by_the_content(tmp_path: Path, name: str) -> None:
     path = one_of(tmp_path, name)
     assert load(path) == load(path, format=name)
 
@@ -357,7 +357,7 @@ def test_texts_can_be_had_instead_of_tokens(tmp_path: Path) -> None:
     assert assert_children_continue(workload) == 1
 
 
-def test_segments_of_two_pairs_are_told_apart(tmp_path: Path) -> None:
+def test_segments_of_two_pairs_are_distinguished(tmp_path: Path) -> None:
     days = [load(pair_of(tmp_path, FILM, name=name)).requests[0] for name in ("monday", "tuesday")]
     assert common(*days) <= 2
 

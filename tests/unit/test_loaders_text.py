@@ -89,12 +89,12 @@ def test_a_body_that_asks_for_several_answers_is_as_many_requests(tmp_path: Path
     assert [request.request_id for request in workload.requests] == ["r.0", "r.1", "r.2", "r.3", "s"]
 
 
-def test_a_limit_beyond_measure_does_no_harm_where_the_answers_length_is_told(tmp_path: Path) -> None:
+def test_a_limit_beyond_measure_does_no_harm_where_the_answers_length_is_reported(tmp_path: Path) -> None:
     workload = loaded(tmp_path, {"prompt": "a", "max_tokens": 2**31 - 1, "usage": {"completion_tokens": 5}})
     assert [request.output_tokens for request in workload.requests] == [5]
 
 
-def test_answers_of_unknown_length_are_told_of(tmp_path: Path) -> None:
+def test_answers_of_unknown_length_are_reported(tmp_path: Path) -> None:
     workload = loaded(tmp_path, {"prompt": "a"}, {"prompt": "b", "max_tokens": 3}, default_output_tokens=50)
     assert [request.output_tokens for request in workload.requests] == [50, 3]
     assert "1 answers of unknown length taken as 50 tokens" in workload.note

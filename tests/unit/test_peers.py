@@ -82,7 +82,7 @@ def test_power_of_two_takes_the_less_busy_of_two() -> None:
     assert placed[A] == 0 and placed[B] > 0 and placed[C] > placed[B]
 
 
-def test_power_of_two_tells_what_it_compared() -> None:
+def test_power_of_two_says_what_it_compared() -> None:
     made = Cluster(PowerOfTwo(), A, B)
     made.busy(A, 3)
     assert scores(made.ask(DOC)) == {A: 3, B: 0}

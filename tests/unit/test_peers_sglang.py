@@ -152,7 +152,7 @@ def test_slim_router_takes_the_fewest_uncached_tokens() -> None:
     assert scores(placement) == {A: 50, B: 60}
 
 
-def test_slim_router_vetoes_whom_pressure_is_on() -> None:
+def test_slim_router_vetoes_a_replica_under_pressure() -> None:
     made = slim(A, B, C)
     made.put(A, run_of(3, 101))
     placement = made.ask(DOC)

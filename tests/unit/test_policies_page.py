@@ -1,4 +1,4 @@
-"""docs/reference/policies.md, held against the policies: every name, every knob with its default, the example."""
+"""docs/reference/policies.md, compared with the policies: every name, every knob with its default, the example."""
 
 from __future__ import annotations
 

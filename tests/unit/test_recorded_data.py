@@ -65,7 +65,7 @@ def test_every_mooncake_conversation_begins_with_the_same_block() -> None:
     assert max(abs(a - b) for a, b in zip(arrivals(workload), arrivals(as_recorded), strict=True)) < 3.01
 
 
-def test_servegens_clients_are_told_apart() -> None:
+def test_servegens_clients_are_distinguished() -> None:
     workload = load(DATA / "traces" / "servegen_mlarge_30min.jsonl.gz")
     assert len(workload.requests) == 14974
     assert len({request.group for request in workload.requests}) == 63

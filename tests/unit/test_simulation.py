@@ -123,7 +123,7 @@ def test_a_follower_finds_the_answer_that_its_prompt_quotes_in_the_cache() -> No
     assert hits(turn("a", QUESTION), turn("b", QUESTION + ANSWER + MORE, parent="a")) == [0, 64]
 
 
-def test_of_several_followers_the_first_tells_the_answer() -> None:
+def test_of_several_followers_the_first_has_the_answer() -> None:
     other = turn("c", QUESTION + MORE, parent="a")
     assert hits(turn("a", QUESTION), turn("b", QUESTION + ANSWER + MORE, parent="a"), other) == [0, 64, 32]
 

@@ -160,7 +160,7 @@ def test_a_capacity_is_found_however_high_the_search_has_to_go() -> None:
     assert 8.0 < standing.capacity_rps.mean < 60.0
 
 
-def test_a_run_of_a_fixed_number_of_requests_goes_to_its_end_and_is_told_to_be_short() -> None:
+def test_a_run_of_a_fixed_number_of_requests_goes_to_its_end_and_is_reported_as_short() -> None:
     few = WorkloadPlan(source="tool_use", requests=300)
     result = compare_policies(plan(workloads={"few": few}, rates=(20.0,), lasting_s=None), jobs=1)
     assert {run.steady.verdict for run in result.runs if run.steady} == {Verdict.SHORT}

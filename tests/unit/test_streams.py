@@ -26,7 +26,7 @@ def prefixes(workload: Workload, from_s: float = 0.0, until_s: float = 1e9) -> C
     return names
 
 
-def test_it_asks_at_the_rate_for_as_long_as_it_is_told_with_the_lengths_it_is_told() -> None:
+def test_it_asks_at_the_rate_for_the_given_time_with_the_given_lengths() -> None:
     workload = made(Stream(prefixes=10, prefix_tokens=50, question_tokens=7, output_tokens=3))
     assert len(workload.requests) == pytest.approx(RPS * LASTING_S, rel=0.05)
     assert {len(packed_prompt(request)) // 4 for request in workload.requests} == {57}
@@ -85,7 +85,7 @@ def test_a_session_can_branch_and_each_branch_quotes_what_was_said_before() -> N
     assert len(workload.requests) == pytest.approx(RPS * 20.0, rel=0.35)
 
 
-def test_a_warm_up_asks_for_every_prefix_once_before_the_rest() -> None:
+def test_a_warm_up_asks_without_endy_prefix_once_before_the_rest() -> None:
     workload = made(Stream(prefixes=30), warm_s=60.0)
     assert set(prefixes(workload, 0.0, 60.0).values()) == {1} and len(prefixes(workload, 0.0, 60.0)) == 30
     assert min(request.arrival_s or 0.0 for request in workload.requests[30:]) >= 60.0

@@ -212,7 +212,7 @@ def test_a_prompt_of_no_token_is_refused_by_name() -> None:
         study(WORKLOAD, tokenize=lambda request: PackedTokens(b""))
 
 
-def test_progress_is_told_after_each_request() -> None:
+def test_progress_is_reported_after_each_request() -> None:
     told: list[int] = []
     study(WORKLOAD, on_request=lambda: told.append(1))
     assert len(told) == 6
@@ -275,7 +275,7 @@ def test_requests_that_wait_are_no_arrivals() -> None:
     assert arrivals is not None and arrivals.requests == 5
 
 
-def test_more_workloads_than_colours_are_told_apart_by_their_lines() -> None:
+def test_more_workloads_than_colours_are_distinguished_by_their_lines() -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     drawing = draw_cdf(PROMPT, [study(WORKLOAD)] * 9)
     assert "stroke-dasharray" in drawing.svg and "small (9)" in drawing.svg

@@ -30,7 +30,7 @@ def trace(tmp_path: Path) -> str:
     return str(tmp_path / "trace.jsonl")
 
 
-def test_people_get_tables_and_are_told_what_goes_on_on_stderr(trace: str) -> None:
+def test_people_get_tables_and_see_progress_on_stderr(trace: str) -> None:
     result = run(trace, "tool_use", "--requests", "3")
     assert result.exit_code == 0, result.stderr
     rows = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in result.stdout.splitlines() if "│" in line}

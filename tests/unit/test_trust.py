@@ -75,7 +75,7 @@ def test_the_work_of_a_request_that_lands_there_is_all_of_its_prompt() -> None:
     assert made.snapshot().replicas[A].waiting_prefill_tokens == 100
 
 
-def test_the_belief_goes_on_being_held_against_what_the_replica_reports() -> None:
+def test_the_belief_goes_on_being_compared_with_what_the_replica_reports() -> None:
     made = scheduler(A)
     made.place(Request.of("older", OLDER), 0.0)
     made.on_finish(RequestId("older"), 1, 0.0)

@@ -12,7 +12,7 @@ from preble.errors import EngineGone
 from support.virtual_time import VirtualTimeLoop
 
 
-def test_a_slow_start_is_told_of_until_it_ends() -> None:
+def test_a_slow_start_is_reported_until_it_ends() -> None:
     said: list[str] = []
 
     async def start_slowly() -> None:

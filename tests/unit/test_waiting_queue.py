@@ -185,7 +185,7 @@ def test_only_longest_prefix_first_has_no_bound() -> None:
     assert WaitingQueue(lambda item: 0, QueueOrder.GROUPS, 10).max_picks(0) == 2 * 56
 
 
-def test_the_order_is_told_without_serving_anybody() -> None:
+def test_the_order_is_explained_without_serving_anybody() -> None:
     cached = {"cold1": 0, "hot1": 95, "cold2": 5, "hot2": 95, "warm": 60}
     queue = filled(QueueOrder.GROUPS, cached, num_groups=2)
     told = ["hot1", "hot2", "cold1", "warm", "cold2"]
@@ -193,13 +193,13 @@ def test_the_order_is_told_without_serving_anybody() -> None:
     assert drain(queue) == told
 
 
-def test_what_was_put_back_is_told_first() -> None:
+def test_what_was_put_back_is_reported_first() -> None:
     queue = filled(QueueOrder.LPM, {"a": 10, "b": 50, "c": 30})
     queue.put_back(queue.pop())
     assert queue.in_order() == ["b", "c", "a"]
 
 
-def test_an_empty_queue_tells_nobody() -> None:
+def test_an_empty_queue_has_nobody() -> None:
     assert filled(QueueOrder.GROUPS, {}).in_order() == []
 
 

@@ -1,4 +1,4 @@
-"""Requests drawn anew from a recorded workload."""
+"""Requests resampled from a recorded workload."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_file_is_taken_as_it_is_unless_popularity_or_prefixes_are_asked_for(tm
 
 
 @needs_data
-def test_recorded_workloads_keep_their_prefixes_when_they_are_drawn_anew() -> None:
+def test_recorded_workloads_keep_their_prefixes_when_they_are_resampled() -> None:
     path = str(DATA / "workloads" / "video.requests.jsonl.gz")
     recorded_groups = groups(make_workload(path, None, 0))
     drawn = make_workload(path, 2000, 4, popularity="zipf", num_prefixes=100)

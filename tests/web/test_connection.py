@@ -297,7 +297,7 @@ def _unconfirmed_bytes(sock: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-async def test_a_connection_too_many_is_told_so_and_one_that_goes_makes_room() -> None:
+async def test_a_connection_too_many_is_refused_and_one_that_goes_makes_room() -> None:
     app = Application()
     with capture_logs() as logs:
         async with serving(app, most_connections=2) as port, connected(port) as one:
@@ -331,7 +331,7 @@ WISH = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: 
     ids=["no body", "body", "chunks"],
 )
 @pytest.mark.parametrize("piece_bytes", [1, 1000])
-async def test_a_wish_for_another_protocol_is_ignored(request_: bytes, answer: bytes, piece_bytes: int) -> None:
+async def test_an_upgrade_request_is_ignored(request_: bytes, answer: bytes, piece_bytes: int) -> None:
     async with serving(Application()) as port, connected(port) as peer:
         sent = (request_ % WISH) * 2 + HEALTHY
         for start in range(0, len(sent), piece_bytes):
@@ -339,7 +339,7 @@ async def test_a_wish_for_another_protocol_is_ignored(request_: bytes, answer: b
         assert [await peer.answer() for _ in range(3)] == [(200, answer), (200, answer), (200, b"0")]
 
 
-async def test_a_wish_for_another_protocol_does_not_hide_what_is_not_http() -> None:
+async def test_an_upgrade_request_does_not_hide_what_is_not_http() -> None:
     app = Application()
     async with serving(app) as port, connected(port) as peer:
         await peer.send(b"GET no path HTTP/1.1\r\nhost: x\r\n" + WISH + b"\r\n")
@@ -380,7 +380,7 @@ async def test_what_is_not_http_is_refused_in_openais_form(sent: bytes) -> None:
 
 
 class Streaming:
-    """Answers in two pieces, of a length that it does not tell."""
+    """Answers in two pieces, of a length that it does not state."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})

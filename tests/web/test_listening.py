@@ -8,7 +8,7 @@ from preble.errors import ConfigError
 from preble.web.listening import listen
 
 
-def test_a_port_in_use_is_told_with_the_remedy() -> None:
+def test_a_port_in_use_is_reported_with_the_remedy() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .* choose another port"):
@@ -16,7 +16,7 @@ def test_a_port_in_use_is_told_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
-def test_a_host_that_is_not_this_machine_is_told_with_the_remedy(host: str) -> None:
+def test_a_host_that_is_not_this_machine_is_reported_with_the_remedy(host: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on .*; give (a name or|an) address of this machine"):
         listen(host, 0)
 
