@@ -116,6 +116,16 @@ class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     total_s: Annotated[
         float, about("For a whole request.", unit="s", why="the longest answers stream for tens of minutes", gt=0)
     ] = 3600.0
+    drain_s: Annotated[
+        float,
+        about(
+            "After SIGTERM, for load balancers to notice: `/ready` says 503 and answers say `connection: close`, but "
+            "everything is still served. Then `shutdown_s` begins.",
+            unit="s",
+            why="a readiness probe or two; with `shutdown_s` below the 30 s after which Kubernetes kills",
+            ge=0,
+        ),
+    ] = 4.0
     shutdown_s: Annotated[
         float,
         about(

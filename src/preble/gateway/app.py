@@ -66,6 +66,8 @@ class App:
         )
         body_bytes = Gauge("preble_body_bytes", "Bytes of requests that arrive or are being served.", registry=registry)
         body_bytes.set_function(lambda: self._bodies.held)
+        self.is_draining = False
+        """Whether the gateway is about to stop: it is not ready, and connections end with their answers."""
         self._started_at = int(time.time())
         self._gets: Mapping[str, Handler] = {
             "/v1/models": self._models,
@@ -76,6 +78,7 @@ class App:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
+        client.is_last = lambda: self.is_draining
         path: str = scope["path"]
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
@@ -189,9 +192,9 @@ class App:
     async def _ready(self, client: Client) -> None:
         live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
-        status = "ready" if live else "no replica is up"
+        status = "draining" if self.is_draining else "ready" if live else "no replica is up"
         body = msgspec.json.encode({"status": status, "replicas": len(live), "untrusted": untrusted})
-        await client.reply(200 if live else 503, [JSON_TYPE], body)
+        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], body)
 
     async def _metrics(self, client: Client) -> None:
         headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]

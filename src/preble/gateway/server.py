@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
+import os
 import signal
 import socket
 import sys
@@ -19,7 +21,7 @@ from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.logs import LogLosses
 from preble.serving import Serving
-from preble.web.listening import listen, url_of
+from preble.web.listening import inherited, listen, url_of
 from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
 
@@ -31,6 +33,8 @@ def run(
     config: GatewayConfig, on_listening: Callable[[str], None] | None = None, *, log_losses: LogLosses | None = None
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for running requests. SIGHUP reloads the keys. Blocks.
+
+    SIGTERM first drains for `timeouts.drain_s`. Listens on the socket that systemd passed, if it did.
 
     `on_listening`: called with the gateway's URL; by default that is printed. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
@@ -71,18 +75,20 @@ async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None]
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     async with serving(config, log_losses=log_losses) as gateway:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _on_signal, stop, gateway)
+        loop.add_signal_handler(signal.SIGINT, _on_signal, stop, gateway, 0.0)
+        loop.add_signal_handler(signal.SIGTERM, _on_signal, stop, gateway, config.timeouts.drain_s)
         if sys.platform != "win32":
             loop.add_signal_handler(signal.SIGHUP, gateway.reload)
         tell(gateway.url)
         await stop.wait()
 
 
-def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
-    if stop.is_set():
+def _on_signal(stop: asyncio.Event, gateway: Gateway, drain_s: float) -> None:
+    if gateway.is_draining:
         gateway.hurry()
-    stop.set()
+        drain_s = 0.0
+    gateway.drain()
+    asyncio.get_running_loop().call_later(drain_s, stop.set)
 
 
 class Gateway:
@@ -102,6 +108,17 @@ class Gateway:
         except ConfigError as error:
             log.error("reload_failed", error=str(error), consequence="everything stays as it was")
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the gateway is about to stop."""
+        return self._app.is_draining
+
+    def drain(self) -> None:
+        """Serve on, but let nobody count on it: not ready any more, and connections end with their answers."""
+        if not self._app.is_draining:
+            structlog.get_logger().info("draining")
+        self._app.is_draining = True
+
     def hurry(self) -> None:
         """In a shutdown that has begun: do not wait for running requests any longer."""
         self._server.force_exit = True
@@ -120,7 +137,11 @@ async def serving(
     started = await Serving.start(config, scheduler, log_losses=log_losses)
     try:
         app = App(config, started)
-        with listen(config.host, config.port) as sock:
+        given = inherited(os.environ)
+        if given is not None:
+            # Another gateway may still serve this socket: no request may come here before there is a replica for it.
+            await _until_one_is_up(started, config.health.check_timeout_s)
+        with given or listen(config.host, config.port) as sock:
             async with _accepting(app, sock, config) as server:
                 gateway = Gateway(url_of(config.host, sock.getsockname()[1]), started, app, server)
                 structlog.get_logger().info(
@@ -129,6 +150,13 @@ async def serving(
                 yield gateway
     finally:
         await started.close()
+
+
+async def _until_one_is_up(started: Serving, at_most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            while not started.replicas:  # noqa: ASYNC110 (replicas come up with nobody to tell)
+                await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections.abc import Mapping
 
 from preble.errors import ConfigError
 
 _BACKLOG = 2048
+_FIRST_INHERITED = 3
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -34,6 +37,28 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {_remedy(error)}") from error
+    return listener
+
+
+def inherited(environ: Mapping[str, str]) -> socket.socket | None:
+    """Return the listening socket that the process was started with, None if there is none.
+
+    As systemd passes it (socket activation): `LISTEN_PID` names this process, and the socket is file 3. Such a socket
+    stays open while processes behind it come and go, so no connection is ever refused.
+    Raises: ConfigError: there is more than one, or it is no listening socket.
+    """
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if environ.get("LISTEN_FDS") != "1":
+        raise ConfigError(f"LISTEN_FDS is {environ.get('LISTEN_FDS')!r}; pass exactly one socket")
+    try:
+        listener = socket.socket(fileno=_FIRST_INHERITED)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ConfigError(f"file {_FIRST_INHERITED} is no socket: {error.strerror}; unset LISTEN_FDS") from error
+    if not is_listening:
+        raise ConfigError(f"socket {_FIRST_INHERITED} does not listen; unset LISTEN_FDS")
+    listener.setblocking(False)
     return listener
 
 

@@ -40,6 +40,8 @@ class Client:
         self.status: int | None = None
         self.caller = ANYBODY
         """Who sends the request. Only an admin sees where it was placed."""
+        self.is_last: Callable[[], bool] = lambda: False
+        """Whether the connection ends with this answer, asked when it begins."""
         self.request_id: str | None = None
         """Sent with every answer, errors included, once it is set."""
         self._receive = receive
@@ -118,6 +120,8 @@ class Client:
         self.status = status
         if not self.caller.is_admin:
             headers = [header for header in headers if not header[0].startswith(_PLACEMENT)]
+        if self.is_last():
+            headers = [*headers, (b"connection", b"close")]
         if self.request_id is not None:
             headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,0 +1,235 @@
+"""What a tenant that floods the fleet does to another: placed as they come, and in turns.
+
+    python benchmarks/repro/noisy_neighbour.py simulated gateway        # three minutes
+    python benchmarks/repro/noisy_neighbour.py simulated --json result.json
+
+Two tenants ask about tools (ToolBench), each with prompts of its own. One asks at a steady rate, below its half of what
+the fleet can serve. The other begins later and sends 20 times its half. Three runs: the steady tenant alone; both
+placed as they come; both in turns. `simulated`: four replicas, three seeds. `gateway`: two emulated replicas behind a
+real gateway, the tenants with keys; "as they come" is `queue.enabled = false`.
+Result: benchmarks/results/noisy_neighbour.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from preble.config import AuthConfig, GatewayConfig, ParityConfig, QueueConfig, ReplicaConfig
+from preble.core.admission.admission import Admission
+from preble.core.admission.fair_queue import QueueSettings
+from preble.core.costs.model import CostModel
+from preble.core.types import ReplicaId
+from preble.engines.commands import LaunchOptions
+from preble.engines.launch import Fleet
+from preble.gateway.server import serving
+from preble.logs import configure_logging
+from preble.profiles import load_profile
+from preble.sim import SimConfig, Simulation
+from preble.workloads import Workload, WorkloadRequest
+from preble.workloads.mix import mixed
+from preble.workloads.registry import make_workload
+
+RESULT = Path(__file__).parents[1] / "results" / "noisy_neighbour.json"
+STEADY, FLOOD = "steady", "flood"
+TIMES_ITS_SHARE = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """`share`: requests a second that are half of what the fleet serves. `steady`: what the steady tenant sends."""
+
+    profile: str
+    replicas: int
+    share: float
+    steady: float
+    seconds: float
+    flood_begins_s: float
+    flood_requests: int
+
+
+SIMULATED = Case("a100-mistral-7b", 4, 70.0, 40.0, 15.0, 5.0, 6000)
+GATEWAY = Case("a6000-mistral-7b", 2, 15.0, 8.0, 30.0, 8.0, 1200)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run. TTFT in seconds, of the steady tenant's requests. `hit_rate`: of all prompt tokens, both tenants'."""
+
+    where: str
+    how: str
+    seed: int
+    requests: int
+    failed: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    hit_rate: float
+
+
+def _arriving(workload: Workload, per_second: float, seed: int, start_s: float = 0.0) -> Workload:
+    rng = random.Random(seed)
+    times, now = [], start_s
+    for _ in workload.openers:
+        now += rng.expovariate(per_second)
+        times.append(now)
+    return workload.with_arrivals(times)
+
+
+def tenants(case: Case, seed: int) -> tuple[Workload, Workload]:
+    """Return the requests of the steady tenant and of the flood."""
+    steady = make_workload("toolbench", int(case.steady * case.seconds), 10 * seed + 1)
+    flood = make_workload("toolbench", case.flood_requests, 10 * seed + 2)
+    rate = TIMES_ITS_SHARE * case.share
+    return (
+        _arriving(steady, case.steady, 10 * seed + 3),
+        _arriving(flood, rate, 10 * seed + 4, case.flood_begins_s),
+    )
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)], 3) if ordered else float("inf")
+
+
+# simulated
+
+
+def simulated(how: str, seed: int) -> Run:
+    case = SIMULATED
+    steady, flood = tenants(case, seed)
+    workload = mixed("tenants", [steady] if how == "alone" else [steady, flood])
+    profile = load_profile(case.profile)
+    # Everybody waits for as long as it takes, so that all runs serve the same requests.
+    patient = QueueSettings(max_waiting=10**6, max_wait_s=1e9)
+    admission = Admission(CostModel(profile), patient) if how == "in turns" else None
+    config = SimConfig(profile=profile, replicas=case.replicas)
+    simulation = Simulation(
+        config, workload, admission=admission, tenant_of=lambda asked: asked.request_id.partition(":")[0]
+    )
+    records = simulation.run().records
+    ours = [record for record in records if record.request_id.startswith("0:")]
+    ttfts = [record.ttft_s for record in ours if record.ttft_s is not None]
+    cached = sum(record.cached_tokens or 0 for record in records)
+    hit_rate = round(cached / sum(record.prompt_tokens for record in records), 4)
+    failed = sum(not record.ok for record in ours)
+    return Run("simulated", how, seed, len(ours), failed, _percentile(ttfts, 0.5), _percentile(ttfts, 0.99), hit_rate)
+
+
+# through the gateway
+
+
+class Tokens:
+    """What the answers of a run say of its prompts."""
+
+    def __init__(self) -> None:
+        self.prompt = self.cached = 0
+
+
+async def through_gateway(how: str, folder: Path) -> Run:
+    case, seed = GATEWAY, 1
+    steady, flood = tenants(case, seed)
+    keys = folder / "keys.toml"
+    names = (STEADY, FLOOD)
+    text = "".join(f'[{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in names)
+    await asyncio.to_thread(keys.write_text, text)
+    options = LaunchOptions(engine="emulator", replicas=case.replicas, log_dir=folder / how, profile=case.profile)
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(Fleet(options))
+        config = GatewayConfig(
+            replicas=tuple(ReplicaConfig(url) for url in fleet.urls),
+            profile=case.profile,
+            port=0,
+            parity=ParityConfig(enabled=False),
+            auth=AuthConfig(keys_file=str(keys)),
+            queue=QueueConfig(enabled=how == "in turns", max_wait_s=1e6),
+        )
+        gateway = await stack.enter_async_context(serving(config))
+        while any(ReplicaId(url) not in gateway.serving.replicas for url in fleet.urls):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        connector = aiohttp.TCPConnector(limit=0)
+        http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url, connector=connector))
+        return await _load(http, how, steady, None if how == "alone" else flood)
+
+
+async def _load(http: aiohttp.ClientSession, how: str, steady: Workload, flood: Workload | None) -> Run:
+    start, tokens = asyncio.get_running_loop().time() + 0.1, Tokens()
+    floods = [asyncio.create_task(_ask(http, FLOOD, r, start, tokens)) for r in (flood.requests if flood else ())]
+    ours = [asyncio.create_task(_ask(http, STEADY, request, start, tokens)) for request in steady.requests]
+    ttfts = [ttft for ttft in await asyncio.gather(*ours) if ttft is not None]
+    for task in floods:
+        task.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+    hit_rate = round(tokens.cached / max(tokens.prompt, 1), 4)
+    p50_s, p99_s = _percentile(ttfts, 0.5), _percentile(ttfts, 0.99)
+    return Run("gateway", how, 1, len(ours), len(ours) - len(ttfts), p50_s, p99_s, hit_rate)
+
+
+async def _ask(
+    http: aiohttp.ClientSession, key: str, request: WorkloadRequest, start: float, tokens: Tokens
+) -> float | None:
+    """Return the time to the first token, None for a failure."""
+    loop = asyncio.get_running_loop()
+    at = start + (request.arrival_s or 0.0)
+    await asyncio.sleep(max(0.0, at - loop.time()))
+    body = {
+        "prompt": request.prompt(),
+        "max_tokens": request.output_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    try:
+        async with http.post("/v1/completions", json=body, headers={"x-api-key": key}) as answer:
+            first = await answer.content.readany()
+            ttft = loop.time() - at
+            rest = await answer.read()
+            if answer.status != 200 or not first:
+                return None
+            _count((first + rest).rstrip().splitlines(), tokens)
+            return ttft
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+def _count(lines: list[bytes], tokens: Tokens) -> None:
+    for line in lines:
+        if b'"prompt_tokens"' in line:
+            usage = msgspec.json.decode(line.removeprefix(b"data: "))["usage"]
+            tokens.prompt += usage["prompt_tokens"]
+            tokens.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("where", nargs="+", choices=["simulated", "gateway"])
+    parser.add_argument("--json", type=Path, help=f"where to write the result, such as {RESULT.name}")
+    arguments = parser.parse_args()
+    configure_logging("error", "console")
+    runs: list[Run] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for where in arguments.where:
+            for how in ("alone", "as they come", "in turns"):
+                for seed in (1, 2, 3) if where == "simulated" else (1,):
+                    made = (
+                        simulated(how, seed)
+                        if where == "simulated"
+                        else asyncio.run(through_gateway(how, Path(folder)))
+                    )
+                    runs.append(made)
+                    sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
+                    sys.stdout.flush()
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
