@@ -134,11 +134,11 @@ async def test_a_replica_without_events_of_its_own_reports_none(sources: Any) ->
         assert client.kv_events() is None
 
 
-TWO_RANKS = METRICS + METRICS.replace('engine="0"', 'engine="1"')
+TWO_RANKS = (METRICS + METRICS.replace('engine="0"', 'engine="1"')).replace('"65"', '"130"')
 
 
 def of_ranks(metrics: str) -> str:
-    """Metrics whose cache configuration bears a rank, as vLLM's do."""
+    """Metrics whose cache configuration bears a rank, as vLLM's do, and the number of blocks of all ranks together."""
     return metrics.replace("cache_config_info{", 'cache_config_info{engine="0",', 1).replace(
         "cache_config_info{block", 'cache_config_info{engine="1",block'
     )

@@ -87,6 +87,13 @@ async def test_the_events_of_each_rank_are_those_of_its_own_cache() -> None:
         assert all(page["reports_events"] for page in await gateway.pages())
 
 
+async def test_each_rank_counts_with_its_own_capacity() -> None:
+    async with ranks() as gateway:
+        engine = gateway.emulated.engine
+        own = engine.num_blocks * engine.block_size
+        assert [page["kv_capacity_tokens"] for page in await gateway.pages()] == [own, own]
+
+
 async def test_a_clients_own_choice_of_a_rank_is_kept() -> None:
     async with ranks("round_robin") as gateway:
         for start in range(0, 4000, 1000):

@@ -125,9 +125,9 @@ def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
     if not samples:
         return CacheConfig(DEFAULT_BLOCK_SIZE, None)
     labels = samples[0].labels
-    blocks = positive(labels.get("num_gpu_blocks"))
-    usable = blocks - 1 if blocks and has_null_block else blocks
     num_ranks = len({sample.labels.get("engine") for sample in samples})
+    blocks = (positive(labels.get("num_gpu_blocks")) or 0) // num_ranks  # each rank's series has the sum of all
+    usable = blocks - 1 if blocks and has_null_block else blocks
     return CacheConfig(positive(labels.get("block_size")) or DEFAULT_BLOCK_SIZE, usable or None, num_ranks)
 
 

@@ -53,8 +53,9 @@ class EngineCollector(Collector):
     def _cache_config(self) -> Metric:
         labels = (*_LABELS, "block_size", "num_gpu_blocks")
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=labels)
+        of_all = str(sum(engine.num_blocks for engine in self._engines))  # in each rank's series, as vLLM has it
         for rank, engine in enumerate(self._engines):
-            family.add_metric((self._model, str(rank), str(engine.block_size), str(engine.num_blocks)), 1)
+            family.add_metric((self._model, str(rank), str(engine.block_size), of_all), 1)
         return family
 
 
