@@ -4,7 +4,7 @@
     python docs/figures/e2_by_example.py DIR        # elsewhere
     python docs/figures/e2_by_example.py DIR png    # in another format that matplotlib knows
 
-Each file carries the data that it shows as JSON in its description, so that a test can tell when it is out of date.
+Each file carries the data that it shows as JSON in its description, so that a test can check that it is up to date.
 Needs the extra `plot`.
 """
 

@@ -40,7 +40,7 @@ class KeyLimits:
     def admit(self, caller: Caller, num_prompts: int, now: float) -> None:
         """Count a request and its prompts; the caller gives the prompts back with `release`.
 
-        Raises: Overloaded: the key has used up what it may. RequestError: it may never have so many prompts at once.
+        Raises: Overloaded: the key has used up its limit. RequestError: the request alone exceeds the limit.
         """
         limits = caller.limits
         if limits is None:
@@ -73,7 +73,7 @@ class KeyLimits:
 
     @staticmethod
     def _allowance(table: dict[tuple[str, int], _Allowance], name: str, limit: int, now: float) -> _Allowance:
-        """By the limit too, so that a limit that was reloaded begins anew."""
+        """Keyed by the limit too, so that a reloaded limit starts fresh."""
         if (name, limit) not in table:
             table[name, limit] = _Allowance(limit, now)
         return table[name, limit]

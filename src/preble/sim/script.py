@@ -10,7 +10,7 @@ NO_PROMPT_HAS = 1 << 31
 
 
 class Script:
-    """The prompts of a workload, the answers that they quote, and who follows whom.
+    """The prompts of a workload, the answers that they quote, and the order of sessions.
 
     The turns of a session quote what was answered before: where the prompt of a request's follower begins with the
     request's own prompt, what comes next in it is the answer. So the follower finds the answer in the cache of the

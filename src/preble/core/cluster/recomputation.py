@@ -9,7 +9,7 @@ class Recomputation:
     """The share of computed tokens that were known already: the replicas had evicted them, or others cached them.
 
     What goes into a full cache pushes as much out of it, so this is also how likely what is evicted is to be computed
-    again. 0 while nothing has been evicted. It forgets as the caches do: once they have been filled anew.
+    again. 0 while nothing has been evicted. It forgets as the caches do: once they have been filled again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Who shares what with whom in a whole workload, and who can have been first: one tree over all prompts and answers."""
+"""Which requests of a workload share what, and which can have been first: one tree over all prompts and answers."""
 
 from __future__ import annotations
 
