@@ -40,7 +40,7 @@ class Scheduling:
 
 
 def start_scheduling(config: GatewayConfig, scheduler: GlobalScheduler | None = None) -> Scheduling:
-    """Within a running event loop, whose clock is the scheduler's.
+    """Return the scheduler and its log. Call it in a running event loop, whose clock the scheduler then uses.
 
     `scheduler`: made as configured unless given; one that is given is not logged.
     Raises: ConfigError: no such policy or profile; the log cannot be written.

@@ -1,9 +1,9 @@
 """Parity: whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
 
-Placement by prefix rests on both, and neither shows when it fails: answers stay right, only the hits are gone. So each
-replica is asked for the ids of a few texts (`/tokenize` computes nothing) and is sent one prompt of a few blocks twice,
-one output token each. That prompt goes past the scheduler: it is no load and no placement, and what it leaves in the
-replica's cache is reported by the replica like anything else.
+Placement by prefix needs both. If one fails, answers stay right and only the hits disappear, so nobody notices. The
+check asks each replica for the ids of a few texts (`/tokenize` computes nothing) and sends it a prompt of a few blocks
+twice, with one output token each. The scheduler does not see that prompt as load; the replica reports it in its KV
+events as any other.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def text_probes() -> tuple[TextProbe, ...]:
 
 @dataclass(slots=True)
 class ParityCheck:
-    """The checks of one replica, to be run once.
+    """The checks of one replica. Run them once.
 
     `reference`: whose ids are compared; None where the gateway uses this replica's own. `rng`: makes the prompt that
     nobody has sent before.
@@ -174,7 +174,7 @@ class ParityCheck:
         return self._num_tokens - self.replica.info.spec.block_size
 
     async def _cached(self, sent: list[PackedTokens]) -> Finding:
-        """A prompt sent twice: what the replica then says that it had cached. Raises: EngineError.
+        """Send a prompt twice and compare the cached tokens that the replica reports. Raises: EngineError.
 
         `sent`: gets the prompts that the replica has computed.
         """

@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one check.
+    """The outcome of one check.
 
     `detail`: for a person, "" where there is nothing to say. `position`: of the first token that differs, from 0, with
     the ids there, None where the prompt has ended. `misleads`: matches on this replica promise what it does not hold.
@@ -42,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the last check of one replica.
+    """The outcome of the last check of one replica.
 
     `trusted`: whether matches there count. `checked_at`: Unix time in seconds.
     """

@@ -1,7 +1,7 @@
-"""Which replicas requests keep away from for a while: those that fail, are slow or say "not now" while others do well.
+"""Ejection: requests avoid for a while replicas that fail, are slow, or say "not now" while others do well.
 
-A replica that fails fast looks idle, so that every policy would send it more and more. Pure: time comes in as an
-argument, in seconds and never going back, and changes go out through a callback.
+A replica that fails fast looks idle, so every policy would send it more and more. Pure: time is an argument, in seconds
+and never going back; a callback reports changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One task per replica: wait until it is up, take it into the rotation, watch it, and take it out when it fails."""
+"""One task for each replica: wait until it is up, add it to the rotation, watch it, and remove it when it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from preble.serving.replicas.live import LiveReplica
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Why a replica is down, None if it is not. `silent_since`: since when nothing at all is heard of its machine."""
+    """Why a replica is down, None if it is not. `silent_since`: when its machine fell silent."""
 
     reason: str | None
     silent_since: float | None = None
@@ -57,7 +57,7 @@ class ReplicaMonitor:
             try:
                 await self._until_removed(replicas)
             finally:
-                # Only now: a probe that waits for a dead replica must not keep that one in the rotation.
+                # Cancelled only now: a check that waits for a dead replica must not keep it in the rotation.
                 for task in parity:
                     task.cancel()
 
@@ -112,7 +112,7 @@ class ReplicaMonitor:
             error = await self._check(self._found.engine)
             in_doubt |= suspected
             if error is None:
-                # Not at each 404: asking takes several requests, and clients may go on asking for what is not there.
+                # Not at each 404: a probe takes several requests, and clients may repeat a wrong name for long.
                 is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
                 if is_time:
                     in_doubt, asked_at = False, checked_at
@@ -123,13 +123,13 @@ class ReplicaMonitor:
             if failures == 0:
                 failing_since = checked_at
             failures += 1
-            # Nothing listens, and a request has just found the same: that is as good as several failed checks.
+            # Nothing listens, and a request has just found the same: no further checks are needed.
             if failures >= self._health.failures or (suspected and isinstance(error, EngineRefused)):
                 return Down(_reason(error), failing_since if _is_silent(error) else None)
             await asyncio.sleep(self._health.retry_min_s)
 
     async def _pause(self, suspect: asyncio.Event, seconds: float) -> bool:
-        """Wait, though not once the replica is suspected; says whether it is."""
+        """Wait until the time is over or the replica is suspected; return whether it is."""
         if not suspect.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -156,7 +156,7 @@ class ReplicaMonitor:
         return True
 
     async def _is_another(self) -> bool:
-        """Whether it says something else of itself than when it joined: a restart can pass between two checks."""
+        """Return whether it reports something else than when it joined: a restart can pass between two checks."""
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
                 return await self._server.probe() != self._found

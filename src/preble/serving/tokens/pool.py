@@ -173,7 +173,7 @@ def _in_worker(source: tuple[Path, Path | None], method: Callable[..., T], *args
 
 
 class EngineTokens:
-    """The replicas' own `/tokenize`, asked in turn; what the engine would make is right by definition.
+    """The replicas' own `/tokenize`, each asked in turn. An engine's own ids are right by definition.
 
     `engines_for`: the live replicas that serve a model. `suspect`: called for each replica that did not answer at all.
     Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
@@ -210,7 +210,7 @@ class EngineTokens:
             try:
                 return pack_tokens(await engine.tokenize(body))
             except EngineError as error:
-                # One that refuses may merely have no such endpoint: then there is nothing to be checked, each time.
+                # A replica that refuses may only lack the endpoint, which is no reason to check it each time.
                 if not isinstance(error, (EngineRefused, EngineProtocolError)):
                     self._suspect(engine.replica_id)
                 self._warn(error)
@@ -226,7 +226,7 @@ class EngineTokens:
 
 
 def approximate_tokens(text: bytes) -> PackedTokens:
-    """Four bytes of text as one token, about what tokenizers make of prose; a last token of fewer is filled up.
+    """Return one token for each four bytes of text, about as many as tokenizers make of prose. Spaces fill the last.
 
     >>> approximate_tokens(b"hello") == b"hello   "
     True

@@ -62,7 +62,7 @@ class PlainEncoder:
 
 
 class FastEncoder:
-    """`fastokens`: tens of times faster, lets go of the interpreter's lock, supports most models.
+    """`fastokens`: tens of times faster, releases the interpreter's lock, supports most models.
 
     Raises, on construction: ImportError, or whatever the library raises on a model that it does not support.
     """
@@ -86,7 +86,7 @@ def _swapped(packed: bytes) -> bytes:
 
 
 def choose_encoder(path: Path) -> tuple[TextEncoder, bool]:
-    """The fastest library that gives the same ids as `tokenizers` on the probes, and whether it is the fast one.
+    """Return the fastest library with the same ids as `tokenizers` on the probes, and whether it is the fast one.
 
     Raises: ConfigError: not even `tokenizers` can read the file.
     """
@@ -207,7 +207,7 @@ def _text_file(path: Path) -> str:
 
 
 def find_model_files(name: str, download: Callable[..., str] | None = None) -> Path:
-    """The folder with the tokenizer of a local path or a hub name. May use the network.
+    """Return the folder with the tokenizer of a local path or a hub name. May use the network.
 
     `download`: huggingface_hub's `snapshot_download` unless given.
     Raises: ConfigError: neither a folder with a tokenizer.json nor a model on the hub.
