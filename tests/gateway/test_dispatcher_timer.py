@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from preble.core.types import CacheCleared, PrefixReplication, ReplicaId
+from preble.core.types import BlocksEvicted, PrefixReplication, ReplicaId
 from preble.decisions.recent import RecentDecisions
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.telemetry.metrics import Telemetry
@@ -18,7 +18,7 @@ class OverdueScheduler:
     def __init__(self) -> None:
         self.called = asyncio.Event()
 
-    def on_evicted(self, event: CacheCleared, now: float) -> None:
+    def on_evicted(self, event: BlocksEvicted, now: float) -> None:
         """Nothing is held."""
 
     def next_timer(self) -> float | None:
@@ -36,8 +36,8 @@ def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[],
     async def two_events_in_one_instant() -> None:
         scheduler = OverdueScheduler()
         dispatcher = Dispatcher(scheduler, Telemetry(), RecentDecisions("none", 1))  # type: ignore[arg-type]
-        dispatcher.apply(CacheCleared(ReplicaId("r")))
-        dispatcher.apply(CacheCleared(ReplicaId("r")))
+        dispatcher.apply(BlocksEvicted(ReplicaId("r"), ()))
+        dispatcher.apply(BlocksEvicted(ReplicaId("r"), ()))
         async with asyncio.timeout(20):
             await scheduler.called.wait()
         dispatcher.close()
