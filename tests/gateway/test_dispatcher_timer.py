@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from preble.core.types import BlocksEvicted, PrefixReplication, ReplicaId
+from preble.core.types import BlocksEvicted, PrefixReplication, ReplicaId, ReplicaSpec
 from preble.decisions.recent import RecentDecisions
+from preble.engines import EngineInfo
 from preble.serving.dispatcher import Dispatcher
+from preble.serving.replicas.live import LiveReplica
 from preble.serving.telemetry.metrics import Telemetry
 
 
@@ -29,6 +31,12 @@ class OverdueScheduler:
         return []
 
 
+class Client:
+    """The seam to a replica: only its name is asked for."""
+
+    replica_id = ReplicaId("r")
+
+
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """uvloop gives a handle without its time for a call in the past."""
@@ -36,6 +44,7 @@ def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[],
     async def two_events_in_one_instant() -> None:
         scheduler = OverdueScheduler()
         dispatcher = Dispatcher(scheduler, Telemetry(), RecentDecisions("none", 1))  # type: ignore[arg-type]
+        dispatcher.replicas.add(LiveReplica(Client(), EngineInfo("fake", ("m",), ReplicaSpec(Client.replica_id))))  # type: ignore[arg-type]
         dispatcher.apply(BlocksEvicted(ReplicaId("r"), ()))
         dispatcher.apply(BlocksEvicted(ReplicaId("r"), ()))
         async with asyncio.timeout(20):
