@@ -37,8 +37,8 @@ class Watcher:
             self.told.append(load)
 
     async def sees(self, load: EngineLoad | None) -> None:
-        """Return when this was told last."""
-        await eventually(lambda: self.told[-1:] == [load], f"{load} is told, it is {self.told[-1:]}")
+        """Return when this was reported last."""
+        await eventually(lambda: self.told[-1:] == [load], f"{load} is reported, it is {self.told[-1:]}")
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_of_many_readings_the_newest_counts() -> None:
         for running in range(MAX_READINGS + 50):
             await push(publisher, stat(running))
         await watcher.sees(EngineLoad(MAX_READINGS + 49, 0, 0))
-        assert len(watcher.told) < MAX_READINGS, "what had arrived together was told once"
+        assert len(watcher.told) < MAX_READINGS, "what had arrived together was reported once"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ async def test_rubbish_is_ignored(frames: list[bytes]) -> None:
 async def test_the_load_of_an_engine_that_fell_silent_is_unknown_until_it_speaks_again() -> None:
     async with ScriptedPublisher() as publisher, watching(publisher, silent_after_s=0.0) as watcher:
         await push(publisher, stat(1))
-        await eventually(lambda: EngineLoad(1, 0, 0) in watcher.told, "it is told")
+        await eventually(lambda: EngineLoad(1, 0, 0) in watcher.told, "it is reported")
         await watcher.sees(None)
         await push(publisher, stat(2))
-        await eventually(lambda: EngineLoad(2, 0, 0) in watcher.told, "it is told")
+        await eventually(lambda: EngineLoad(2, 0, 0) in watcher.told, "it is reported")
 
 
 async def test_the_load_is_unknown_from_a_restart_to_the_first_reading_after_it() -> None:

@@ -96,7 +96,7 @@ async def test_events_say_what_is_cached_through_hits_and_forced_evictions(
         assert [predicted for predicted, _ in found] == [cached for _, cached in found]
         assert sum(cached for _, cached in found) > 3000, "there were hits"
         assert any(cached == 0 for _, cached in found[len(prompts) :]), "and evictions"
-        assert len(belief) * replica.block_size <= KV_TOKENS, "which were told"
+        assert len(belief) * replica.block_size <= KV_TOKENS, "which were reported"
         assert belief.parent_missing == 0
         assert belief.stream.counters.starts_over == 1
 
