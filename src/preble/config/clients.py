@@ -11,7 +11,7 @@ from preble.core.admission.admission import DEPTH_S
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one client, or all together, may ask for."""
+    """Limits on what one client, or all together, may send."""
 
     max_body_bytes: Annotated[
         int, about("Largest request body.", unit="bytes", why="a million-token prompt of text is 4 to 6 MB", ge=1)
@@ -19,7 +19,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[
         int,
         about(
-            "Prompts that are tokenized, waiting or running; one more is answered 429.",
+            "Prompts that are tokenized, waiting or running; further ones get a 429.",
             unit="prompts",
             why="far above what the engines run at once, far below what memory holds",
             ge=1,
@@ -37,7 +37,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prompts_at_once: Annotated[
         int,
         about(
-            "Of one request's prompts, those that are tokenized, waiting or running at once.",
+            "The most prompts of one request that are tokenized, waiting or running at once.",
             unit="prompts",
             why="enough to fill a replica, and other requests get their turn",
             ge=1,
@@ -49,9 +49,9 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_answer_bytes: Annotated[
         int,
         about(
-            "Largest answer of a replica that is not streamed; it is held in memory until it is whole.",
+            "Largest answer that is not streamed; the gateway keeps it in memory until it is complete.",
             unit="bytes",
-            why="a million tokens of text with log probabilities; a replica gone wild must not fill the memory",
+            why="a million tokens of text with log probabilities; a broken replica must not fill the memory",
             ge=1,
         ),
     ] = 64 * 1024 * 1024
@@ -73,10 +73,10 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_wait_s: Annotated[
         float,
         about(
-            "Longest wait for a turn; what cannot make it is answered 429 at once. A request may ask for less with "
-            "`x-preble-max-wait`.",
+            "Longest wait for a turn; a request that cannot make it gets a 429 at once. `x-preble-max-wait` sets a "
+            "shorter one for a request.",
             unit="s",
-            why="users have gone by then",
+            why="users have left by then",
             gt=0,
         ),
     ] = 60.0
@@ -87,34 +87,43 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     classes: Annotated[
         tuple[str, ...],
         about(
-            "Values of the header `x-preble-priority`, the first served first; requests without it are of the first.",
+            "Values of the header `x-preble-priority`, the first is served first; requests without the "
+            "header belong to it.",
             why="people before batches",
         ),
     ] = ("interactive", "batch")
 
 
 class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Upper bounds on every wait."""
+    """Limits on every wait."""
 
     body_s: Annotated[
-        float, about("For the client to send its whole body.", unit="s", why="16 MiB over a slow uplink", gt=0)
+        float, about("Time for the client to send its whole body.", unit="s", why="16 MiB over a slow uplink", gt=0)
     ] = 30.0
     connect_s: Annotated[
         float,
-        about("For a connection to a replica.", unit="s", why="three lost SYN packets (1 + 2 s) and a bit", gt=0),
+        about("Time to connect to a replica.", unit="s", why="three lost SYN packets (1 + 2 s) and a bit", gt=0),
     ] = 5.0
     first_byte_s: Annotated[
         float,
         about(
-            "For a replica's first byte, queueing included.", unit="s", why="a saturated replica queues minutes", gt=0
+            "Time until a replica's first byte, with queueing.",
+            unit="s",
+            why="a saturated replica queues minutes",
+            gt=0,
         ),
     ] = 600.0
     idle_s: Annotated[
         float,
-        about("Between two pieces of an answer.", unit="s", why="a preempted request waits for others to end", gt=0),
+        about(
+            "Longest pause between two pieces of an answer.",
+            unit="s",
+            why="a preempted request waits for others to end",
+            gt=0,
+        ),
     ] = 300.0
     total_s: Annotated[
-        float, about("For a whole request.", unit="s", why="the longest answers stream for tens of minutes", gt=0)
+        float, about("Time for a whole request.", unit="s", why="the longest answers stream for tens of minutes", gt=0)
     ] = 3600.0
     drain_s: Annotated[
         float,
@@ -143,14 +152,14 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         tuple[str, ...],
         about(
-            "Keys of clients, each a tenant of its own. No key at all, here or below, lets everyone in.",
-            why="as the engines themselves",
+            "Keys of clients, each a tenant of its own. Without any key, here or below, everyone may ask.",
+            why="like the engines themselves",
         ),
     ] = ()
     admin_keys: Annotated[
         tuple[str, ...],
         about(
-            "Keys that may also use `/debug` and see where requests were placed. Where there are keys, others may not.",
+            "Keys that may also use `/debug` and see where requests were placed. If there are keys, others may not.",
             why="both show what others send",
         ),
     ] = ()

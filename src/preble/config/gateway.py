@@ -24,7 +24,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         about(
             "The replicas' program: `vllm`, `sglang`, `openai`, or your own adapter; `auto` asks each.",
-            why="asking is cheap and right",
+            why="asking is cheap and reliable",
         ),
     ] = "auto"
     policy: Annotated[
@@ -38,7 +38,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str | None,
         about(
             "Cost profile, a shipped name or a file.",
-            why="a middle-of-the-road GPU profile, which ranks replicas well enough",
+            why="an average GPU profile ranks replicas well enough",
         ),
     ] = None
     tokenizer: Annotated[
@@ -48,13 +48,13 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
             why="without it the replicas' own `/tokenize` is asked",
         ),
     ] = None
-    host: Annotated[str, about("Address to listen on.", why="not open to the network unless asked for")] = "127.0.0.1"
+    host: Annotated[str, about("Address to listen on.", why="closed to the network by default")] = "127.0.0.1"
     port: Annotated[
         int, about("Port to listen on; 0 lets the system choose.", why="what engines and clients use", ge=0, le=65535)
     ] = 8000
     seed: Annotated[
         int,
-        about("Seed of the scheduler's random tie-breaks.", why="any will do; fixed, so runs can be repeated", ge=0),
+        about("Seed of the scheduler's random tie-breaks.", why="fixed, so that runs can be repeated", ge=0),
     ] = 0
     limits: LimitsConfig = LimitsConfig()
     queue: QueueConfig = QueueConfig()

@@ -15,25 +15,25 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     url: Annotated[str, about("Base URL, without `/v1`.", why="there is no sensible default")]
     engine: Annotated[
         str | None,
-        about("Its program, where it differs from the common `engine`.", why="most fleets are of one kind"),
+        about("Its program, if it differs from the common `engine`.", why="most fleets are of one kind"),
     ] = None
     kv_events: Annotated[
         str | None,
         about("ZMQ address of its KV events, such as `tcp://10.0.0.5:5557`.", why="vLLM reports it itself"),
     ] = None
     kv_events_replay: Annotated[
-        str | None, about("ZMQ address at which past KV events are asked for.", why="vLLM reports it itself")
+        str | None, about("ZMQ address that replays past KV events.", why="vLLM reports it itself")
     ] = None
     kv_events_topic: Annotated[str, about("Topic of its KV events.", why="vLLM's own default")] = ""
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a replica counts as down and when as up again."""
+    """When a replica counts as down, and when as up again."""
 
     check_interval_s: Annotated[
         float,
         about(
-            "Between two readiness checks of a live replica.",
+            "Time between two readiness checks of a live replica.",
             unit="s",
             why="cheap, and broken connections show sooner",
             gt=0,
@@ -41,7 +41,7 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 5.0
     check_timeout_s: Annotated[
         float,
-        about("For one check or probe.", unit="s", why="a busy engine can take seconds to answer /health", gt=0),
+        about("Time for one check or probe.", unit="s", why="a busy engine can take seconds to answer /health", gt=0),
     ] = 10.0
     failures: Annotated[
         int, about("Failed checks in a row that take a replica out.", unit="checks", why="one may be chance", ge=1)
@@ -181,15 +181,15 @@ class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a replica makes the token ids that the gateway makes, and caches what the gateway predicts.
+    """Whether a replica computes the gateway's token ids, and caches what the gateway predicts.
 
-    Checked after a replica has joined, without holding it up, and when asked: docs/howto/parity.md.
+    Checked after a replica has joined, without delaying it, and on demand: docs/howto/parity.md.
     """
 
     enabled: Annotated[
         bool,
         about(
-            "Check each replica when it joins. Off: only when asked.",
+            "Check each replica when it joins. Off: only on demand.",
             why="a wrong tokenizer or template costs every hit and shows nowhere else",
         ),
     ] = True
@@ -212,7 +212,7 @@ class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     answer_s: Annotated[
         float,
         about(
-            "For each of the checks, queueing in the replica included.",
+            "Time for each check, with queueing in the replica.",
             unit="s",
             why="a replica that joins answers in milliseconds, a busy one queues for seconds",
             gt=0,
@@ -221,7 +221,7 @@ class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     events_s: Annotated[
         float,
         about(
-            "For the KV events of the prompt to arrive.",
+            "Time for the prompt's KV events to arrive.",
             unit="s",
             why="they take milliseconds, catching up with a long past of the replica takes seconds",
             gt=0,
@@ -230,9 +230,9 @@ class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_s: Annotated[
         float,
         about(
-            "Until a replica that was not verified is checked again; doubled each time, up to 64 times as long.",
+            "Pause before an unverified replica is checked again; doubled each time, up to 64 times.",
             unit="s",
-            why="what was busy or catching up is not any more",
+            why="the replica may have been busy or catching up",
             gt=0,
         ),
     ] = 60.0

@@ -25,7 +25,7 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[
         int,
         about(
-            "Threads (fast tokenizer) or processes (`tokenizers`, which holds the interpreter's lock) for the others.",
+            "Threads (fast tokenizer) or processes (`tokenizers`, which keeps the interpreter's lock) for the others.",
             unit="workers",
             why="two keep a long prompt from delaying the short ones behind it",
             ge=1,
@@ -33,12 +33,12 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2
     chat_template: Annotated[
         str | None,
-        about("File with a chat template to use instead of the model's.", why="give the same one as to the engines"),
+        about("File with a chat template to use instead of the model's.", why="use the same one as the engines"),
     ] = None
 
 
 class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the scheduler remembers and believes."""
+    """What the scheduler remembers and expects."""
 
     window_s: Annotated[
         float,
@@ -52,7 +52,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     report_grace_s: Annotated[
         float,
         about(
-            "After a request's end, for the KV events of what it stored to arrive.",
+            "Time after a request's end for the KV events of what it stored to arrive.",
             unit="s",
             why="they take milliseconds; a busy event loop may take longer",
             ge=0,
@@ -61,16 +61,16 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     belief_ttl_s: Annotated[
         float,
         about(
-            "How long an unused prefix is believed to stay on a replica without KV events.",
+            "How long an unused prefix counts as cached on a replica without KV events.",
             unit="s",
-            why="what is asked for less often than that has mostly been evicted",
+            why="prefixes that are used less often are mostly evicted",
             gt=0,
         ),
     ] = 600.0
     index_budget_mib: Annotated[
         int,
         about(
-            "Memory of the prefix index. At the bound it forgets what was used least recently, then takes in no more.",
+            "Memory of the prefix index. At the limit it forgets the least recently used prefixes, then adds no more.",
             unit="MiB",
             why="holds some 45 million tokens of replicas with KV blocks of 16 tokens, 30 million with pages of 1",
             ge=1,
@@ -101,12 +101,12 @@ class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = _REBALANCE.threshold
     calm: Annotated[
         float,
-        about("The ratio at which it stops; not above `threshold`.", why="lower, so that it does not flutter", ge=1),
+        about("The ratio at which it stops; not above `threshold`.", why="lower, so that it does not oscillate", ge=1),
     ] = _REBALANCE.calm
     queue_growth: Annotated[
         float,
         about(
-            "By which factor a prefix's queueing must grow from one half of the window to the next to be replicated.",
+            "The factor by which a prefix's queueing must grow between the two halves of the window for a replication.",
             why="the paper's: that it doubles",
             ge=1,
         ),
@@ -141,7 +141,7 @@ class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of placements to be asked for (`/debug`, `preble explain`) or replayed (`preble replay`)."""
+    """What is kept of placements for questions (`/debug`, `preble explain`) and replays (`preble replay`)."""
 
     remembered: Annotated[
         int,
@@ -157,17 +157,17 @@ class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "File for the decision log, new at each start; the previous one is kept as FILE.1. "
             "**It holds the token ids of every prompt.**",
-            why="prompts are nobody's business unless somebody asks",
+            why="prompts are private unless an operator decides otherwise",
         ),
     ] = None
     log_tokens: Annotated[
         Literal["renamed", "plain"],
         about(
-            "`renamed`: token ids are exchanged by a secret permutation that is written nowhere, so that text cannot "
-            "be looked up; the log replays all the same.",
+            "`renamed`: a secret permutation, stored nowhere, replaces the token ids, so that nobody can look the text "
+            "up; the log still replays.",
             why="prompts need not be readable for a replay",
         ),
     ] = "renamed"
-    log_max_mib: Annotated[
-        int, about("Size at which a log ends.", unit="MiB", why="a disk is not for logs alone", ge=1)
-    ] = 1024
+    log_max_mib: Annotated[int, about("Size at which a log ends.", unit="MiB", why="the disk has other uses", ge=1)] = (
+        1024
+    )
