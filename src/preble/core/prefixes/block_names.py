@@ -74,43 +74,43 @@ class BlockNames:
         Each then has as `names_end` the token at which the first block begins that it lost. O(blocks), or O(names) if
         one of them is not at the end of its entry.
         """
-        packed = pack_names(block_hashes)
-        names = [packed[i : i + NAME_BYTES] for i in range(0, len(packed), NAME_BYTES)]
         lost: dict[CacheEntry, None] = {}
-        left = self._pop_from_ends(names, lost)
-        while left:  # vLLM names the last block first, SGLang the first one
-            left.reverse()
-            still_left = self._pop_from_ends(left, lost)
-            if len(still_left) == len(left):
-                break
-            left = still_left
+        left = pack_names(block_hashes)
+        num_left = 2 * len(left)
+        while 0 < len(left) < num_left:  # vLLM names the last block of a prompt first, SGLang the first one
+            num_left = len(left)
+            left = self._pop_from_ends(_reversed(left), lost)
         if left:
             for entry in entries:
-                if entry.names and (at := _index_of(left[0], entry.names)) >= 0:
+                if entry.names and (at := _index_of(left[:NAME_BYTES], entry.names)) >= 0:
                     blocks_after = len(entry.names) // NAME_BYTES - at
                     self._set(entry, entry.names[: at * NAME_BYTES], entry.names_end - blocks_after * entry.block_size)
                     lost[entry] = None
                     break
         return list(lost)
 
-    def _pop_from_ends(self, names: list[bytes], lost: dict[CacheEntry, None]) -> list[bytes]:
-        """Forget those that are the last of an entry, in this order; returns the others."""
+    def _pop_from_ends(self, names: bytes, lost: dict[CacheEntry, None]) -> bytes:
+        """Forget those that are the last of an entry, from the last one on; returns the others, in the same order."""
         others: list[bytes] = []
-        i, count = 0, len(names)
-        while i < count:
-            entry = self._last.get(names[i])
+        left = len(names)
+        while left:
+            name = names[left - NAME_BYTES : left]
+            entry = self._last.get(name)
             if entry is None:
-                others.append(names[i])
-                i += 1
+                others.append(name)
+                left -= NAME_BYTES
                 continue
-            kept, first = entry.names, i
-            size = len(kept)
-            while i < count and size and kept.endswith(names[i], 0, size):
-                size -= NAME_BYTES
-                i += 1
-            self._set(entry, kept[:size], entry.names_end - (i - first) * entry.block_size)
+            kept = entry.names
+            size = min(len(kept), left)
+            if not kept.endswith(names[left - size : left]):
+                size = NAME_BYTES
+                while kept.endswith(names[left - size - NAME_BYTES : left]):
+                    size += NAME_BYTES
+            self._set(entry, kept[: len(kept) - size], entry.names_end - size // NAME_BYTES * entry.block_size)
             lost[entry] = None
-        return others
+            left -= size
+        others.reverse()
+        return b"".join(others)
 
     def cut(self, entry: CacheEntry, end: int) -> None:
         """Forget the names of an entry's blocks that end after token `end`."""
@@ -175,6 +175,10 @@ class BlockNames:
         entry.names, entry.names_end = names, end
         self._size.names += (len(names) - len(before)) // NAME_BYTES
         self._size.runs += bool(names) - bool(before)
+
+
+def _reversed(names: bytes) -> bytes:
+    return array("I", names)[::-1].tobytes()
 
 
 def _index_of(name: bytes, names: bytes) -> int:
