@@ -161,6 +161,10 @@ class Engine(ABC):
         """
         return None
 
+    def learn_block_size(self, block_size: int) -> bool:
+        """Take the block size of its KV events for its own. True if the next probe will say another one for it."""
+        return False
+
     def resync_kv_events(self) -> None:
         """Make the KV events start over soon, because they do not add up. Does nothing where there are none."""
         return

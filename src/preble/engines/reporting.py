@@ -52,6 +52,8 @@ class ReportingEngine(OpenAIEngine):
         self._endpoints: tuple[KvEventEndpoints, ...] = () if kv_events is None else (kv_events,)
         self._streams = EventStreams(self.replica_id)
         self._ranks: tuple[RankEngine, ...] = ()
+        self._block_size: int | None = None
+        """Of its KV events, where that is not what it says of itself."""
         self._log = structlog.get_logger(type(self).__module__).bind(replica=self.replica_id)
 
     @property
@@ -67,6 +69,12 @@ class ReportingEngine(OpenAIEngine):
 
     def resync_kv_events(self) -> None:
         self._streams.resync()
+
+    def learn_block_size(self, block_size: int) -> bool:
+        """The first size counts: an engine of several has told of its main cache first, or tells nonsense."""
+        is_new = self._block_size is None
+        self._block_size = self._block_size or block_size
+        return is_new
 
     async def close(self) -> None:
         for streams in (self._streams, *(rank.streams for rank in self._ranks)):
@@ -137,6 +145,9 @@ class RankEngine(Engine):
 
     def resync_kv_events(self) -> None:
         self.streams.resync()
+
+    def learn_block_size(self, block_size: int) -> bool:
+        return self._server.learn_block_size(block_size)
 
     async def close(self) -> None:
         """The connections are the server's."""

@@ -90,7 +90,7 @@ class SglangEngine(ReportingEngine):
                 self.replica_id,
                 kv_capacity_tokens=info.max_total_num_tokens,
                 max_prompt_tokens=models[0].max_model_len,
-                block_size=info.page_size or 1,
+                block_size=self._block_size or info.page_size or 1,
                 reports_events=bool(self._endpoints),
             ),
             max_model_len=models[0].max_model_len,

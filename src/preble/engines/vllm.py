@@ -77,7 +77,7 @@ class VllmEngine(ReportingEngine):
                 self.replica_id,
                 kv_capacity_tokens=cache.capacity_tokens,
                 max_prompt_tokens=max_model_len,
-                block_size=cache.block_size,
+                block_size=self._block_size or cache.block_size,
                 reports_events=bool(self._endpoints),
             ),
             max_model_len=max_model_len,

@@ -413,12 +413,20 @@ class Dispatcher:
         """Give the scheduler a change of a live replica's cache."""
         self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
         if isinstance(event, BlocksStored):
+            if event.block_size != (replica := self.replicas[event.replica_id]).info.spec.block_size:
+                self._learn_block_size(replica, event.block_size)
             if not self.scheduler.on_stored(event, self._loop.time()):
                 self._count_unlocated(event)
         else:
             self.scheduler.on_evicted(event, self._loop.time())
             self._note_events(event)
         self._arm()
+
+    def _learn_block_size(self, replica: LiveReplica, block_size: int) -> None:
+        """A replica's events are of other blocks than it says: decode context parallelism, several cache groups."""
+        if replica.engine.learn_block_size(block_size):
+            self._telemetry.block_size_learned(replica.engine.replica_id, block_size)
+            replica.suspect.set()  # so that it joins anew with that size
 
     def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
         """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""

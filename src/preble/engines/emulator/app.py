@@ -65,7 +65,7 @@ class EmulatorApp:
         self._fingerprint = f"preble-emulator/{profile}"
         self._default_output_tokens = config.default_output_tokens
         self._topic = config.events_topic
-        self._metrics = MetricsPage(engines, self._model)
+        self._metrics = MetricsPage(engines, self._model, config.metrics_block_size or config.block_size)
         self._headers = [(b"x-preble-emulated", profile.encode())]
         self._routes: Mapping[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): self._completions,

@@ -16,6 +16,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     system choose, None publishes none; `replay_port`: of their replay. `speed`: how many times faster than the profile.
     `tokenizer`: folder (or file) with `tokenizer.json`, None for the built-in one. `model`: name that it serves, None
     for the profile's. `max_model_len`: longest prompt with its output, in tokens, None for all that the cache holds.
+    `metrics_block_size`: what its metrics say of its block size, None for the truth.
     `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
     `max_batch_tokens`, `max_running`: of one iteration. `default_output_tokens`: length of a chat answer for which the
     client gave no limit.
@@ -33,6 +34,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str | None = None
     max_model_len: int | None = None
     block_size: int = 16
+    metrics_block_size: int | None = None
     data_parallel_size: int = 1
     max_batch_tokens: int = 2048
     max_running: int = 256

@@ -19,10 +19,11 @@ Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 class EngineCollector(Collector):
     """The counters and gauges of each rank, labelled as vLLM labels them."""
 
-    def __init__(self, engines: Sequence[EmulatedEngine], model: str) -> None:
-        """`engines`: one for each rank."""
+    def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
+        """`engines`: one for each rank. `block_size`: what to say of it."""
         self._engines = engines
         self._model = model
+        self._block_size = str(block_size)
 
     def collect(self) -> Iterator[Metric]:
         gauges: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
@@ -54,8 +55,8 @@ class EngineCollector(Collector):
         labels = (*_LABELS, "block_size", "num_gpu_blocks")
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=labels)
         of_all = str(sum(engine.num_blocks for engine in self._engines))  # in each rank's series, as vLLM has it
-        for rank, engine in enumerate(self._engines):
-            family.add_metric((self._model, str(rank), str(engine.block_size), of_all), 1)
+        for rank, _ in enumerate(self._engines):
+            family.add_metric((self._model, str(rank), self._block_size, of_all), 1)
         return family
 
 
@@ -66,9 +67,9 @@ def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngin
 class MetricsPage:
     """The text that Prometheus scrapes."""
 
-    def __init__(self, engines: Sequence[EmulatedEngine], model: str) -> None:
+    def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(engines, model))
+        self._registry.register(EngineCollector(engines, model, block_size))
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
