@@ -59,7 +59,7 @@ class Case:
 
 
 SIMULATED = Case("a100-mistral-7b", 4, 70.0, 40.0, 15.0, 5.0, 6000)
-GATEWAY = Case("a6000-mistral-7b", 2, 15.0, 8.0, 30.0, 8.0, 1200)
+GATEWAY = Case("a100x2-llama-3-70b", 2, 10.0, 4.0, 40.0, 10.0, 800)
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -101,3 +101,24 @@ async def test_where_all_fail_retries_do_not_multiply_the_load(serve: Serve) -> 
         for _ in range(50):
             assert (await gateway.complete())[0] == 500
         assert sum(len(fake.requests) for fake in fakes) <= 50 * 1.1 + 2
+
+
+async def test_a_replica_that_was_never_up_is_seen_from_the_first_second(serve: Serve) -> None:
+    async with replicas(2) as fakes:
+        await fakes[1].stop()
+        async with serve(fakes, live=1) as gateway:
+            async with gateway.http.get("/ready") as page:
+                ready = await page.json()
+            assert (ready["replicas"], ready["configured"]) == (1, 2)
+            assert f'preble_replica_up{{replica="{fakes[1].url}"}} 0.0' in await gateway.metrics()
+
+            async def reason() -> str:
+                async with gateway.http.get("/debug/replicas") as page:
+                    return str((await page.json())["waiting"][fakes[1].url])
+
+            while "refused" not in await reason():
+                pass
+            await fakes[1].start()
+            await eventually(lambda: gateway.num_live == 2)
+            async with gateway.http.get("/debug/replicas") as page:
+                assert (await page.json())["waiting"] == {}

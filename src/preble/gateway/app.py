@@ -193,7 +193,14 @@ class App:
         live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
         status = "draining" if self.is_draining else "ready" if live else "no replica is up"
-        body = msgspec.json.encode({"status": status, "replicas": len(live), "untrusted": untrusted})
+        body = msgspec.json.encode(
+            {
+                "status": status,
+                "replicas": len(live),
+                "configured": self._serving.num_configured,
+                "untrusted": untrusted,
+            }
+        )
         await client.reply(200 if status == "ready" else 503, [JSON_TYPE], body)
 
     async def _metrics(self, client: Client) -> None:

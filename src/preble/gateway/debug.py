@@ -68,7 +68,7 @@ class ParityPage(msgspec.Struct, frozen=True):
 
 
 class ReplicasPage(msgspec.Struct, frozen=True):
-    """`/debug/replicas`."""
+    """`/debug/replicas`. `waiting`: the configured replicas that are not in the rotation, each with the reason."""
 
     policy: str
     in_flight: int
@@ -77,6 +77,7 @@ class ReplicasPage(msgspec.Struct, frozen=True):
     unindexed: int
     replicated_prefixes: int
     replicas: list[ReplicaPage]
+    waiting: dict[str, str]
 
 
 class DebugPages:
@@ -132,6 +133,7 @@ class DebugPages:
                 _replica(one, state.replicas[replica_id], self._serving.standing(replica_id))
                 for replica_id, one in self._serving.replicas.items()
             ],
+            waiting={str(replica_id): reason for replica_id, reason in self._serving.waiting().items()},
         )
 
 

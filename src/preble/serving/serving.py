@@ -86,6 +86,7 @@ class Serving:
             dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity
         )
         self._monitors: list[asyncio.Task[None]] = []
+        self._watched: dict[ReplicaId, ReplicaMonitor] = {}
 
     @classmethod
     async def start(
@@ -115,8 +116,11 @@ class Serving:
         return serving
 
     def _watch(self, servers: list[EngineServer]) -> None:
-        monitors = [ReplicaMonitor(server, self._dispatcher, self._config.health, self._parity) for server in servers]
-        self._monitors = [asyncio.create_task(monitor.run()) for monitor in monitors]
+        for server in servers:
+            self.telemetry.replica_expected(server.replica_id)
+            monitor = ReplicaMonitor(server, self._dispatcher, self._config.health, self._parity)
+            self._watched[server.replica_id] = monitor
+        self._monitors = [asyncio.create_task(monitor.run()) for monitor in self._watched.values()]
         self._monitors.append(asyncio.create_task(self._eject_outliers()))
 
     async def _eject_outliers(self) -> None:
@@ -126,6 +130,16 @@ class Serving:
                 self._dispatcher.eject_outliers()
             except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the checks)
                 structlog.get_logger().exception("ejection_check_failed")
+
+    @property
+    def num_configured(self) -> int:
+        """Replicas that are watched, whether or not they are up."""
+        return len(self._watched)
+
+    def waiting(self) -> dict[ReplicaId, str]:
+        """Return the configured replicas that are not in the rotation, each with the reason."""
+        reasons = ((replica_id, monitor.waits_because) for replica_id, monitor in self._watched.items())
+        return {replica_id: reason for replica_id, reason in reasons if reason is not None}
 
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""

@@ -34,6 +34,8 @@ class ReplicaMonitor:
         self._health = health
         self._parity = parity
         self._log = structlog.get_logger().bind(replica=server.replica_id)
+        self.waits_because: str | None = "it has not answered yet"
+        """Why the replica is not in the rotation; None while it is."""
 
     async def run(self) -> None:
         """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed."""
@@ -50,6 +52,7 @@ class ReplicaMonitor:
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
         self._found = await self._until_up()
+        self.waits_because = None
         suspect = asyncio.Event()
         replicas = [self._dispatcher.add_replica(rank.engine, rank.info, suspect) for rank in self._found.ranks]
         async with asyncio.TaskGroup() as aside:
@@ -72,6 +75,7 @@ class ReplicaMonitor:
                 for task in told:
                     task.cancel()
         finally:
+            self.waits_because = down.reason
             for replica in replicas:
                 self._dispatcher.remove_replica(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
@@ -84,7 +88,8 @@ class ReplicaMonitor:
                 async with asyncio.timeout(self._health.check_timeout_s):
                     return await self._server.probe()
             except (EngineError, TimeoutError) as error:
-                if (reason := _reason(error)) != told:
+                self.waits_because = reason = _reason(error)
+                if reason != told:
                     self._log.warning("replica_waited_for", error=reason)
                     told = reason
             await asyncio.sleep(wait_s)

@@ -222,7 +222,15 @@ class Telemetry:
                 "replica_probed" if change.standing is Standing.PROBING else "replica_back", replica=change.replica_id
             )
 
+    def replica_expected(self, replica: ReplicaId) -> None:
+        """A replica is configured: it counts as down until it is up."""
+        self.up.labels(replica).set(0)
+
     def replica_up(self, replica: ReplicaId, **details: object) -> None:
+        server = replica.partition("#")[0]
+        if server != replica:  # one of several on a server, whose own name is no replica's
+            with contextlib.suppress(KeyError):
+                self.up.remove(server)
         self.up.labels(replica).set(1)
         if details.get("events"):
             self.events_arrive.labels(replica).set(1)

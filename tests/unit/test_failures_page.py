@@ -1,0 +1,34 @@
+"""The page of failures: each row names a test that exists, and its figures are those of the kept result."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "failures.md").read_text(encoding="utf-8")
+TESTS = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+
+
+def test_every_row_of_an_attack_names_a_test() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
+    attacks = [row for row in rows if row.count("|") == 6 and "::" in row]
+    assert len(attacks) == len(TESTS) >= 18
+
+
+@pytest.mark.parametrize(("path", "name"), TESTS)
+def test_the_test_of_a_row_exists(path: str, name: str) -> None:
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_figures_are_those_of_the_kept_result() -> None:
+    runs = msgspec.json.decode((ROOT / "benchmarks" / "results" / "bad_replica.json").read_bytes())
+    without = [run["failed"] for run in runs if not run["guarded"]]
+    default = [(run["failed"], run["tried"], f"{run['slowest_s']} s") for run in runs if run["guarded"]]
+    rows = re.findall(r"^\| [^|]+ \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+ s) \|$", PAGE, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == without
+    assert [(int(row[1]), int(row[2]), row[3]) for row in rows] == default
+    assert all(failed <= 0.02 * 200 for failed, _, _ in default), "the bar"
