@@ -430,8 +430,8 @@ class Dispatcher:
 
     def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
         """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""
-        replica, lost = self.replicas[event.replica_id], isinstance(event, EventsLost)
-        if replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
+        replica, lost = self.replicas.get(event.replica_id), isinstance(event, EventsLost)
+        if replica is not None and replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
             replica.has_lost_events = lost
             self._telemetry.events_lost(event.replica_id, lost=lost)
             if lost:
