@@ -143,25 +143,31 @@ async def test_a_reset_of_an_engines_cache_is_believed(vllm_pair: VllmPair) -> N
     # No grace: a prompt that has just ended would count as held for a moment, whatever is reported.
     async with before(vllm_pair, e2(0.0)) as gateway, aiohttp.ClientSession(gateway.url) as http:
         prompt = unique_prompt(17, 320)
-        _, home, _ = await complete(http, prompt)
 
         async def is_reported() -> bool:
             return (await complete(http, [*prompt, 8]))[2] > 0
 
         # Past resets are replayed when the gateway joins; a report of this prompt comes after all of them.
         await eventually(is_reported, "the prompt is reported as stored")
-        cleared_before = await times_cleared(http, home)
-        async with aiohttp.ClientSession(home) as engine:
-            async with engine.post("/reset_prefix_cache") as answer:
-                assert answer.status == 200
-            # The engine reports it only with its next batch.
-            await (await engine.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 1})).read()
-
-        async def is_told() -> bool:
-            return await times_cleared(http, home) > cleared_before
-
-        await eventually(is_told, "the reset is reported")
+        # Both replicas: a repeated prompt may have been placed on either.
+        for replica in gateway.serving.replicas:
+            await reset_is_counted(http, replica)
         assert (await complete(http, [*prompt, 9]))[2] == 0
+
+
+async def reset_is_counted(http: aiohttp.ClientSession, replica: str) -> None:
+    """Empty a replica's cache and wait until the gateway has counted it."""
+    before = await times_cleared(http, replica)
+    async with aiohttp.ClientSession(replica) as engine:
+        async with engine.post("/reset_prefix_cache") as answer:
+            assert answer.status == 200
+        # The engine tells of it with its next batch only.
+        await (await engine.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 1})).read()
+
+    async def is_counted() -> bool:
+        return await times_cleared(http, replica) > before
+
+    await eventually(is_counted, "the reset is counted")
 
 
 async def times_cleared(http: aiohttp.ClientSession, replica: str) -> float:
