@@ -276,7 +276,6 @@ class KvEventStream:
             while not self._closed:
                 with Subscription(self._endpoints) as self._subscription:
                     if not await self._connected(self._subscription, self._lost_after_s) and not self._closed:
-                        self._intake.start_over()
                         yield EventsLost(self._intake.replica_id)
                         await self._connected(self._subscription, None)
                         yield self._intake.start_over(is_past=True)
