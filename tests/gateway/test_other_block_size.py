@@ -33,7 +33,7 @@ async def test_the_block_size_of_the_events_counts_and_the_replica_is_trusted() 
             await eventually(lambda: len(gateway.serving.replicas) == 1, "it has joined")
             prompt = list(range(3 * TRUE + 20))
             await matched(prompt)
-            await eventually(has_the_true_size, "it has joined anew")
+            await eventually(has_the_true_size, "it has joined again")
 
             def is_verified() -> bool:
                 [replica] = gateway.serving.replicas.values()

@@ -71,7 +71,7 @@ class ReportingEngine(OpenAIEngine):
         self._streams.resync()
 
     def learn_block_size(self, block_size: int) -> bool:
-        """The first size counts: an engine of several has told of its main cache first, or tells nonsense."""
+        """The first size counts: an engine with several reports its main cache first, or nonsense."""
         is_new = self._block_size is None
         self._block_size = self._block_size or block_size
         return is_new

@@ -426,7 +426,7 @@ class Dispatcher:
         """A replica's events are of other blocks than it says: decode context parallelism, several cache groups."""
         if replica.engine.learn_block_size(block_size):
             self._telemetry.block_size_learned(replica.engine.replica_id, block_size)
-            replica.suspect.set()  # so that it joins anew with that size
+            replica.suspect.set()  # so that it joins again with that size
 
     def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
         """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""

@@ -172,7 +172,7 @@ class Telemetry:
 
     def block_size_learned(self, replica: ReplicaId, block_size: int) -> None:
         """A replica's KV events are of blocks of another size than it says."""
-        self.log.warning("kv_block_size_differs", replica=replica, block_size=block_size, consequence="it joins anew")
+        self.log.warning("kv_block_size_differs", replica=replica, block_size=block_size, consequence="it joins again")
 
     def events_lost(self, replica: ReplicaId, *, lost: bool) -> None:
         """A replica's KV events do not arrive any more, or (`lost` False) they do again."""
