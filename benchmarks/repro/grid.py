@@ -33,6 +33,9 @@ from preble.sim import Failure, SimConfig
 from preble.workloads import Stream, WorkloadPlan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "grid"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "evaluation.md"
+FIGURE = DOCS / "evaluation" / "map.svg"
 PROFILE = load_profile("a6000-mistral-7b")
 SCREEN = ("preble", "sticky_until_saturated", "least_load")
 REFINED = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
@@ -251,19 +254,33 @@ def known_results() -> dict[str, CompareResult]:
     return {name: read_result(cell.path) for name, cell in CELLS.items() if _done(cell)}
 
 
+def draw_page() -> None:
+    """Fill in the page's tables and draw the map."""
+    from grid_page import map_drawing, tables
+    from page import NOT_RUN, filled, markdown
+
+    results = known_results()
+    made = {name: NOT_RUN if table is None else markdown(table) for name, table in tables(results).items()}
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+    FIGURE.write_text(map_drawing(results).standalone(), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="BEGINNING", help="cells whose names begin so")
     parser.add_argument("--full", action="store_true", help="refine what the screen found")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--draw", action="store_true", help="only fill in and draw what is there")
     options = parser.parse_args()
     cells = [cell for name, cell in CELLS.items() if name.startswith(options.only)]
     if options.list:
         print(*(f"{cell.name:24}{cell.title}" for cell in cells), sep="\n")
         return
-    screen(cells)
-    if options.full:
-        refine(cells)
+    if not options.draw:
+        screen(cells)
+        if options.full:
+            refine(cells)
+    draw_page()
 
 
 if __name__ == "__main__":

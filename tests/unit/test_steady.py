@@ -8,6 +8,8 @@ import pytest
 
 from preble.compare import ComparePlan, compare_policies
 from preble.compare.numbers import caution
+from preble.compare.page import compare_page
+from preble.compare.tables import rate_table
 from preble.metrics import RequestRecord
 from preble.metrics.capacity import Bound, CapacitySlo, capacity
 from preble.metrics.steady import Steadiness, Verdict, drift, steadiness, warm_up
@@ -151,6 +153,15 @@ def test_a_rate_that_the_cluster_carries_settles_and_one_beyond_it_ends_early_an
         easy.judged.requests < easy.summary.requests
     )  # the warm-up asked for every prefix once, and counts for nothing
     assert not caution(result, "pure")
+
+
+def test_the_page_and_the_tables_tell_whether_runs_settle() -> None:
+    result = compare_policies(plan(), jobs=1)
+    table = rate_table(result, "pure", 60.0)
+    assert table.columns[-1] == "settles" and all(row[-1].startswith("not steady (") for row in table.rows)
+    page = compare_page(result)
+    for said in ("over time at 8 requests/s", "over time at 60 requests/s", "requests in the system", "not steady"):
+        assert said in page
 
 
 def test_a_capacity_is_found_however_high_the_search_has_to_go() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from preble.compare.numbers import CACHING, E2E_MEAN, LATENCIES, SECONDS, TTFT_P99, Number
+from preble.compare.numbers import CACHING, E2E_MEAN, LATENCIES, SECONDS, TTFT_P99, Number, shown_rates
 from preble.compare.plan import BASELINE
 from preble.compare.result import CompareResult
 from preble.report import PALETTE, Drawing, draw
@@ -47,10 +47,37 @@ def policy_looks(policies: Sequence[str]) -> dict[str, Look]:
 
 
 def workload_drawings(result: CompareResult, workload: str) -> list[Drawing]:
-    """Capacity, then every latency and what the caches did, against the rate."""
-    return [capacity_drawing(result, workload)] + [
-        curve_drawing(result, workload, number) for number in (*LATENCIES, *CACHING)
-    ]
+    """Capacity, then every latency and what the caches did against the rate, then what happened over time."""
+    curves = [curve_drawing(result, workload, number) for number in (*LATENCIES, *CACHING)]
+    over_time = [series_drawing(result, workload, rps) for rps in shown_rates(result, workload)]
+    return [capacity_drawing(result, workload), *curves, *(one for one in over_time if one is not None)]
+
+
+def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing | None:
+    """The requests in the system and the hit rate over time at one rate, with the first seed; None where no run tells.
+
+    Lines that still rise when the requests end, or hit rates that still fall, are of rates that are not carried.
+    """
+    found = {policy: result.runs_of(workload, policy)[rps][0].steady for policy in result.plan.policies}
+    looks = policy_looks(result.plan.policies)
+    known = {policy: one.series for policy, one in found.items() if one is not None}
+    if not known:
+        return None
+
+    def fill(figure: Figure) -> None:
+        above, below = figure.subplots(2, 1, sharex=True)
+        for policy, series in known.items():
+            times = [series.slice_s * (place + 0.5) for place in range(len(series.in_system))]
+            look = looks[policy]
+            above.plot(times, series.in_system, color=look.colour, label="_" if look.is_grey else policy)
+            hits = [math.nan if value is None else value for value in series.hit_rate]
+            below.plot(times, hits, color=look.colour)
+        above.set(title=f"{workload}: over time at {rps:.4g} requests/s", ylabel="requests in the system")
+        above.set_yscale("symlog", linthresh=10)
+        below.set(xlabel="seconds", ylabel="hit rate")
+        figure.legend(loc="outside lower center", ncols=3)
+
+    return draw(fill, height_in=4.6)
 
 
 def capacity_drawing(result: CompareResult, workload: str) -> Drawing:

@@ -93,6 +93,8 @@ class Steadiness(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if self.verdict in (Verdict.STEADY, Verdict.SHORT):
             return str(self.verdict)
+        if not self.queue_change:
+            return f"{self.verdict} (overloaded)"
         hits = "" if self.hit_rate_change is None else f", hit rate {self.hit_rate_change:+.1%}"
         return f"{self.verdict} (in the system {self.queue_change:+.0%}{hits})"
 

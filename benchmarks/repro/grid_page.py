@@ -1,0 +1,214 @@
+"""What docs/evaluation.md shows of the grid: the map of who is first where, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from grid import CELLS, REFINED, SCREEN, SLO, Cell
+
+from preble.compare import CompareResult, Run
+from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
+from preble.metrics.estimates import estimate
+from preble.report import Drawing, Table, draw
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OWN, BASE = "preble", "least_load"
+LEVEL = 0.02
+"""Capacities that differ by less are level: the search's rates are 9 % apart, and what lies between is interpolated."""
+HARM = 1.05
+CACHES = ((4.0, "each holds all"), (1.0, "all hold it together"), (0.5, "half"), (0.1, "a tenth"))
+Results = Mapping[str, CompareResult]
+
+
+def tables(results: Results) -> dict[str, Table | None]:
+    """The page's tables by the name of their markers; None for those without results."""
+    mapped = [cell for cell in CELLS.values() if cell.name in results and not cell.rates]
+    harmed = [cell for cell in CELLS.values() if cell.name in results and cell.name.startswith("harm")]
+    return {
+        "grid-capacity": capacity_table(results, mapped) if mapped else None,
+        "grid-latency": latency_table(results, mapped) if mapped else None,
+        "grid-harm": harm_table(results, harmed) if harmed else None,
+        "grid-pure": pure_table(results["pure"]) if "pure" in results else None,
+        "grid-left-out": left_out_table(results),
+    }
+
+
+def capacities(result: CompareResult) -> dict[str, float]:
+    """Policy -> what it carries for ever, the most first."""
+    found = {one.policy: one.capacity_rps.mean for one in result.standings}
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def lead(result: CompareResult) -> float:
+    """By how much `preble` carries more than the best of the others; negative where it carries less."""
+    found = capacities(result)
+    return found[OWN] / max(rps for policy, rps in found.items() if policy != OWN) - 1
+
+
+def first(result: CompareResult) -> str:
+    """Who carries most; level where the best of the others is too close to tell."""
+    found = capacities(result)
+    best = next(policy for policy in found if policy != OWN)
+    return "level" if abs(lead(result)) < LEVEL else OWN if lead(result) > 0 else best
+
+
+def capacity_table(results: Results, cells: Sequence[Cell]) -> Table:
+    policies = [policy for policy in REFINED if any(policy in results[cell.name].plan.policies for cell in cells)]
+
+    def row(cell: Cell) -> tuple[str, ...]:
+        standings = {one.policy: one for one in results[cell.name].standings}
+        told = (
+            f"{standings[policy].bound}{significant(standings[policy].capacity_rps.mean, 3)}"
+            if policy in standings
+            else ""
+            for policy in policies
+        )
+        return (cell.title, *told, first(results[cell.name]), f"{lead(results[cell.name]):+.0%}")
+
+    return Table(
+        ("prefixes and caches", *policies, "first", f"{OWN} against the best other"),
+        [row(cell) for cell in cells],
+        caption=f"Requests/s carried for ever: TTFT p99 ≤ {SLO.ttft_p99_s:g} s after the warm-up, and neither queues "
+        f"nor misses that grow. Level: within {LEVEL:.0%}. {_seeds(results, cells)}",
+    )
+
+
+def latency_table(results: Results, cells: Sequence[Cell]) -> Table:
+    """Mean TTFT and E2E of `preble` over the best policy's, at parts of the best capacity."""
+    loads = sorted({load for cell in cells for load in results[cell.name].plan.loads})
+
+    def cell_of(cell: Cell, number: Number, load: float) -> str:
+        result = results[cell.name]
+        if load not in result.plan.loads:
+            return ""
+        rate = sorted(result.rates[cell.name])[sorted(result.plan.loads).index(load)]
+        runs = {policy: result.runs_of(cell.name, policy)[float(rate or 0.0)] for policy in result.plan.policies}
+        values = {policy: found.mean for policy in runs if (found := number.over(runs[policy])) is not None}
+        best = min((policy for policy in values if policy != OWN), key=lambda policy: values[policy])
+        return f"{values[OWN] / values[best]:.2f} ({best})"
+
+    numbers = [(number, load) for number in (TTFT_MEAN, E2E_MEAN) for load in loads]
+    return Table(
+        ("prefixes and caches", *(f"{number.name} at {load:.0%}" for number, load in numbers)),
+        [(cell.title, *(cell_of(cell, number, load) for number, load in numbers)) for cell in cells],
+        caption=f"{OWN}'s latency over that of the best other policy, which is named, at parts of the best capacity: "
+        "less than 1 is quicker.",
+    )
+
+
+def harm_table(results: Results, cells: Sequence[Cell]) -> Table:
+    """Each policy's latencies over those of the baseline, seed by seed, where a policy for caches may do harm."""
+
+    def ratio(result: CompareResult, cell: Cell, policy: str, number: Number) -> float:
+        runs, base = (_at(result, cell, name) for name in (policy, BASE))
+        return fmean(_value(number, a) / _value(number, b) for a, b in zip(runs, base, strict=True))
+
+    def told(result: CompareResult, cell: Cell, policy: str) -> str:
+        ratios = [ratio(result, cell, policy, number) for number in (E2E_MEAN, E2E_P99, TTFT_P99)]
+        state = settling(_at(result, cell, policy))
+        mark = "▼ " if max(ratios[:2]) > HARM else ""
+        return f"{mark}{' / '.join(f'{value:.2f}' for value in ratios)}" + ("" if state == "steady" else f", {state}")
+
+    policies = [policy for policy in results[cells[0].name].plan.policies if policy != BASE]
+    return Table(
+        ("case", "rate, /s", *policies, f"{BASE}: TTFT p99, s"),
+        [
+            (
+                cell.title,
+                f"{cell.rates[0]:g}",
+                *(told(results[cell.name], cell, policy) for policy in policies),
+                significant(estimate([_value(TTFT_P99, run) for run in _at(results[cell.name], cell, BASE)]).mean, 3),
+            )
+            for cell in cells
+        ],
+        caption=f"E2E mean / E2E p99 / TTFT p99, each over {BASE}'s; less than 1 is better. ▼: a mean or p99 of E2E "
+        f"more than {HARM - 1:.0%} above {BASE}'s. {_seeds(results, cells)}",
+    )
+
+
+def pure_table(result: CompareResult) -> Table:
+    """The case in which the default policy once destroyed its own caches, quarter by quarter."""
+    rows = []
+    for policy in result.plan.policies:
+        [run, *_] = _at(result, CELLS["pure"], policy)
+        assert run.steady is not None
+        times = [value for value in run.steady.series.ttft_mean_s if value is not None]
+        parts = [times[len(times) * i // 4 : len(times) * (i + 1) // 4] for i in range(4)]
+        means = [significant(fmean(part), 3) for part in parts]
+        rows.append((policy, *means, f"{run.judged.hit_rate or 0.0:.1%}", settling([run])))
+    return Table(
+        ("policy", *(f"TTFT mean, {name} quarter, s" for name in ("1st", "2nd", "3rd", "4th")), "hit rate", "settles"),
+        rows,
+        caption=f"100 prefixes x 2,000 tokens, uniform, 60,000 KV tokens on each of four replicas, "
+        f"{CELLS['pure'].rates[0]:g} requests/s.",
+    )
+
+
+def left_out_table(results: Results) -> Table:
+    missing = [cell for cell in CELLS.values() if cell.name not in results]
+    few = [cell for cell in CELLS.values() if cell.name in results and len(results[cell.name].plan.seeds) < 3]
+    rows = [("not run", ", ".join(cell.title for cell in missing) or "nothing")]
+    rows += [("one seed, few policies", f"{len(few)} of {len(results)} cells; {', '.join(SCREEN)} in the map")]
+    return Table(("what", "which"), rows, caption="What the screen left out; `grid.py --full` runs it.")
+
+
+def map_drawing(results: Results) -> Drawing:
+    """Who is first where: a row a population, a column for how much the caches hold."""
+    rows: dict[str, dict[float, str]] = {}
+    for cell in CELLS.values():
+        if cell.caches:
+            rows.setdefault(_row_name(cell), {})[cell.caches] = cell.name
+
+    def fill(figure: Figure) -> None:
+        axes = figure.subplots()
+        for y, cells in enumerate(rows.values()):
+            for x, (caches, _) in enumerate(CACHES):
+                result = results.get(cells.get(caches, ""))
+                _square(axes, x, y, result)
+        axes.set_xticks(range(len(CACHES)), [name for _, name in CACHES])
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.set(xlim=(-0.5, len(CACHES) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        axes.set(title="Who carries most for ever", xlabel="of the prefixes, the caches of all replicas hold")
+        axes.grid(visible=False)
+
+    return draw(fill, height_in=1.4 + 0.52 * len(rows))
+
+
+def _square(axes: object, x: int, y: int, result: CompareResult | None) -> None:
+    from matplotlib.axes import Axes
+    from matplotlib.patches import Rectangle
+
+    assert isinstance(axes, Axes)
+    if result is None:
+        axes.text(x, y, "not run", ha="center", va="center", fontsize=7, color="gray")
+        return
+    ahead = lead(result)
+    colour = "#dddddd" if abs(ahead) < LEVEL else "#9fd8b4" if ahead > 0 else "#f3b995"
+    axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour))
+    name = "level" if abs(ahead) < LEVEL else first(result)
+    axes.text(x, y, f"{name}\npreble {ahead:+.0%}", ha="center", va="center", fontsize=7, color="black")
+
+
+def _row_name(cell: Cell) -> str:
+    popularity = " (Zipf 1)" if cell.streams[0].zipf else ""
+    replicas = "" if cell.replicas == 4 else f", {cell.replicas} replicas"
+    return f"{cell.population:,} prefixes{popularity}{replicas}"
+
+
+def _at(result: CompareResult, cell: Cell, policy: str) -> list[Run]:
+    return result.runs_of(cell.name, policy)[cell.rates[0]]
+
+
+def _value(number: Number, run: Run) -> float:
+    value = number.of(run)
+    assert value is not None, "a run of a harm case serves requests"
+    return value
+
+
+def _seeds(results: Results, cells: Iterable[Cell]) -> str:
+    counts = sorted({len(results[cell.name].plan.seeds) for cell in cells})
+    return f"Seeds a cell: {' or '.join(map(str, counts))}."
