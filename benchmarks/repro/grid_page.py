@@ -20,7 +20,7 @@ OWN, BASE = "preble", "least_load"
 LEVEL = 0.02
 """Capacities that differ by less are level: the search's rates are 9 % apart, and what lies between is interpolated."""
 HARM = 1.05
-CACHES = ((4.0, "each holds all"), (1.0, "all hold it together"), (0.5, "half"), (0.1, "a tenth"))
+CACHES = ((4.0, "all,\neach of them"), (1.0, "all,\ntogether"), (0.5, "half,\ntogether"), (0.1, "a tenth,\ntogether"))
 Results = Mapping[str, CompareResult]
 
 
@@ -34,6 +34,24 @@ def tables(results: Results) -> dict[str, Table | None]:
         "grid-harm": harm_table(results, harmed) if harmed else None,
         "grid-pure": pure_table(results["pure"]) if "pure" in results else None,
         "grid-left-out": left_out_table(results),
+    }
+
+
+def values(results: Results) -> dict[str, str]:
+    """The numbers that sentences of the page quote, by the name of their markers."""
+    mapped = [results[cell.name] for cell in CELLS.values() if cell.name in results and not cell.rates]
+    if not mapped:
+        return {}
+    leads = [lead(result) for result in mapped]
+    shares = [capacities(result)[BASE] / max(capacities(result).values()) for result in mapped]
+    return {
+        "value:map-cells": str(len(mapped)),
+        "value:map-first": str(sum(ahead >= LEVEL for ahead in leads)),
+        "value:map-level": str(sum(abs(ahead) < LEVEL for ahead in leads)),
+        "value:map-behind": str(sum(ahead <= -LEVEL for ahead in leads)),
+        "value:map-worst": f"{min(leads):+.0%}",
+        "value:map-best": f"{max(leads):+.0%}",
+        "value:map-baseline": f"{min(shares):.0%} to {max(shares):.0%}",
     }
 
 
@@ -88,15 +106,14 @@ def latency_table(results: Results, cells: Sequence[Cell]) -> Table:
         rate = sorted(result.rates[cell.name])[sorted(result.plan.loads).index(load)]
         runs = {policy: result.runs_of(cell.name, policy)[float(rate or 0.0)] for policy in result.plan.policies}
         values = {policy: found.mean for policy in runs if (found := number.over(runs[policy])) is not None}
-        best = min((policy for policy in values if policy != OWN), key=lambda policy: values[policy])
-        return f"{values[OWN] / values[best]:.2f} ({best})"
+        return f"{values[OWN] / min(value for policy, value in values.items() if policy != OWN):.2f}"
 
     numbers = [(number, load) for number in (TTFT_MEAN, E2E_MEAN) for load in loads]
     return Table(
         ("prefixes and caches", *(f"{number.name} at {load:.0%}" for number, load in numbers)),
         [(cell.title, *(cell_of(cell, number, load) for number, load in numbers)) for cell in cells],
-        caption=f"{OWN}'s latency over that of the best other policy, which is named, at parts of the best capacity: "
-        "less than 1 is quicker.",
+        caption=f"{OWN}'s latency over that of the quickest other policy, at parts of the best capacity: less than 1 "
+        "is quicker.",
     )
 
 
@@ -111,7 +128,7 @@ def harm_table(results: Results, cells: Sequence[Cell]) -> Table:
         ratios = [ratio(result, cell, policy, number) for number in (E2E_MEAN, E2E_P99, TTFT_P99)]
         state = settling(_at(result, cell, policy))
         mark = "▼ " if max(ratios[:2]) > HARM else ""
-        return f"{mark}{' / '.join(f'{value:.2f}' for value in ratios)}" + ("" if state == "steady" else f", {state}")
+        return f"{mark}{' / '.join(f'{value:.2f}' for value in ratios)}" + ("" if state == "steady" else f", {state.partition(' (')[0]}")
 
     policies = [policy for policy in results[cells[0].name].plan.policies if policy != BASE]
     return Table(
@@ -151,8 +168,8 @@ def pure_table(result: CompareResult) -> Table:
 def left_out_table(results: Results) -> Table:
     missing = [cell for cell in CELLS.values() if cell.name not in results]
     few = [cell for cell in CELLS.values() if cell.name in results and len(results[cell.name].plan.seeds) < 3]
-    rows = [("not run", ", ".join(cell.title for cell in missing) or "nothing")]
-    rows += [("one seed, few policies", f"{len(few)} of {len(results)} cells; {', '.join(SCREEN)} in the map")]
+    rows = [("not run", "; ".join(cell.title for cell in missing) or "nothing")]
+    rows += [("one seed, few policies", f"{len(few)} of {len(results)} cells: {', '.join(SCREEN)}")]
     return Table(("what", "which"), rows, caption="What the screen left out; `grid.py --full` runs it.")
 
 
@@ -160,7 +177,7 @@ def map_drawing(results: Results) -> Drawing:
     """Who is first where: a row a population, a column for how much the caches hold."""
     rows: dict[str, dict[float, str]] = {}
     for cell in CELLS.values():
-        if cell.caches:
+        if cell.caches and cell.name in results:
             rows.setdefault(_row_name(cell), {})[cell.caches] = cell.name
 
     def fill(figure: Figure) -> None:
@@ -172,7 +189,7 @@ def map_drawing(results: Results) -> Drawing:
         axes.set_xticks(range(len(CACHES)), [name for _, name in CACHES])
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set(xlim=(-0.5, len(CACHES) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-        axes.set(title="Who carries most for ever", xlabel="of the prefixes, the caches of all replicas hold")
+        axes.set(title="Who carries most for ever", xlabel="how many of the prefixes the caches hold")
         axes.grid(visible=False)
 
     return draw(fill, height_in=1.4 + 0.52 * len(rows))
@@ -184,13 +201,13 @@ def _square(axes: object, x: int, y: int, result: CompareResult | None) -> None:
 
     assert isinstance(axes, Axes)
     if result is None:
-        axes.text(x, y, "not run", ha="center", va="center", fontsize=7, color="gray")
+        axes.text(x, y, "not run", ha="center", va="center", fontsize=8, color="gray")
         return
     ahead = lead(result)
     colour = "#dddddd" if abs(ahead) < LEVEL else "#9fd8b4" if ahead > 0 else "#f3b995"
     axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour))
     name = "level" if abs(ahead) < LEVEL else first(result)
-    axes.text(x, y, f"{name}\npreble {ahead:+.0%}", ha="center", va="center", fontsize=7, color="black")
+    axes.text(x, y, f"{name}\npreble {ahead:+.0%}", ha="center", va="center", fontsize=9, color="black")
 
 
 def _row_name(cell: Cell) -> str:
