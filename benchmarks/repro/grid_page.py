@@ -126,9 +126,10 @@ def harm_table(results: Results, cells: Sequence[Cell]) -> Table:
 
     def told(result: CompareResult, cell: Cell, policy: str) -> str:
         ratios = [ratio(result, cell, policy, number) for number in (E2E_MEAN, E2E_P99, TTFT_P99)]
-        state = settling(_at(result, cell, policy))
+        state = settling(_at(result, cell, policy)).partition(" (")[0]
+        settles = "" if state == "steady" else f", {state}"
         mark = "▼ " if max(ratios[:2]) > HARM else ""
-        return f"{mark}{' / '.join(f'{value:.2f}' for value in ratios)}" + ("" if state == "steady" else f", {state.partition(' (')[0]}")
+        return f"{mark}{' / '.join(f'{value:.2f}' for value in ratios)}{settles}"
 
     policies = [policy for policy in results[cells[0].name].plan.policies if policy != BASE]
     return Table(
