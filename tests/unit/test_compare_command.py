@@ -45,7 +45,7 @@ def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path) -
     again = compare(*SMALL, "--json", str(file), "--html", str(page))
     assert (again.exit_code, file.read_bytes()) == (0, before)
     assert "runs" not in again.stderr
-    assert page.read_text(encoding="utf-8").count("<svg") == 8
+    assert page.read_text(encoding="utf-8").count("<svg") == 10
 
 
 def test_options_can_be_listed_or_repeated() -> None:
