@@ -487,7 +487,7 @@ def test_the_page_needs_nothing_else_and_names_everything(result: CompareResult)
     page = compare_page(result)
     assert curve_drawing(result, "tools", TTFT_MEAN).inline("s0-3-") in page  # drawn again, to the byte
     assert "<script" not in page and "https://" not in page and "@import" not in page
-    assert page.count("<svg") == 8
+    assert page.count("<svg") == 10
     for word in (*POLICIES, "TTFT p99", "E2E mean", "imbalance", "hit rate", "SLO", "a6000-mistral-7b"):
         assert word in page
 
