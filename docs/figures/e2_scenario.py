@@ -77,7 +77,8 @@ ASKS = (
     Ask("r6", 50.0, (Part("contract", 5_700),)),
     Ask("r7", 215.0, (SYSTEM, WEATHER, Part("q7", 300))),
 )
-_NAMES: list[str] = []
+# The example's own parts come first, so that its trees are the same whatever else this process has drawn.
+_NAMES: list[str] = list(dict.fromkeys(part.name for ask in ASKS for part in ask.parts))
 _IDS_A_PART = 1_000_000
 """Token ids of part i are i * _IDS_A_PART, i * _IDS_A_PART + 1, ... so that a token says which part it is from."""
 
