@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,11 @@ deaths: list[str] = []
 
 collect_ignore = ["support/fake_vllm.py", "support/inside_vllm.py", "support/inside_sglang.py"]
 """Programs that tests start; importing them, as the search for doctests would, runs them or needs an engine."""
+
+
+def pytest_configure() -> None:
+    # A shell ignores SIGINT in what it runs in the background, and every process that a test starts inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
