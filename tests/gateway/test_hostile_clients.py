@@ -12,7 +12,7 @@ from gateway.conftest import Serve
 from gateway.fakes import gated, replicas, rubbish
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import Overloaded
-from preble.gateway.http.body_budget import BodyMemoryBudget
+from preble.gateway.http.body_memory import BodyMemoryBudget
 from support.waiting import eventually
 
 

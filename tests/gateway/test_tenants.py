@@ -18,7 +18,7 @@ from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded
 from preble.serving.bodies import decode_chat, with_cache_salt
 from preble.serving.callers import Caller
-from preble.serving.limits import KeyLimits
+from preble.serving.key_limits import KeyLimits
 from support.waiting import eventually
 
 PROMPT = "a secret that alice and nobody else has sent so far; long enough for several blocks of tokens. " * 4

@@ -16,11 +16,11 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.profiling import AdmissionTimes, DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan
-from preble.profiling.admission import Burst, extra_s
 from preble.profiling.fit import prefill_points
 from preble.profiling.least_deviation import isotonic
 from preble.profiling.measurements import NOISY_SPREAD, spread
 from preble.profiling.plan import ADMITTED_TOKENS, BURSTS
+from preble.profiling.request_overhead import Burst, extra_s
 
 OVERHEAD_S = 0.003
 Noise = Callable[[Random], float]

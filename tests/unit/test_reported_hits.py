@@ -41,6 +41,19 @@ def test_an_answer_with_more_cached_tokens_than_expected_shows_what_the_replica_
     assert made.snapshot().replicas[A].cached_tokens == len(SYSTEM)
 
 
+def test_a_reported_loss_ends_what_was_learned_from_answers_but_no_named_block() -> None:
+    made = scheduler_of("e2", A, block_size=BLOCK, reports_events=True)
+    learned, named = SYSTEM + run_of(2, 4 * BLOCK), SYSTEM + run_of(3, 4 * BLOCK)
+    answer(made, "learned", [*learned, 7], cached=len(learned))
+    hashes = tuple(range(1, len(named) // BLOCK + 1))
+    assert made.on_stored(BlocksStored(A, hashes, None, pack_tokens(named), BLOCK), 0.0)
+    settle(made, 5.0)
+    assert (matched(made, learned), matched(made, named)) == (len(learned), len(named))
+    answer(made, "loss", SYSTEM + run_of(4, 40), cached=0, now=6.0)
+    settle(made, 12.0)
+    assert (matched(made, learned), matched(made, named)) == (len(SYSTEM), len(named))
+
+
 def test_an_event_with_an_unknown_parent_is_located_by_the_prompt_just_served() -> None:
     made = scheduler_of("e2", A, block_size=BLOCK, reports_events=True)
     document = SYSTEM + run_of(2, 4 * BLOCK)

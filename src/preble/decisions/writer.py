@@ -174,7 +174,7 @@ class LogWriter:
         return self._encode(line) + b"\n"
 
     def _append(self, lines: list[bytes], num_entries: int = 0) -> None:
-        """Append lines for `count` entries; if that fails, they count as lost."""
+        """Append lines for `num_entries` entries; if that fails, they count as lost."""
         if self._unsaid_lost:
             lines = [self._encoded(DroppedLine(count=self._unsaid_lost)), *lines]
         data = b"".join(lines)

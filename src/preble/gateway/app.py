@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
-from preble.gateway.http.body_budget import BodyMemoryBudget
+from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
 from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList, error_form
 from preble.gateway.http.keys import KeyRing

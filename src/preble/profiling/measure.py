@@ -15,7 +15,6 @@ from random import Random
 
 from preble.engines import EngineInfo, EngineServer
 from preble.errors import ConfigError, EngineProtocolError
-from preble.profiling.admission import Burst, extra_s
 from preble.profiling.measurements import (
     NOISY_SPREAD,
     AdmissionTimes,
@@ -25,6 +24,7 @@ from preble.profiling.measurements import (
     spread,
 )
 from preble.profiling.plan import ADMITTED_TOKENS, BURST, Plan, make_plan, output_tokens
+from preble.profiling.request_overhead import Burst, extra_s
 from preble.profiling.timing import TimedAnswer, Timer
 
 TOKEN_IDS = range(100, 1000)

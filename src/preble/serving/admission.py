@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
-from preble.serving.limits import KeyLimits
+from preble.serving.key_limits import KeyLimits
 from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 

@@ -31,7 +31,7 @@ from preble.errors import EngineError, EngineFailed, EngineRefused, NoReplicaErr
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplica, LiveReplicas
-from preble.serving.retries import RetryBudget
+from preble.serving.retry_budget import RetryBudget
 from preble.serving.telemetry.metrics import Telemetry
 
 NOT_NOW = frozenset({429, 503})

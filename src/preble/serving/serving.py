@@ -23,7 +23,7 @@ from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher, Placed
-from preble.serving.limits import KeyLimits
+from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.ejection import Standing

@@ -15,7 +15,7 @@ from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.errors import NoReplicaError, Overloaded, RequestError
 from preble.serving.callers import Caller
 from preble.serving.dispatcher import Dispatcher, Placed
-from preble.serving.limits import KeyLimits
+from preble.serving.key_limits import KeyLimits
 
 _PRIORITY = b"x-preble-priority"
 _MAX_WAIT = b"x-preble-max-wait"

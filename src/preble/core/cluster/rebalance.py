@@ -1,4 +1,6 @@
-"""After placement: move load off heavy replicas, and replicate a prefix that is too popular for one replica.
+"""Move load off heavy replicas, and replicate a prefix that is too popular for one, after placement.
+
+Only policies that ask for it use this: `e2`. The default policy weighs copies when it places.
 
 Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; ours: docs/decisions/0004):
 

@@ -9,7 +9,8 @@ in use until its reports must have come: from `place` to its end, and `report_gr
 The replica may cache blocks that were stored before anybody listened, and whose events nobody can have any more. Two
 things show them. An answer with more `cached_tokens` than expected: that much of the prompt counts as cached. And a
 stored event with an unknown parent: if its tokens continue a prompt that was just served there, it is located by that
-prompt, and what precedes it counts as cached. What is learned so ends like an estimate (`evict_down_to`, `is_loss`).
+prompt, and what precedes it counts as cached. What is learned so has no block names, so no event ends it: a later
+answer that reports a loss does.
 
 *Without KV events*, the index is an estimate. The first output token shows that the prompt has been computed: its whole
 blocks count as cached. They count until the replica's capacity is exceeded (least recently used first), until nothing
@@ -195,6 +196,8 @@ class CacheTracker:
         if cached_tokens > expected_tokens:
             self._index.set_computed(replica, entry.leaf, cached_tokens, now)
         if not self._is_estimated(replica):
+            if reports.is_loss(expected_tokens, cached_tokens):
+                self._index.forget_beside(replica, entry.leaf, cached_tokens, now, keep_named=True)
             return
         reports.learn_block_size(cached_tokens)
         self._replicas.block_size[replica] = reports.block_size

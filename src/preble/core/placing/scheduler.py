@@ -1,6 +1,6 @@
 """The global scheduler: the one interface of the global half.
 
-Source: Preble, "E2 Global Scheduler". Rebalancing and prefix replication run after placement, from `on_timer`.
+Source: Preble, "E2 Global Scheduler". For policies that rebalance, `on_timer` replicates prefixes after placement.
 """
 
 from __future__ import annotations

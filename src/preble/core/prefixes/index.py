@@ -179,10 +179,11 @@ class PrefixIndex:
         self._forget(replica, old, now)
         return at_most is None or len(old) < at_most
 
-    def forget_beside(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
+    def forget_beside(self, replica: int, leaf: Node, num_tokens: int, now: float, *, keep_named: bool = False) -> None:
         """Forget what the replica caches beyond token `num_tokens` of a prompt, but beside it: in other prompts.
 
-        `leaf`: where the prompt ends. O(nodes that share so much of the prompt).
+        `leaf`: where the prompt ends. `keep_named`: not the blocks whose names the replica has told, nor what leads to
+        them. O(nodes that share the first `num_tokens`).
         """
         cache, gone, kept = self.caches[replica], [], leaf
         stack = list((leaf.children or {}).values())
@@ -196,7 +197,16 @@ class PrefixIndex:
             if node.holders & cache.bit:
                 stack += (node.children or {}).values()
                 gone.append(node)
-        self._forget(replica, [node for node in reversed(gone) if not cache.is_in_use(node)], now)
+        forgotten: list[Node] = []
+        leading: set[Node] = set()
+        for node in reversed(gone):  # children come before their parents
+            entry = cache.get(node)
+            if keep_named and (node in leading or (entry is not None and entry.names)):
+                if node.parent is not None:
+                    leading.add(node.parent)
+            elif not cache.is_in_use(node):
+                forgotten.append(node)
+        self._forget(replica, forgotten, now)
 
     def evict_down_to(self, replica: int, capacity_tokens: int, now: float) -> None:
         """Forget the least recently used idle tokens, parts of nodes too, until no more than the capacity is used."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from preble.errors import BodyTooLarge, BodyTooSlow
-from preble.gateway.http.body_budget import BodyReservation
+from preble.gateway.http.body_memory import BodyReservation
 from preble.gateway.http.errors import ErrorForm, HeaderList
 from preble.gateway.http.events import event
 from preble.serving import ANYBODY

@@ -6,7 +6,7 @@ import asyncio
 
 from preble.config import GatewayConfig
 from preble.errors import EngineTimeout
-from preble.gateway.http.body_budget import BodyReservation
+from preble.gateway.http.body_memory import BodyReservation
 from preble.gateway.http.client import Client
 from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.prompt_list import answer_prompt_list

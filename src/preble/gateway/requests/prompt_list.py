@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused
-from preble.gateway.http.body_budget import BodyReservation
+from preble.gateway.http.body_memory import BodyReservation
 from preble.gateway.http.client import Client
 from preble.gateway.http.errors import JSON_TYPE, HeaderList
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event

@@ -1,4 +1,4 @@
-"""Prompts to token ids, as the engine would make them. Synchronous; `token_pool` runs it beside the event loop."""
+"""Prompts to token ids, as the engine would make them. Synchronous; `pool` runs it beside the event loop."""
 
 from __future__ import annotations
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from preble.sim.bound.lower import LatencyBound, LowerBound, lower_bound
-from preble.sim.bound.steady import steady_rate
+from preble.sim.bound.steady_rate import steady_rate
 
 __all__ = ["LatencyBound", "LowerBound", "lower_bound", "steady_rate"]
