@@ -113,7 +113,10 @@ async def test_a_client_cannot_choose_the_salt_of_another_tenant(
         await ask(gateway, "key-b", cache_salt=salt)
         assert one.requests[-1]["cache_salt"] not in (salt, "")
         await ask(gateway, "key-r", cache_salt="mine")
-        assert one.requests[-1]["cache_salt"] == "mine"
+        mine = one.requests[-1]["cache_salt"]
+        for forged in (salt, sha256(b"tenant\0alice\0").hexdigest()[:32], sha256(b"alice\0").hexdigest()[:32]):
+            await ask(gateway, "key-r", cache_salt=forged)
+            assert one.requests[-1]["cache_salt"] not in (forged, salt, mine)
 
 
 async def test_a_replica_that_knows_no_salts_is_sent_none(serve: Serve, keys_file: Path) -> None:

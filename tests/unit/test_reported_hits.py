@@ -91,6 +91,14 @@ def test_an_event_that_no_served_prompt_contains_as_a_block_after_the_first_is_n
     made.check()
 
 
+def test_a_prompt_of_another_namespace_locates_nothing() -> None:
+    made = scheduler_of("e2", A, block_size=BLOCK, reports_events=True)
+    made.place(Request.of("q", SYSTEM), 0.0)
+    tokens = pack_tokens(SYSTEM[BLOCK : 2 * BLOCK])
+    assert not made.on_stored(BlocksStored(A, (11,), 10, tokens, BLOCK, namespace="other"), 0.0)
+    assert made.on_stored(BlocksStored(A, (11,), 10, tokens, BLOCK), 0.0)
+
+
 def test_a_prompt_served_on_another_replica_locates_nothing() -> None:
     made = scheduler_of("e2", A, B, block_size=BLOCK, reports_events=True)
     where = made.place(Request.of("q", SYSTEM), 0.0).replica_id

@@ -16,7 +16,7 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One key. `sha256`: of the key, in hexadecimal; the key itself is written nowhere.
 
     `tenant`: whose key it is, by default the table's name; keys of one tenant share caches and their turn. `admin`: it
-    may also use `/debug` and `/replicas`, and sees where requests were placed. `share_cache`: what this tenant sends
+    may also use `/debug`, and sees where requests were placed. `share_cache`: what this tenant sends
     may be cached together with what other such tenants send; they can then infer from times what others have sent.
     `weight`: of its turn under overload. `requests_per_minute`, `tokens_per_minute` (of prompts and answers),
     `prompts_at_once`: its limits, none by default.

@@ -86,9 +86,9 @@ class Engine(ABC):
     """
 
     takes_cache_salt = False
+    """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
-    """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         """`http`: opens no connection until it is used. `kv_events`: where the operator says that KV events are."""

@@ -28,13 +28,20 @@ class Caller:
 
         >>> Caller().cache_salt("mine"), Caller().cache_salt(None)
         ('mine', None)
-        >>> a, b = (Caller(tenant=tenant, shares_cache=False) for tenant in "ab")
+        >>> a, b = (Caller(name=tenant, tenant=tenant, shares_cache=False) for tenant in "ab")
         >>> a.cache_salt(None) == b.cache_salt(None), a.cache_salt(None) == a.cache_salt(None)
         (False, True)
         """
-        if self.shares_cache:
+        if not self.name:
             return own
-        return sha256(f"{self.tenant}\0{own or ''}".encode(errors="surrogatepass")).hexdigest()[:32]
+        # A key's own salt is hashed too, apart from those of tenants: nobody can send the salt of somebody else.
+        if not self.shares_cache:
+            return _hashed("tenant", self.tenant, own or "")
+        return _hashed("shared", own) if own else None
+
+
+def _hashed(*parts: str) -> str:
+    return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 ANYBODY = Caller()

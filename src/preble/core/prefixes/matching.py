@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from preble.core.prefixes.radix_tree import Match, Node, live_node
+from preble.core.prefixes.radix_tree import Match, Node, Root, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlocksStored
@@ -119,13 +119,16 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
 def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] | None:
     """The place in a prompt that the event's blocks continue, as the node and the token at which their parent ends.
 
-    The prompt is the one of `end` tokens whose last node was `leaf`. None if it does not have the first of the blocks,
-    or too few of their tokens to decide. O(tokens).
+    The prompt is the one of `end` tokens whose last node was `leaf`. None if it is of another namespace, does
+    not have the first of the blocks, or has too few of their tokens to decide. O(tokens).
     """
     leaf = live_node(leaf, end)
     if not len(event.tokens) >= _MIN_LOCATED * TOKEN_BYTES or leaf.end < end:
         return None
     path = list(leaf.ancestors())
+    root = path[-1].parent if path else leaf
+    if not isinstance(root, Root) or root.namespace != event.namespace:
+        return None
     prompt = b"".join([node.tokens for node in reversed(path)])
     size = max(event.block_size, _MIN_LOCATED) * TOKEN_BYTES
     step = event.block_size * TOKEN_BYTES

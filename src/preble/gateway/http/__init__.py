@@ -1,1 +1,1 @@
-"""HTTP towards clients: the application, its routes, bodies, and diagnostic pages."""
+"""HTTP towards clients: one connected client, its body, its key, and errors in OpenAI's form."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from preble.core.types import Request
-from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError
+from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
 from preble.gateway.requests.attempt import Attempt
 from preble.serving import NOT_NOW, ParsedRequest, Serving
 
@@ -63,7 +63,7 @@ class Relay:
                 try:
                     placed = placed.place_again()
                     continue
-                except NoReplicaError:
+                except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
                     pass
             if failure is not None:
                 raise failure
