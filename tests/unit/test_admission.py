@@ -153,11 +153,11 @@ def test_a_request_that_cannot_make_its_time_is_refused_at_once() -> None:
 def test_a_request_whose_time_has_come_waits_no_longer() -> None:
     driver = Driver(QueueSettings(max_wait_s=3.0))
     driver.offer("x", 2)
-    assert driver.admission.next_timer() == 3.0
+    assert driver.admission.next_timer(0.0) == 3.0
     assert driver.admission.expire(2.9) == []
     assert [refusal.request_id for refusal in driver.admission.expire(3.0)] == ["x1"]
     assert driver.admission.num_waiting == 0
-    assert driver.admission.next_timer() is None
+    assert driver.admission.next_timer(3.0) is None
 
 
 def test_a_full_queue_costs_the_greediest_tenant_its_newest() -> None:
@@ -210,6 +210,36 @@ def test_an_answer_that_nobody_reports_counts_as_begun_in_turn() -> None:
     gate = Gate(0.1)
     gate.add_replica(A)
     gate.sent(A, RequestId("x"), "t", 0.2, 0.0, told=False)
-    assert gate.next_assumption() == 0.2
+    assert gate.next_assumption(0.0) == 0.2
     assert not gate.has_room(None, 0.1)
     assert gate.has_room(None, 0.2)
+
+
+def test_a_time_at_which_an_answer_counts_as_begun_is_never_past() -> None:
+    gate = Gate(0.1)
+    gate.add_replica(A)
+    gate.add_replica(B)
+    gate.sent(A, RequestId("told"), "t", 0.2, 0.0, told=True)
+    gate.sent(A, RequestId("behind"), "t", 0.2, 0.0, told=False)
+    gate.sent(B, RequestId("elsewhere"), "t", 0.6, 0.0, told=False)
+    assert not gate.has_room(frozenset({A}), 0.5)
+    assert gate.next_assumption(0.5) == 0.6
+    assert not gate.has_room(frozenset({A}), 0.7), "nothing asks about the other replica"
+    assert gate.next_assumption(0.7) is None
+
+
+def test_behind_one_long_request_nobody_is_refused_before_anything_is_known() -> None:
+    driver = Driver()
+    driver.offer("x", tokens=50_000)
+    for driver.now in (0.1, 1.2, 1.3):
+        driver.offer("x", max_wait_s=60.0)
+    assert driver.refused == {}
+    assert driver.admission.num_waiting == 3
+
+
+def test_nobody_is_told_to_stay_away_for_longer_than_anybody_may_wait() -> None:
+    driver = Driver(QueueSettings(max_wait_s=60.0))
+    driver.offer("x", 100)
+    driver.serve(5.0)
+    driver.offer("x", tokens=1_000_000)
+    assert list(driver.refused.values()) == [60.0]

@@ -144,7 +144,7 @@ class Turns:
         self._refuse(self._admission.expire(now))
         while (request_id := self._admission.next(now)) is not None:
             self._place(request_id)
-        self._arm()
+        self._arm(now)
 
     def _place(self, request_id: RequestId) -> None:
         waiter = self._waiters.pop(request_id, None)
@@ -162,10 +162,10 @@ class Turns:
                 text = "this request cannot have its turn in time; other requests of this key go first"
                 waiter.placed.set_exception(Overloaded(text, retry_after_s=refusal.retry_after_s))
 
-    def _arm(self) -> None:
+    def _arm(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        when = self._admission.next_timer()
+        when = self._admission.next_timer(now)
         self._timer = None if when is None else self._loop.call_at(when, self._call_up)
 
     def close(self) -> None:

@@ -147,11 +147,14 @@ class Admission:
         """Those that have waited for as long as they may; they wait no longer."""
         return self._forget(self._queue.expire(now))
 
-    def next_timer(self) -> float | None:
-        """When `expire` or `next` may have something to do, though nothing else happens; None if never."""
+    def next_timer(self, now: float) -> float | None:
+        """When `expire` or `next` may have something to do, though nothing else happens; None if never.
+
+        To be called when both have nothing to do at `now`; then it is later than that.
+        """
         if not self._queue.num_waiting:
             return None
-        times = (self._queue.next_deadline(), self._gate.next_assumption())
+        times = (self._queue.next_deadline(), self._gate.next_assumption(now))
         return min((time for time in times if time is not None), default=None)
 
     # inside

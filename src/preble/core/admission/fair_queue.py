@@ -74,7 +74,7 @@ class _Tenant:
 
 
 class FairQueue:
-    """The requests that wait. `offer` and `next` are O(tenants that wait)."""
+    """The requests that wait. `offer` and `next` are O(tenants)."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
@@ -104,7 +104,7 @@ class FairQueue:
         tenant = self._tenant(entry.tenant)
         wait_s = self._expected_wait_s(tenant, entry)
         if now + wait_s > entry.deadline:
-            return [Refused(entry.request_id, now + wait_s - entry.deadline)]
+            return [self._refusal(entry, now + wait_s - entry.deadline)]
         self._measure(0.0, now)
         self._activate(tenant)
         tenant.lines.setdefault((entry.rank, entry.where), deque()).append(entry)
@@ -119,7 +119,7 @@ class FairQueue:
         greediest = max(self._waiting_tenants(), key=lambda other: other.waiting_s / other.weight)
         newest = max((line[-1] for line in greediest.lines.values()), key=lambda waiting: waiting.arrived_at)
         self.withdraw(newest)
-        return [Refused(newest.request_id, self._expected_wait_s(greediest, newest))]
+        return [self._refusal(newest, self._expected_wait_s(greediest, newest))]
 
     def next(self, has_room: Callable[[Waiting, bool], bool]) -> Waiting | None:
         """Take the request whose turn it is, of those with room; None if there is none.
@@ -129,8 +129,10 @@ class FairQueue:
         """
         best: tuple[int, float, float] | None = None
         chosen: Waiting | None = None
+        active = [tenant.used_s for tenant in self._tenants.values() if tenant.is_active]
+        # A tenant that is alone is owed nothing: there is nobody who has used more.
+        least = min(active) if len(active) > 1 else -inf
         for tenant in self._waiting_tenants():
-            least = min((t.used_s for t in self._tenants.values() if t is not tenant and t.is_active), default=-inf)
             for line in tenant.lines.values():
                 key = (line[0].rank, tenant.used_s, line[0].arrived_at)
                 if (best is None or key < best) and has_room(line[0], tenant.used_s <= least):
@@ -183,7 +185,7 @@ class FairQueue:
             _, _, entry = heappop(self._deadlines)
             if entry.is_waiting:
                 self.withdraw(entry)
-                expired.append(Refused(entry.request_id, self._expected_wait_s(self._tenants[entry.tenant], entry)))
+                expired.append(self._refusal(entry, self._expected_wait_s(self._tenants[entry.tenant], entry)))
         return expired
 
     def next_deadline(self) -> float | None:
@@ -208,13 +210,20 @@ class FairQueue:
         if not tenant.is_active:
             tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
 
+    def _refusal(self, entry: Waiting, retry_after_s: float) -> Refused:
+        """Who is told to come back is never told to stay away for longer than anybody may wait."""
+        return Refused(entry.request_id, min(retry_after_s, self._settings.max_wait_s))
+
     def _expected_wait_s(self, tenant: _Tenant, entry: Waiting) -> float:
-        """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known."""
-        if self._busy_s < _LEAST_BUSY_S or not self.num_waiting:
+        """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known.
+
+        It is not known behind one long request that started before anybody waited: nothing has started since.
+        """
+        if self._busy_s < _LEAST_BUSY_S or self._started_s <= 0.0 or not self.num_waiting:
             return 0.0
         others = sum(other.weight for other in self._waiting_tenants() if other is not tenant)
         share = tenant.weight / (tenant.weight + others)
-        return (tenant.waiting_s + entry.cost_s) * self._busy_s / max(self._started_s * share, 1e-9)
+        return (tenant.waiting_s + entry.cost_s) * self._busy_s / (self._started_s * share)
 
     def _measure(self, started_s: float, now: float) -> None:
         """Count the time since the last call as busy if requests wait now."""

@@ -36,6 +36,16 @@ class _Replica:
         if pending is not None:
             self.pending_s = max(self.pending_s - pending.prefill_s, 0.0) if self.pending else 0.0
 
+    def drop_assumed(self, now: float) -> None:
+        """Those without a report count as begun when their time has come, whatever waits before them."""
+        due = [
+            request_id
+            for request_id, pending in self.pending.items()
+            if pending.begun_at is not None and pending.begun_at <= now
+        ]
+        for request_id in due:
+            self.drop(request_id)
+
 
 class Gate:
     """`depth_s`: seconds of prefill that may wait inside each replica, which keep it busy until more comes."""
@@ -80,8 +90,10 @@ class Gate:
             for replica in self._among(where)
         )
 
-    def next_assumption(self) -> float | None:
-        """When the next request without a report counts as begun; None if there is none."""
+    def next_assumption(self, now: float) -> float | None:
+        """When the next request without a report counts as begun, always after `now`; None if there is none."""
+        for replica in self._replicas.values():
+            replica.drop_assumed(now)
         times = [
             pending.begun_at
             for replica in self._replicas.values()
@@ -96,10 +108,7 @@ class Gate:
         return [self._replicas[r] for r in where if r in self._replicas]
 
     def _is_open(self, replica: _Replica, now: float) -> bool:
-        for request_id, pending in list(replica.pending.items()):
-            if pending.begun_at is None or pending.begun_at > now:
-                break
-            replica.drop(request_id)
+        replica.drop_assumed(now)
         if not replica.pending:
             return True
         return replica.pending_s < self._depth_s and now < next(iter(replica.pending.values())).late_at
