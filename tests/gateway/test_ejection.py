@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import Behaviour, FakeReplica, answer, replicas, rubbish, status
+from gateway.fakes import Behaviour, FakeReplica, answer, gated, replicas, rubbish, status
 from preble.config import EjectionConfig, RetryConfig
 from support.waiting import eventually
 
@@ -42,6 +42,13 @@ def breaks(fake: FakeReplica, behaviour: Behaviour) -> None:
     fake.script = Always([behaviour])  # type: ignore[assignment]
 
 
+async def streamed(gateway: Served, prompt: str = "hello") -> int:
+    """The status of a completion that is streamed, read to its end."""
+    async with gateway.http.post("/v1/completions", json={"prompt": prompt, "stream": True}) as reply:
+        await reply.read()
+        return reply.status
+
+
 async def standings(gateway: Served) -> dict[str, str]:
     async with gateway.http.get("/debug/replicas") as page:
         return {one["replica"]: one["standing"] for one in (await page.json())["replicas"]}
@@ -66,17 +73,35 @@ async def test_a_replica_that_fails_every_request_is_ejected_and_costs_no_client
 async def test_a_replica_that_hangs_is_ejected_and_what_waits_there_moves(serve: Serve) -> None:
     async with replicas(4) as fakes, serve(fakes, ejection=QUICK) as gateway:
         breaks(fakes[0], hang)
-        waiting = [asyncio.create_task(gateway.complete(prompt=f"p{number}")) for number in range(16)]
+        waiting = [asyncio.create_task(streamed(gateway, f"p{number}")) for number in range(16)]
         await eventually(lambda: fakes[0].running >= QUICK.consecutive_failures)
 
         async def until_moved() -> None:
             while not all(task.done() for task in waiting):
-                await gateway.complete()  # others go on answering, which is what a stall is compared with
+                await streamed(gateway)  # others go on answering, which is what a stall is compared with
                 await asyncio.sleep(0.02)
 
         await asyncio.wait_for(until_moved(), 60.0)
-        assert {(await task)[0] for task in waiting} == {200}
+        assert {await task for task in waiting} == {200}
         assert (await standings(gateway))[fakes[0].url] == "ejected"
+
+
+async def test_answers_that_come_whole_are_not_moved_however_long_they_take(serve: Serve) -> None:
+    async with replicas(2) as fakes, serve(fakes, ejection=QUICK) as gateway:
+        for fake in fakes:
+            fake.script.extend([gated] * QUICK.consecutive_failures)
+        num_waiting = 2 * QUICK.consecutive_failures
+        waiting = [asyncio.create_task(gateway.complete(prompt=f"p{number}")) for number in range(num_waiting)]
+        await eventually(lambda: sum(fake.running for fake in fakes) == num_waiting)
+        until = asyncio.get_running_loop().time() + 10 * QUICK.stall_s
+        while asyncio.get_running_loop().time() < until:
+            assert (await gateway.complete())[0] == 200
+            await asyncio.sleep(0.02)
+        assert set((await standings(gateway)).values()) == {"in"}
+        for fake in fakes:
+            fake.gate.set()
+        assert {(await task)[0] for task in waiting} == {200}
+        assert [fake.aborts for fake in fakes] == [0, 0]
 
 
 async def test_a_repaired_replica_comes_back(serve: Serve) -> None:

@@ -27,9 +27,9 @@ class Fleet:
         for name in names:
             self.table.add(name)
 
-    def send(self, replica: ReplicaId, expected_s: float = 1.0) -> RequestId:
+    def send(self, replica: ReplicaId, expected_s: float = 1.0, *, streams: bool = True) -> RequestId:
         request = next(self._ids)
-        self.table.sent(replica, request, self.now, expected_s)
+        self.table.sent(replica, request, self.now, expected_s, streams=streams)
         return request
 
     def fail(self, replica: ReplicaId, times: int = 1) -> None:
@@ -209,6 +209,46 @@ def test_nobody_is_stalled_where_nobody_answers() -> None:
     assert fleet.check() == []
 
 
+def test_a_replica_with_long_whole_answers_that_completes_others_is_not_stalled() -> None:
+    fleet = Fleet()
+    for _ in range(CONFIG.consecutive_failures):
+        fleet.send(BAD, streams=False)
+    for _ in range(60):
+        whole = fleet.send(BAD, streams=False)
+        fleet.now += 1.0
+        fleet.table.succeeded(BAD, whole, fleet.now)
+        for replica in GOOD:
+            fleet.succeed(replica)
+        assert fleet.check() == []
+    assert fleet.changes == []
+
+
+def test_whole_answers_alone_are_no_stall() -> None:
+    fleet = Fleet()
+    for _ in range(CONFIG.consecutive_failures):
+        fleet.send(BAD, streams=False)
+    stall(fleet, num_waiting=CONFIG.consecutive_failures - 1)
+    assert fleet.check() == []
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_replica_that_has_just_completed_an_answer_is_not_stalled(streams: bool) -> None:
+    fleet = Fleet()
+    done = fleet.send(BAD, streams=streams)
+    stall(fleet)
+    fleet.table.succeeded(BAD, done, fleet.now)
+    assert fleet.check() == []
+    fleet.now += CONFIG.stall_s
+    assert fleet.check() == [BAD]
+
+
+def test_whole_answers_that_hang_are_failures_when_they_time_out() -> None:
+    fleet = Fleet()
+    for request in [fleet.send(BAD, streams=False) for _ in range(CONFIG.consecutive_failures)]:
+        fleet.table.failed(BAD, request, fleet.now + 600.0)
+    assert fleet.changes[0].reason is Reason.CONSECUTIVE_FAILURES
+
+
 def test_where_others_take_long_more_patience_is_had() -> None:
     fleet = Fleet()
     for _ in range(3):
@@ -240,6 +280,18 @@ def test_a_slow_replica_is_ejected_unless_its_requests_are_long(expected_s: floa
         fleet.succeed(BAD, took_s=10.0, expected_s=expected_s)
     fleet.check()
     assert fleet.avoided == ({BAD} if is_slow else frozenset())
+
+
+def test_a_replica_with_long_whole_answers_is_not_slow() -> None:
+    fleet = Fleet(msgspec.structs.replace(CONFIG, window_s=1000.0))
+    for _ in range(2 * CONFIG.min_requests):
+        for replica in GOOD:
+            fleet.succeed(replica, took_s=0.1)
+        whole = fleet.send(BAD, streams=False)
+        fleet.now += 20.0
+        fleet.table.succeeded(BAD, whole, fleet.now)
+    fleet.check()
+    assert fleet.changes == []
 
 
 def test_what_is_reported_a_replica_that_left_is_ignored() -> None:

@@ -97,8 +97,8 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     stall_s: Annotated[
         float,
         about(
-            "Silence of a replica with requests that ejects it and moves them, if others answer; at least four times "
-            "the longest wait at the others.",
+            "Silence of a replica with streamed requests that ejects it and moves them, if others answer; at least "
+            "four times the longest wait at the others.",
             unit="s",
             why="longer than nearly every prefill",
             gt=0,

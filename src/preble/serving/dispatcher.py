@@ -52,8 +52,8 @@ class Placed:
     `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
     leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
     is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
-    if the replica is ejected because it begins no answer. `heard_at`: asked now and then, when anything of the answer
-    last came, by the event loop's clock; None for nothing yet.
+    if the request streams and the replica is ejected because it begins no answer. `heard_at`: asked now and then, when
+    anything of the answer last came, by the event loop's clock; None for nothing yet.
     """
 
     __slots__ = (
@@ -258,7 +258,7 @@ class Dispatcher:
             self._arm()
             missed = placement.num_prompt_tokens - placement.matched_tokens
             expected_s = _LEAST_WAIT_S + _SECONDS_PER_TOKEN * missed
-            self.ejection.sent(placement.replica_id, request.request_id, now, expected_s)
+            self.ejection.sent(placement.replica_id, request.request_id, now, expected_s, streams=streams)
             self._telemetry.placed(placement, took_s)
             if self.observer is not None:
                 self.observer.placed(placement, caller, streams=streams)
@@ -293,7 +293,7 @@ class Dispatcher:
             self._arm()
         now, request_id = self._loop.time(), placed._request.request_id
         self.ejection.dropped(source, request_id, now)
-        self.ejection.sent(to, request_id, now)
+        self.ejection.sent(to, request_id, now, streams=placed._streams)
         placed.engine = engine
         placed.placement = dataclasses.replace(placed.placement, replica_id=to)
         self._telemetry.moved(source, to)
@@ -350,7 +350,11 @@ class Dispatcher:
         self.replicas.suspect(replica_id)
 
     def eject_outliers(self) -> None:
-        """Eject replicas that are slow or begin no answer, and move what waits there. Call it every second or so."""
+        """Eject replicas that are slow or begin no answer, and move streams that wait there.
+
+        To be called every second or so. Requests whose answers come whole stay: they may be nearly done, and those that
+        hang time out.
+        """
         last_heard: dict[ReplicaId, float] = {}
         for placed in self._in_flight.values():
             if (heard_at := placed.heard_at()) is not None:
@@ -358,7 +362,8 @@ class Dispatcher:
                 last_heard[replica_id] = max(heard_at, last_heard.get(replica_id, heard_at))
         stalled = self.ejection.check(last_heard, self._loop.time())
         for placed in list(self._in_flight.values()):
-            if placed.placement.replica_id in stalled and placed.on_lost is not None and placed.heard_at() is None:
+            waits = placed._streams and placed.heard_at() is None
+            if waits and placed.placement.replica_id in stalled and placed.on_lost is not None:
                 placed.on_lost("it begins no answer", self._loop.time())
 
     # replicas

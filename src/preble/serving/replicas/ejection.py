@@ -2,6 +2,10 @@
 
 A replica that fails fast looks idle, so every policy would send it more and more. Pure: time is an argument, in seconds
 and never going back; a callback reports changes.
+
+Only a streamed answer shows when it begins, so only those make a replica slow or silent. Of an answer that comes whole,
+nothing comes until it is complete, however well the replica does. A replica that hangs and has no other requests is
+found when they time out (`timeouts.first_byte_s`), which counts as failures.
 """
 
 from __future__ import annotations
@@ -73,7 +77,9 @@ class _Replica:
     """When requests ended, and whether the replica failed them."""
     waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     unheard: dict[RequestId, _Sent] = field(default_factory=dict)
-    """Requests of whose answer nothing has come, the oldest first."""
+    """Streamed requests of whose answer nothing has come, the oldest first."""
+    answered_at: float = 0.0
+    """When a usable answer last began or was complete."""
     out_until: float = 0.0
     held_until: float = 0.0
     returned_at: float = 0.0
@@ -143,21 +149,33 @@ class EjectionTable:
 
     # what happens to requests
 
-    def sent(self, replica_id: ReplicaId, request_id: RequestId, now: float, expected_s: float = 1.0) -> None:
+    def sent(
+        self,
+        replica_id: ReplicaId,
+        request_id: RequestId,
+        now: float,
+        expected_s: float = 1.0,
+        *,
+        streams: bool = True,
+    ) -> None:
         """A request goes to the replica. `expected_s`: what its answer's beginning should take, without a queue.
 
-        Every one is ended by `succeeded`, `failed`, `refused` or `dropped`.
+        `streams`: whether `heard` will be called when the answer begins; without, its wait is not judged. Every one is
+        ended by `succeeded`, `failed`, `refused` or `dropped`.
         """
         if (replica := self._replicas.get(replica_id)) is None:
             return
-        replica.unheard[request_id] = _Sent(now, expected_s)
+        if streams:
+            replica.unheard[request_id] = _Sent(now, expected_s)
         if replica.standing is Standing.PROBING and replica.probe is None:
             replica.probe = request_id
 
     def heard(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The first byte of a usable answer has come."""
-        replica = self._replicas.get(replica_id)
-        if replica is not None and (sent := replica.unheard.pop(request_id, None)) is not None:
+        if (replica := self._replicas.get(replica_id)) is None:
+            return
+        replica.answered_at = now
+        if (sent := replica.unheard.pop(request_id, None)) is not None:
             wait_s = now - sent.at
             replica.waits.append(_Wait(now, wait_s, wait_s / max(sent.expected_s, 1e-3)))
 
@@ -209,8 +227,8 @@ class EjectionTable:
     def check(self, last_heard: Mapping[ReplicaId, float], now: float) -> list[ReplicaId]:
         """Eject replicas that are slow or begin no answer, while others do well. To be called every second or so.
 
-        `last_heard`: when anything of any answer last came from each replica. Returns the replicas that begin no
-        answer, so that what waits there can be moved.
+        `last_heard`: when anything of an answer in flight last came from each replica. Returns the replicas that begin
+        no answer, so that the streamed requests that wait there can be moved.
         """
         self._let_probe(now)
         for replica in self._replicas.values():
@@ -219,7 +237,8 @@ class EjectionTable:
         for replica_id, replica in self._replicas.items():
             if replica.standing is Standing.EJECTED:
                 continue
-            silent_since = max(last_heard.get(replica_id, 0.0), replica.returned_at)
+            heard_at = max(last_heard.get(replica_id, 0.0), replica.answered_at)
+            silent_since = max(heard_at, replica.returned_at)
             if self._is_stalled(replica, silent_since, now):
                 probing = replica.standing is Standing.PROBING
                 if self._eject(replica_id, replica, Reason.PROBE_FAILED if probing else Reason.STALLED, now):
