@@ -39,8 +39,9 @@ class InProcess:
         tokenizer = SimpleNamespace(output_ids=range(5000, 5037), output_pieces=["x"] * 37)
         self.emulated = EmulatedEngine(config, CostModel(profile), tokenizer, None)  # type: ignore[arg-type]
 
-    async def probe(self) -> EngineInfo:
-        return EngineInfo("emulator", ("m",), ReplicaSpec(self.replica_id, kv_capacity_tokens=KV_TOKENS), LONGEST)
+    async def probe(self) -> SimpleNamespace:
+        spec = ReplicaSpec(self.replica_id, kv_capacity_tokens=KV_TOKENS)
+        return SimpleNamespace(engine=self, info=EngineInfo("emulator", ("m",), spec, LONGEST))
 
     @asynccontextmanager
     async def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[SimpleNamespace]:
