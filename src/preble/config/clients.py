@@ -64,7 +64,7 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     depth_s: Annotated[
         float,
         about(
-            "Prefill that may wait inside each replica; the rest waits here, for its turn.",
+            "Prefill that may wait inside each replica. The gateway queues the rest.",
             unit="s",
             why="about one iteration: enough to keep a replica busy, and short to wait behind",
             gt=0,

@@ -211,7 +211,7 @@ class FairQueue:
             tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
 
     def _refusal(self, entry: Waiting, retry_after_s: float) -> Refused:
-        """Who is told to come back is never told to stay away for longer than anybody may wait."""
+        """Refuse the request. Its `retry_after_s` is at most the longest time that a request may wait here."""
         return Refused(entry.request_id, min(retry_after_s, self._settings.max_wait_s))
 
     def _expected_wait_s(self, tenant: _Tenant, entry: Waiting) -> float:

@@ -1,8 +1,8 @@
 """The requests in flight, and all that each of them counts for from its placement to its end.
 
-On its replica (`ReplicaTable`), in the load of the window (`LoadWindow`), for its prefix (`PrefixIndex`), in what the
-replica is expected to cache (`CacheTracker`), for the prefix because of which it was placed (`Rebalancer`), and as a
-sample of how long work takes (`TimingSamples`).
+Each request counts in six places: on its replica (`ReplicaTable`), in the load of the window (`LoadWindow`), for its
+prefix (`PrefixIndex`), in what the replica is expected to cache (`CacheTracker`), for the prefix that decided its
+placement (`Rebalancer`), and as a sample of how long work takes (`TimingSamples`).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Attempt:
         self._has_ended = False
 
     async def begin(self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
-        """Send the request; wait for the whole answer or, if a stream is asked for, for its first piece.
+        """Send the request. Wait for the whole answer, or for the first piece of a stream.
 
         If it raises, the attempt has ended. Raises: EngineError.
         """
