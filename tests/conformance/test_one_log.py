@@ -34,7 +34,9 @@ from preble.decisions.recent import RecentDecisions
 from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
 from preble.errors import EngineGone
-from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.dispatcher import Dispatcher
+from preble.serving.placements import Placed, Placements
+from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
@@ -121,7 +123,8 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     scheduler = recording.scheduler
-    player = _Player(Dispatcher(scheduler, Telemetry(), RecentDecisions(scheduler.policy.name, 10)))
+    placements = Placements(scheduler, Telemetry())
+    player = _Player(placements, RecentDecisions(scheduler.policy.name, 10))
     for event in events:
         loop.move_to(event.t)
         if isinstance(event, TimerLine):
@@ -130,19 +133,20 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
             await asyncio.sleep(0)
         else:
             player.play(event)
-    assert not player.dispatcher.num_in_flight
-    player.dispatcher.close()
+    assert not placements.in_flight
+    placements.timer.close()
 
 
 class _Player:
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+    def __init__(self, placements: Placements, recent: RecentDecisions) -> None:
+        self._dispatcher = Dispatcher(placements, recent)
+        self._rotation = Rotation(placements)
         self._placed: dict[str, Placed] = {}
 
     def play(self, event: Event) -> None:
         match event:
             case PlaceLine():
-                self._placed[event.id] = self.dispatcher.place(event.request())
+                self._placed[event.id] = self._dispatcher.place(event.request())
             case FirstTokenLine():
                 self._placed[event.id].first_token()
             case FinishLine():
@@ -150,11 +154,11 @@ class _Player:
                 placed.usage(event.output_tokens, event.cached_tokens)
                 placed.end()
             case StoredLine():
-                self.dispatcher.apply(event.event())
+                self._rotation.apply(event.event())
             case EvictedLine():
-                self.dispatcher.apply(BlocksEvicted(ReplicaId(event.replica), event.blocks))
+                self._rotation.apply(BlocksEvicted(ReplicaId(event.replica), event.blocks))
             case AddReplicaLine():
-                self.dispatcher.add_replica(
+                self._rotation.add(
                     _Engine(event.replica.replica_id),  # type: ignore[arg-type]
                     EngineInfo("fake", ("",), event.replica),
                 )
@@ -169,4 +173,4 @@ class _Player:
             if placed.placement.replica_id == replica_id:
                 del self._placed[request_id]
                 placed.on_lost = lambda reason, _, placed=placed: placed.failed(EngineGone(str(reason)))  # type: ignore[misc]
-        self.dispatcher.remove_replica(replica_id, "lost")
+        self._rotation.remove(replica_id, "lost")

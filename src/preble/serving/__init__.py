@@ -6,8 +6,8 @@ Carriers of bytes, such as the gateway, use the names exported here and nothing 
 from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer, has_error_event
 from preble.serving.bodies import CHAT, COMPLETIONS, Prompt
 from preble.serving.callers import ANYBODY, Caller
-from preble.serving.dispatcher import NOT_NOW, Placed
 from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.placements import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.requests import ParsedRequest
 from preble.serving.serving import Serving

@@ -22,13 +22,15 @@ from preble.profiles import load_profile
 from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
-from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.dispatcher import Dispatcher
 from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
+from preble.serving.placements import Placed, Placements
 from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.monitor import ReplicaMonitor
+from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.scheduling import DEFAULT_PROFILE, Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
@@ -64,27 +66,27 @@ class Serving:
         self,
         config: GatewayConfig,
         scheduling: Scheduling,
-        dispatcher: Dispatcher,
+        placements: Placements,
         tokens: TokenSource,
-        telemetry: Telemetry,
     ) -> None:
         """Use `start`."""
-        self.telemetry = telemetry
-        self.replicas: LiveReplicas = dispatcher.replicas
-        self.scheduler: GlobalScheduler = dispatcher.scheduler
-        self.recent: RecentDecisions = dispatcher.recent
+        self.telemetry = telemetry = placements.telemetry
+        self.replicas: LiveReplicas = placements.replicas
+        self.scheduler: GlobalScheduler = placements.scheduler
+        self.recent: RecentDecisions = scheduling.recent
         self._config = config
         self._scheduling = scheduling
-        self._dispatcher = dispatcher
+        self._placements = placements
+        self._rotation = Rotation(placements)
+        self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
         self._tokens = tokens
         self._ids = RequestIds()
         self._admission = Admission(config.limits, key_limits := KeyLimits(), telemetry)
         cost_model = CostModel(load_profile(config.profile or DEFAULT_PROFILE))
         self._turns = Turns(dispatcher, config.queue, cost_model, key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
-        self._parity = ParityWatch(
-            dispatcher, tokens if config.tokenizer is not None else None, telemetry, config.parity
-        )
+        reference = tokens if config.tokenizer is not None else None
+        self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
         self._monitors: list[asyncio.Task[None]] = []
         self._watched: dict[ReplicaId, ReplicaMonitor] = {}
 
@@ -101,24 +103,22 @@ class Serving:
         scheduling = start_scheduling(config, scheduler)
         try:
             telemetry = Telemetry(log_losses)
-            dispatcher = Dispatcher(
-                scheduling.scheduler, telemetry, scheduling.recent, ejection=config.ejection, retries=config.retries
-            )
-            replicas = dispatcher.replicas
+            placements = Placements(scheduling.scheduler, telemetry, config.ejection)
+            replicas = placements.replicas
             telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
             telemetry.registry.register(EngineLoadCollector(replicas))
             tokens = await asyncio.to_thread(make_token_source, config, replicas.engines_for, replicas.suspect)
         except BaseException:
             await scheduling.close()
             raise
-        serving = cls(config, scheduling, dispatcher, tokens, telemetry)
+        serving = cls(config, scheduling, placements, tokens)
         serving._watch(servers)
         return serving
 
     def _watch(self, servers: list[EngineServer]) -> None:
         for server in servers:
             self.telemetry.replica_expected(server.replica_id)
-            monitor = ReplicaMonitor(server, self._dispatcher, self._config.health, self._parity)
+            monitor = ReplicaMonitor(server, self._rotation, self._config.health, self._parity)
             self._watched[server.replica_id] = monitor
         self._monitors = [asyncio.create_task(monitor.run()) for monitor in self._watched.values()]
         self._monitors.append(asyncio.create_task(self._eject_outliers()))
@@ -127,7 +127,7 @@ class Serving:
         while True:
             await asyncio.sleep(_EJECTION_CHECK_S)
             try:
-                self._dispatcher.eject_outliers()
+                self._placements.eject_outliers()
             except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the checks)
                 structlog.get_logger().exception("ejection_check_failed")
 
@@ -143,7 +143,7 @@ class Serving:
 
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""
-        return self._dispatcher.ejection.standing(replica_id)
+        return self._placements.ejection.standing(replica_id)
 
     async def close(self) -> None:
         """Leave the replicas and write the rest of the decision log. End every placement before."""
@@ -152,7 +152,7 @@ class Serving:
         await asyncio.gather(*self._monitors, return_exceptions=True)
         self._tokens.close()
         self._turns.close()
-        self._dispatcher.close()
+        self._placements.timer.close()
         await self._scheduling.close()
 
     # from a request to a placement
@@ -231,7 +231,7 @@ class Serving:
     @property
     def num_in_flight(self) -> int:
         """Placements that have not ended."""
-        return self._dispatcher.num_in_flight
+        return len(self._placements.in_flight)
 
     @property
     def num_waiting(self) -> int:

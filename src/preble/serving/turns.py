@@ -14,8 +14,9 @@ from preble.core.costs.model import CostModel
 from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.errors import NoReplicaError, Overloaded, RequestError
 from preble.serving.callers import Caller
-from preble.serving.dispatcher import Dispatcher, Placed
+from preble.serving.dispatcher import Dispatcher
 from preble.serving.key_limits import KeyLimits
+from preble.serving.placements import Placed
 
 _PRIORITY = b"x-preble-priority"
 _MAX_WAIT = b"x-preble-max-wait"
@@ -50,7 +51,7 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
-        dispatcher.observer = self
+        dispatcher.placements.observer = self
 
     @property
     def num_waiting(self) -> int:

@@ -26,9 +26,9 @@ from preble.engines.adapter import Engine, EngineResponse
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
 from preble.serving.answers import decode_answer
 from preble.serving.bodies import COMPLETIONS
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.report import Check, Finding, Outcome
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rotation import Rotation
 from preble.serving.tokens.pool import TokenIds
 
 MIN_TOKENS = 64
@@ -112,14 +112,14 @@ class ParityCheck:
     """
 
     replica: LiveReplica
-    dispatcher: Dispatcher
+    rotation: Rotation
     reference: TokenIds | None
     settings: ParityConfig
     rng: Random
 
     async def run(self) -> list[Finding]:
         """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
-        num_unindexed = self.dispatcher.scheduler.snapshot().num_unindexed
+        num_unindexed = self.rotation.scheduler.snapshot().num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         sent: list[PackedTokens] = []
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
@@ -242,7 +242,7 @@ class ParityCheck:
             return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
         if replica.has_lost_events:
             return _unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
-        if self.dispatcher.scheduler.snapshot().num_unindexed > num_unindexed:
+        if self.rotation.scheduler.snapshot().num_unindexed > num_unindexed:
             return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
         return _mismatch(
             Check.EVENTS,
@@ -252,9 +252,9 @@ class ParityCheck:
 
     def _believed(self, prompt: PackedTokens) -> int:
         replica_id = self.replica.engine.replica_id
-        if replica_id not in self.dispatcher.replicas:
+        if replica_id not in self.rotation.replicas:
             return 0
-        return self.dispatcher.scheduler.matched_tokens(replica_id, Request(RequestId("parity"), prompt))
+        return self.rotation.scheduler.matched_tokens(replica_id, Request(RequestId("parity"), prompt))
 
 
 async def _or_refusal(work: Awaitable[Sequence[int]]) -> Sequence[int] | RequestError:

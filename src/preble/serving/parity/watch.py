@@ -9,10 +9,10 @@ from random import Random, SystemRandom
 import structlog
 
 from preble.config import ParityConfig
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.check import EngineIds, ParityCheck
 from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome_of
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenIds
 
@@ -29,13 +29,13 @@ class ParityWatch:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        rotation: Rotation,
         tokens: TokenIds | None,
         telemetry: Telemetry,
         settings: ParityConfig,
         rng: Random | None = None,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._rotation = rotation
         self._tokens = tokens
         self._telemetry = telemetry
         self._settings = settings
@@ -54,17 +54,17 @@ class ParityWatch:
     async def check_all(self) -> list[ParityReport]:
         """Check every live replica now, all at the same time."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.check(replica)) for replica in self._dispatcher.replicas.values()]
+            tasks = [group.create_task(self.check(replica)) for replica in self._rotation.replicas.values()]
         return [task.result() for task in tasks]
 
     async def check(self, replica: LiveReplica) -> ParityReport:
         """Check one replica now. What is found has its consequences if the replica is still live then."""
         started = time.monotonic()
-        check = ParityCheck(replica, self._dispatcher, self._reference(replica), self._settings, self._rng)
+        check = ParityCheck(replica, self._rotation, self._reference(replica), self._settings, self._rng)
         findings = await check.run()
         is_known = replica.parity is not None and replica.parity.findings == findings
         if (trusted := self._verdict(findings)) is not None:
-            self._dispatcher.set_trust(replica, trusted)
+            self._rotation.set_trust(replica, trusted)
         report = ParityReport(
             replica=replica.engine.replica_id,
             engine=replica.info.engine,
@@ -74,7 +74,7 @@ class ParityWatch:
             took_s=time.monotonic() - started,
             findings=findings,
         )
-        if self._dispatcher.replicas.get(replica.engine.replica_id) is replica:
+        if self._rotation.replicas.get(replica.engine.replica_id) is replica:
             replica.parity = report
             self._telemetry.parity_checked(report, is_known=is_known)
         return report
@@ -83,7 +83,7 @@ class ParityWatch:
         if self._tokens is not None:
             return self._tokens
         model = replica.info.models[0]
-        oldest = next((other for other in self._dispatcher.replicas.values() if model in other.info.models), replica)
+        oldest = next((other for other in self._rotation.replicas.values() if model in other.info.models), replica)
         return None if oldest is replica else EngineIds(oldest.engine)
 
     def _verdict(self, findings: list[Finding]) -> bool | None:

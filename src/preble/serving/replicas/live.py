@@ -59,7 +59,7 @@ class LiveReplica:
 
 
 class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
-    """The table of live replicas by id, in the order in which they joined. The dispatcher adds and removes them."""
+    """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them."""
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, LiveReplica] = {}

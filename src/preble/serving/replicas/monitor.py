@@ -12,9 +12,9 @@ import structlog
 from preble.config import HealthConfig
 from preble.engines import Engine, EngineServer, Found
 from preble.errors import EngineError, EngineRefused
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rotation import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Down:
 
 
 class ReplicaMonitor:
-    """Keeps the dispatcher's view of one replica true. Owns the connections to its server."""
+    """Keeps one replica's place in the rotation true. Owns the connections to its server."""
 
-    def __init__(self, server: EngineServer, dispatcher: Dispatcher, health: HealthConfig, parity: ParityWatch) -> None:
+    def __init__(self, server: EngineServer, rotation: Rotation, health: HealthConfig, parity: ParityWatch) -> None:
         self._server = server
-        self._dispatcher = dispatcher
+        self._rotation = rotation
         self._health = health
         self._parity = parity
         self._log = structlog.get_logger().bind(replica=server.replica_id)
@@ -54,7 +54,7 @@ class ReplicaMonitor:
         self._found = await self._until_up()
         self.waits_because = None
         suspect = asyncio.Event()
-        replicas = [self._dispatcher.add_replica(rank.engine, rank.info, suspect) for rank in self._found.ranks]
+        replicas = [self._rotation.add(rank.engine, rank.info, suspect) for rank in self._found.ranks]
         async with asyncio.TaskGroup() as aside:
             parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
             try:
@@ -77,7 +77,7 @@ class ReplicaMonitor:
         finally:
             self.waits_because = down.reason
             for replica in replicas:
-                self._dispatcher.remove_replica(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
+                self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason is logged."""
@@ -99,7 +99,7 @@ class ReplicaMonitor:
         events = engine.kv_events()
         if events is not None:
             async for event in events:
-                self._dispatcher.apply(event)
+                self._rotation.apply(event)
 
     async def _take_in_loads(self, replica: LiveReplica) -> None:
         loads = replica.engine.loads()
@@ -157,7 +157,7 @@ class ReplicaMonitor:
             return False
         self._found = replace(self._found, info=replace(info, models=names.models, adapters=names.adapters))
         for replica in replicas:
-            self._dispatcher.set_models(replica, names)
+            self._rotation.set_models(replica, names)
         return True
 
     async def _is_another(self) -> bool:

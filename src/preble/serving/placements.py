@@ -1,0 +1,253 @@
+"""Placements: the life of each one, from the choice of a replica to its one end.
+
+Everything here is synchronous and runs in the event loop's thread, so nothing happens between reading the scheduler's
+state and acting on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from preble.config import EjectionConfig
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import Placement, ReplicaId, RequestId
+from preble.decisions.recent import DecisionRecord
+from preble.errors import EngineError, EngineFailed, EngineRefused, PrebleError
+from preble.serving.callers import Caller
+from preble.serving.replicas.ejection import EjectionTable
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.scheduler_timer import SchedulerTimer
+from preble.serving.telemetry.metrics import Telemetry
+
+NOT_NOW = frozenset({429, 503})
+"""Statuses with which a replica refuses work that another may take."""
+
+ABORTED = "aborted"
+_NOT_FOUND = 404
+
+
+class PlacementObserver(Protocol):
+    """Hears, after the scheduler, of what makes room for requests or takes it."""
+
+    def replica_added(self, replica_id: ReplicaId) -> None: ...
+
+    def replica_removed(self, replica_id: ReplicaId) -> None: ...
+
+    def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None: ...
+
+    def first_token(self, request_id: RequestId) -> None: ...
+
+    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None: ...
+
+
+class Placements:
+    """The placements that have not ended, and what is informed of each one. Use within one running event loop.
+
+    `scheduler`: only to be read by others. `in_flight`: those whose replica is live.
+    """
+
+    def __init__(
+        self, scheduler: GlobalScheduler, telemetry: Telemetry, ejection: EjectionConfig | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.telemetry = telemetry
+        self.replicas = LiveReplicas()
+        self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed)
+        self.timer = SchedulerTimer(scheduler, telemetry)
+        self.observer: PlacementObserver | None = None
+        self.in_flight: dict[RequestId, Placed] = {}
+
+    def lost(self, request_id: RequestId, reason: str | None, silent_since: float | None) -> None:
+        """The scheduler has forgotten a request whose replica has left the rotation. It may still end well there."""
+        placed = self.in_flight.pop(request_id)
+        placed._record.replica_lost = True
+        if placed.on_lost is not None:
+            placed.on_lost(reason, silent_since)
+
+    def eject_outliers(self) -> None:
+        """Eject replicas that are slow or begin no answer, and move streams that wait there.
+
+        To be called every second or so. Requests whose answers come whole stay: they may be nearly done, and those that
+        hang time out.
+        """
+        now = asyncio.get_running_loop().time()
+        last_heard: dict[ReplicaId, float] = {}
+        for placed in self.in_flight.values():
+            if (heard_at := placed.heard_at()) is not None:
+                replica_id = placed.placement.replica_id
+                last_heard[replica_id] = max(heard_at, last_heard.get(replica_id, heard_at))
+        stalled = self.ejection.check(last_heard, now)
+        for placed in list(self.in_flight.values()):
+            waits = placed._streams and placed.heard_at() is None
+            if waits and placed.placement.replica_id in stalled and placed.on_lost is not None:
+                placed.on_lost("it begins no answer", now)
+
+
+class Placed:
+    """One placement, from `Serving.place` to its end. The carrier of the bytes reports what happens to the request.
+
+    Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
+
+    `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
+    leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
+    is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
+    if the request streams and the replica is ejected because it begins no answer. `heard_at`: asked now and then, when
+    anything of the answer last came, by the event loop's clock; None for nothing yet.
+    """
+
+    __slots__ = (
+        "_cached_tokens",
+        "_caller",
+        "_has_ended",
+        "_may_retry_freely",
+        "_output_tokens",
+        "_place_again",
+        "_placements",
+        "_record",
+        "_retry_after_s",
+        "_status",
+        "_streams",
+        "engine",
+        "heard_at",
+        "on_lost",
+        "placement",
+    )
+
+    def __init__(
+        self,
+        placements: Placements,
+        record: DecisionRecord,
+        caller: Caller,
+        streams: bool,
+        place_again: Callable[[ReplicaId, bool], Placed],
+    ) -> None:
+        self.placement = record.placement
+        self.engine = placements.replicas[self.placement.replica_id].engine
+        self.on_lost: Callable[[str | None, float | None], None] | None = None
+        self.heard_at: Callable[[], float | None] = lambda: None
+        self._placements = placements
+        self._caller = caller
+        self._streams = streams
+        self._place_again = place_again
+        self._record = record
+        self._output_tokens = 0
+        self._cached_tokens: int | None = None
+        self._has_ended = False
+        self._status = 200
+        self._retry_after_s = 0.0
+        self._may_retry_freely = False
+
+    def answered(self, status: int, retry_after_s: float = 0.0) -> None:
+        """The replica has begun its answer with this HTTP status. `retry_after_s`: from its `Retry-After` header."""
+        self._status = status
+        self._retry_after_s = retry_after_s
+        if status == _NOT_FOUND:  # perhaps it was restarted with another model
+            self._placements.replicas.suspect(self.placement.replica_id)
+
+    def first_token(self) -> None:
+        """The first token of a streamed answer has arrived: the prefill is over."""
+        placements, request_id, replica_id = self._placements, self.placement.request_id, self.placement.replica_id
+        now = asyncio.get_running_loop().time()
+        self._record.first_token_at = now
+        placements.telemetry.first_byte(replica_id, now - self._record.placed_at)
+        placements.ejection.heard(replica_id, request_id, now)
+        if not self._record.replica_lost:
+            placements.scheduler.on_first_token(request_id, now)
+        if placements.observer is not None:
+            placements.observer.first_token(request_id)
+
+    def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
+        """The tokens so far: generated, and cached by the replica (None if not reported). The last call counts."""
+        self._output_tokens = output_tokens
+        self._cached_tokens = cached_tokens
+
+    def moved(self, to: ReplicaId) -> None:
+        """The carrier has sent the request to another replica. Raises: NoReplicaError: that one is not live."""
+        if self._has_ended:
+            return
+        placements, request_id, source = self._placements, self.placement.request_id, self.placement.replica_id
+        engine = placements.replicas.engine(to)
+        now = asyncio.get_running_loop().time()
+        if not self._record.replica_lost:
+            placements.scheduler.move(request_id, to, now)
+            placements.timer.arm()
+        placements.ejection.dropped(source, request_id, now)
+        placements.ejection.sent(to, request_id, now, streams=self._streams)
+        self.engine = engine
+        self.placement = dataclasses.replace(self.placement, replica_id=to)
+        placements.telemetry.moved(source, to)
+
+    def end(self) -> None:
+        """The answer is complete. With an error status it is no success: see `answered`."""
+        if self._status in NOT_NOW:
+            self._end("refused")
+        elif self._status >= 500:
+            replica_id = self.placement.replica_id
+            text = f"replica {replica_id} answered with status {self._status}"
+            self.failed(EngineFailed(text, replica_id=replica_id))
+        else:
+            self._end("ok" if self._status < 400 else "rejected")
+
+    def cancelled(self) -> None:
+        """The client has gone, or the work was stopped for another reason that is not the replica's."""
+        self._end(ABORTED)
+
+    def failed(self, error: BaseException) -> None:
+        """The request failed. An `EngineError` also counts as the replica's failure and has it checked at once."""
+        if isinstance(error, EngineError) and not self._has_ended:
+            self._may_retry_freely = isinstance(error, EngineRefused)
+            self._placements.telemetry.engine_failed(self.placement.replica_id, error)
+            self._placements.replicas.suspect(self.placement.replica_id)
+        self._end(_outcome(error), is_engines_failure=isinstance(error, EngineError))
+
+    def place_again(self) -> Placed:
+        """Place the request on a replica that it has not tried. Call it after the end of this placement.
+
+        Only a request whose replica could not be reached is outside the fleet's retry budget.
+        Raises: NoReplicaError: there is none, or the budget is spent. PromptTooLong, UnknownModel.
+        """
+        return self._place_again(self.placement.replica_id, self._may_retry_freely)
+
+    def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        placements, request_id, now = self._placements, self.placement.request_id, asyncio.get_running_loop().time()
+        output_tokens, cached_tokens = self._output_tokens, self._cached_tokens
+        if not self._record.replica_lost:
+            del placements.in_flight[request_id]
+            placements.scheduler.on_finish(request_id, output_tokens, now, cached_tokens=cached_tokens)
+            placements.timer.arm()
+        self._judge_replica(outcome, is_engines_failure, now)
+        self._record.finished(now, outcome, output_tokens, cached_tokens)
+        e2e_s = now - self._record.placed_at
+        placements.telemetry.finished(
+            self.placement, outcome=outcome, output_tokens=output_tokens, cached_tokens=cached_tokens, e2e_s=e2e_s
+        )
+        if self._caller.name:
+            tokens = (self.placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
+            placements.telemetry.key_used(self._caller.name, *tokens)
+        if placements.observer is not None:
+            placements.observer.ended(request_id, self._caller, output_tokens)
+
+    def _judge_replica(self, outcome: str, is_engines_failure: bool, now: float) -> None:
+        """Report to the table of ejections what this end says of the replica."""
+        ejection = self._placements.ejection
+        replica_id, request_id = self.placement.replica_id, self.placement.request_id
+        if is_engines_failure:
+            ejection.failed(replica_id, request_id, now)
+        elif outcome == "ok":
+            ejection.succeeded(replica_id, request_id, now)
+        elif outcome == "refused":
+            ejection.refused(replica_id, request_id, self._retry_after_s, now)
+        else:
+            ejection.dropped(replica_id, request_id, now)
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return ABORTED
+    return type(error).__name__ if isinstance(error, (PrebleError, TimeoutError)) else "error"

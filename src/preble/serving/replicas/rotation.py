@@ -1,0 +1,109 @@
+"""The rotation: replicas join and leave it, and what they report reaches the scheduler.
+
+Synchronous, in the event loop's thread, as the placements are: nothing happens between the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.engines.adapter import Engine, EngineInfo, ModelNames
+from preble.serving.placements import Placements
+from preble.serving.replicas.live import LiveReplica
+
+
+class Rotation:
+    """Changes the table of live replicas, and the scheduler with it. `replicas`, `scheduler`: only to be read."""
+
+    def __init__(self, placements: Placements) -> None:
+        self.replicas = placements.replicas
+        self.scheduler = placements.scheduler
+        self._placements = placements
+        self._ejection = placements.ejection
+        self._telemetry = placements.telemetry
+        self._timer = placements.timer
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, engine: Engine, info: EngineInfo, suspect: asyncio.Event | None = None) -> LiveReplica:
+        """Take a replica into the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
+        replica_id = engine.replica_id
+        info = self.replicas.with_base_model(info)
+        self.scheduler.add_replica(info.spec, self._loop.time())
+        self.replicas.add(replica := LiveReplica(engine, info, suspect=suspect or asyncio.Event()))
+        self._ejection.add(replica_id, info.models)
+        self._timer.arm()
+        self._telemetry.replica_up(
+            replica_id, engine=info.engine, version=info.version, models=info.models, events=info.spec.reports_events
+        )
+        if (observer := self._placements.observer) is not None:
+            observer.replica_added(replica_id)
+        return replica
+
+    def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
+        """A live replica has loaded or unloaded adapters or further models."""
+        self.replicas.set_models(replica, names)
+        self._ejection.set_group(replica.engine.replica_id, names.models)
+        self._telemetry.models_changed(replica.engine.replica_id, names.models)
+
+    def remove(self, replica_id: ReplicaId, reason: str | None, *, silent_since: float | None = None) -> None:
+        """Take a replica out of the rotation. The scheduler forgets its requests, which may still end well there.
+
+        `silent_since`: since when its machine is silent; None where it still answers or refuses. See `Placed.on_lost`.
+        """
+        orphans = self.scheduler.remove_replica(replica_id, self._loop.time())
+        for request in orphans:
+            self._placements.lost(request.request_id, reason, silent_since)
+        self.replicas.remove(replica_id)
+        self._ejection.remove(replica_id)
+        self._timer.arm()
+        self._telemetry.replica_down(replica_id, reason, len(orphans))
+        if (observer := self._placements.observer) is not None:
+            observer.replica_removed(replica_id)
+
+    def set_trust(self, replica: LiveReplica, trusted: bool) -> None:
+        """Have matches on a replica count or not. Nothing happens if it has left the rotation."""
+        replica_id = replica.engine.replica_id
+        if self.replicas.get(replica_id) is replica and replica.trusted != trusted:
+            self.scheduler.set_trust(replica_id, trusted, self._loop.time())
+            replica.trusted = trusted
+
+    def apply(self, event: KvEvent) -> None:
+        """Give the scheduler a change of a live replica's cache."""
+        self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
+        if isinstance(event, BlocksStored):
+            if event.block_size != (replica := self.replicas[event.replica_id]).info.spec.block_size:
+                self._learn_block_size(replica, event.block_size)
+            if not self.scheduler.on_stored(event, self._loop.time()):
+                self._count_unlocated(event)
+        else:
+            self.scheduler.on_evicted(event, self._loop.time())
+            self._note_events(event)
+        self._timer.arm()
+
+    def _learn_block_size(self, replica: LiveReplica, block_size: int) -> None:
+        """A replica's events are of other blocks than it says: decode context parallelism, several cache groups."""
+        if replica.engine.learn_block_size(block_size):
+            self._telemetry.block_size_learned(replica.engine.replica_id, block_size)
+            replica.suspect.set()  # so that it joins again with that size
+
+    def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
+        """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""
+        replica, lost = self.replicas.get(event.replica_id), isinstance(event, EventsLost)
+        if replica is not None and replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
+            replica.has_lost_events = lost
+            self._telemetry.events_lost(event.replica_id, lost=lost)
+            if lost:
+                # It may have restarted between two checks and publish elsewhere now.
+                replica.suspect.set()
+
+    def _count_unlocated(self, event: BlocksStored) -> None:
+        """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""
+        replica_id = event.replica_id
+        self._telemetry.unlocated.labels(replica_id).inc()
+        if event.is_orphan:
+            return
+        replica = self.replicas[replica_id]
+        if replica.resync_backoff.is_due(self._loop.time()):
+            self._telemetry.resynced(replica_id)
+            replica.engine.resync_kv_events()
