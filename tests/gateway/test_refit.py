@@ -7,7 +7,7 @@ import msgspec
 from gateway.conftest import Serve
 from gateway.fakes import replicas
 from preble.config import GatewayConfig, ReplicaConfig, SchedulerConfig
-from preble.serving.scheduling import scheduler_settings
+from preble.serving.scheduler_setup import scheduler_settings
 
 CONFIG = GatewayConfig(replicas=(ReplicaConfig("http://127.0.0.1:1"),))
 

@@ -15,7 +15,7 @@ from gateway.fakes import gated_stream, replicas
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.errors import ConfigError
 from preble.gateway.server import serving
-from preble.serving.scheduling import build_scheduler
+from preble.serving.scheduler_setup import build_scheduler
 from support.waiting import PATIENCE_S
 
 PROGRAM = """

@@ -19,10 +19,10 @@ from preble.decisions.recent import RecentDecisions
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.logs import LogLosses
 from preble.profiles import load_profile
-from preble.serving.admission import Admission
 from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher
+from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
@@ -32,7 +32,7 @@ from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
-from preble.serving.scheduling import DEFAULT_PROFILE, Scheduling, start_scheduling
+from preble.serving.scheduler_setup import DEFAULT_PROFILE, Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenSource, make_token_source
@@ -81,7 +81,7 @@ class Serving:
         self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
         self._tokens = tokens
         self._ids = RequestIds()
-        self._admission = Admission(config.limits, key_limits := KeyLimits(), telemetry)
+        self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits(), telemetry)
         cost_model = CostModel(load_profile(config.profile or DEFAULT_PROFILE))
         self._turns = Turns(dispatcher, config.queue, cost_model, key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
@@ -183,7 +183,7 @@ class Serving:
 
         Raises, on entering: Overloaded: there is no room now. RequestError: there never is.
         """
-        return self._admission.admitted(parsed)
+        return self._in_flight_limit.admitted(parsed)
 
     async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
         """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
@@ -241,7 +241,7 @@ class Serving:
     @property
     def num_admitted(self) -> int:
         """Prompts between admission and the end of their answer."""
-        return self._admission.num_admitted
+        return self._in_flight_limit.num_admitted
 
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""

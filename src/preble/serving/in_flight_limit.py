@@ -1,4 +1,4 @@
-"""How many prompts are served at once."""
+"""The limit of prompts served at once, shared by tenants and keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES_WHAT_IS_FREE = 4
 """A tenant may have up to this many times as many prompts as there is room for more: none can take all the room."""
 
 
-class Admission:
+class InFlightLimit:
     """Admits requests while there is room for all their prompts, and for more of their tenant and key."""
 
     def __init__(self, limits: LimitsConfig, key_limits: KeyLimits, telemetry: Telemetry) -> None:
