@@ -16,10 +16,14 @@ from cli.test_end_to_end import Running, ask, linux_only
 from cli.test_end_to_end import preble as preble
 from preble import plugins
 from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request
+from preble.decisions.log_lookup import decisions_about
+from preble.decisions.reader import LogReader
+from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings, make_scheduler
+from preble.decisions.what_if import outcomes
 from preble.errors import ConfigError, PolicyError
 from preble.policies import make_policy, policy_names
-from support.logs import PROFILE
+from support.logs import PROFILE, Recording
 from support.waiting import PATIENCE_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "own-policy.md"
@@ -95,6 +99,26 @@ def test_it_is_compared_in_processes_of_their_own(folder: Path) -> None:
     plan = ("--requests", "30", "--rps", "10", "--seed", "0", "--jobs", "2", "--json", "-")
     result = json.loads(output("compare", "--policy", f"{MINE},least_load", *plan))
     assert {run["policy"] for run in result["runs"]} == {MINE, "least_load"}
+
+
+@pytest.fixture
+def log(folder: Path) -> Path:
+    """A decision log whose header names the page's policy."""
+    recording = Recording(SchedulerSettings(policy=MINE))
+    recording.scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
+    recording.scheduler.place(Request.of("r", [1, 2, 3]), 0.0)
+    del sys.modules["my_policies"]
+    return recording.written_to(folder / "log.jsonl")
+
+
+def test_a_log_that_names_it_runs_no_code_unless_asked_to(log: Path) -> None:
+    for play in (lambda: Replay(LogReader(log)), lambda: decisions_about(log, "r"), lambda: [*outcomes(log, ("e2",))]):
+        with pytest.raises(ConfigError, match=f"names the policy {MINE}.*add --import-policy"):
+            play()
+    assert "my_policies" not in sys.modules
+    assert [one.policy for one in outcomes(log, (MINE,))][1:] == [MINE]
+    assert decisions_about(log, "r", import_policy=True)[0].replica == "a"
+    assert output("replay", str(log), "--import-policy").startswith("1 placements")
 
 
 def test_a_package_gives_it_a_short_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

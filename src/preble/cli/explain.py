@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import Failure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
-from preble.cli.options import HttpUrl, api_key_option
+from preble.cli.options import HttpUrl, api_key_option, import_policy_option
 from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read a decision log (of a gateway or of `preble simulate`) instead of asking a gateway.",
 )
+@import_policy_option
 @json_option("what is known")
-def command(request_id: str, url: str | None, api_key: str | None, log: Path | None, json_file: Path | None) -> None:
+def command(
+    request_id: str, url: str | None, api_key: str | None, log: Path | None, import_policy: bool, json_file: Path | None
+) -> None:
     """Show what was known when a request was placed, why its replica was chosen, and how it ended.
 
     REQUEST_ID is the answer's header x-request-id. The gateway remembers only its last decisions
@@ -42,7 +45,7 @@ def command(request_id: str, url: str | None, api_key: str | None, log: Path | N
     """
     if log is not None and url is not None:
         raise ConfigError("give --url or --log, not both")
-    page = _asked(request_id, url or GATEWAY, api_key) if log is None else _logged(request_id, log)
+    page = _asked(request_id, url or GATEWAY, api_key) if log is None else _logged(request_id, log, import_policy)
     write_json(json_file, page)
     if json_file != STDOUT:
         from preble.decisions.explain import explain
@@ -56,12 +59,12 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
     return gateway_page(f"{url}/debug/decisions/{quote(request_id, safe='')}", DecisionsPage, api_key)
 
 
-def _logged(request_id: str, log: Path) -> DecisionsPage:
+def _logged(request_id: str, log: Path, import_policy: bool) -> DecisionsPage:
     """Return the same page from a log. Raises: Failure: the request is not in it."""
     from preble.decisions.log_lookup import decisions_about
     from preble.gateway.debug import DecisionsPage
 
-    decisions = decisions_about(log, request_id)
+    decisions = decisions_about(log, request_id, import_policy=import_policy)
     if not decisions:
         raise Failure(f"no decision about request {request_id!r} in {log}")
     return DecisionsPage(decisions)

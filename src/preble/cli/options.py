@@ -53,6 +53,11 @@ class FiniteRange(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
 
 
+import_policy_option = click.option(
+    "--import-policy",
+    is_flag=True,
+    help="Import the policy that the log names as module:Class. Without this, such a log runs no code and is refused.",
+)
 PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = FiniteRange(min=0, min_open=True)

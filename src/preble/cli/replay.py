@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preble.cli.options import PolicyName
+from preble.cli.options import PolicyName, import_policy_option
 from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ lengths are the log's. Compare such lines with each other, not with the first.""
 @click.option(
     "--policy", "policies", type=PolicyName(), multiple=True, help="Show what this policy would have done. Repeatable."
 )
+@import_policy_option
 @json_option("the result")
-def command(log: Path, policies: tuple[str, ...], json_file: Path | None) -> None:
+def command(log: Path, policies: tuple[str, ...], import_policy: bool, json_file: Path | None) -> None:
     """Play a decision log (decisions.log in the configuration) through a fresh scheduler of the same settings.
 
     Without --policy, each placement is compared with the log; the first difference is shown, with exit status 1. With
-    --policy, those policies place the log's requests instead.
+    --policy, those policies place the log's requests instead. A log whose policy is module:Class names code to import;
+    it is played only with --import-policy, or if --policy names the same class.
 
     \b
     Examples:
@@ -40,16 +42,16 @@ def command(log: Path, policies: tuple[str, ...], json_file: Path | None) -> Non
       preble replay decisions.jsonl --policy least_load --policy round_robin
     """
     if policies:
-        _compare(log, policies, json_file)
+        _compare(log, policies, import_policy, json_file)
     else:
-        _check(log, json_file)
+        _check(log, import_policy, json_file)
 
 
-def _check(log: Path, json_file: Path | None) -> None:
+def _check(log: Path, import_policy: bool, json_file: Path | None) -> None:
     from preble.decisions.reader import LogReader
     from preble.decisions.replay import Replay
 
-    result = Replay(LogReader(log)).run()
+    result = Replay(LogReader(log), import_policy=import_policy).run()
     write_json(json_file, result)
     if json_file != STDOUT:
         click.echo(_verdict(result))
@@ -72,12 +74,12 @@ def _verdict(result: ReplayResult) -> str:
     return "\n".join(lines)
 
 
-def _compare(log: Path, policies: tuple[str, ...], json_file: Path | None) -> None:
+def _compare(log: Path, policies: tuple[str, ...], import_policy: bool, json_file: Path | None) -> None:
     from rich.console import Console
 
     from preble.decisions.what_if import outcomes
 
-    found = list(outcomes(log, policies))
+    found = list(outcomes(log, policies, import_policy=import_policy))
     write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found})
     if json_file != STDOUT:
         Console().print(_table(found))

@@ -14,7 +14,7 @@ MAX_PLACEMENTS = 10_000
 """The most decisions about one request; of more, the first are forgotten."""
 
 
-def decisions_about(path: Path, request_id: str) -> list[Decision]:
+def decisions_about(path: Path, request_id: str, *, import_policy: bool = False) -> list[Decision]:
     """Return the placements of this request in order; for ID#N only those of prompt N. O(log).
 
     Times are Unix times by the log's clock. The log does not say how a request ended; one with output ended well.
@@ -22,7 +22,7 @@ def decisions_about(path: Path, request_id: str) -> list[Decision]:
     Raises: TraceFormatError: the log is damaged. ConfigError: it cannot be replayed.
     """
     log = LogReader(path)
-    replay = Replay(log)
+    replay = Replay(log, import_policy=import_policy)
     header = log.header
     recent = RecentDecisions(header.settings.policy, MAX_PLACEMENTS, unix_offset_s=header.unix_time_s - header.t)
     running: dict[str, DecisionRecord] = {}

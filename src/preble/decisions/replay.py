@@ -52,14 +52,28 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
 
 
+def check_policy(log: LogReader, *, import_policy: bool) -> None:
+    """Refuse to run code that a log names, unless `import_policy`: whoever wrote the log chose that code.
+
+    Raises: ConfigError: the log's policy is `module:Class`.
+    """
+    policy = log.header.settings.policy
+    if ":" in policy and not import_policy:
+        raise ConfigError(
+            f"{log.path} names the policy {policy}, and playing it imports that module and runs it; "
+            "if you trust the log and the module, add --import-policy"
+        )
+
+
 class Replay:
     """One replay of one log. `scheduler`: in the state of the logged one after the events so far.
 
     `placement`: of the last event; None unless it placed a request.
     """
 
-    def __init__(self, log: LogReader) -> None:
-        """Raises: ConfigError: no such policy, or it uses token ids and the log's are renamed."""
+    def __init__(self, log: LogReader, *, import_policy: bool = False) -> None:
+        """Raises: ConfigError: no such policy, it uses token ids and the log's are renamed, or see `check_policy`."""
+        check_policy(log, import_policy=import_policy)
         policy = log.header.settings.policy
         if reads_token_ids(policy) and log.header.tokens != "plain":
             raise ConfigError(

@@ -29,7 +29,7 @@ from preble.decisions.lines import (
     placement_row,
 )
 from preble.decisions.reader import LogReader, Numbered
-from preble.decisions.replay import place
+from preble.decisions.replay import check_policy, place
 from preble.decisions.settings import make_scheduler
 from preble.errors import PrebleError
 
@@ -218,8 +218,12 @@ def _unreporting(spec: ReplicaSpec) -> ReplicaSpec:
     return dataclasses.replace(spec, reports_events=False)
 
 
-def outcomes(path: Path, policies: tuple[str, ...]) -> Iterator[PolicyOutcome]:
-    """Return what was done, then the logged policy and each of `policies`, all played in the same way."""
+def outcomes(path: Path, policies: tuple[str, ...], *, import_policy: bool = False) -> Iterator[PolicyOutcome]:
+    """Return what was done, then the logged policy and each of `policies`, all played in the same way.
+
+    Raises: as `what_if`. ConfigError: see `check_policy`; a policy among `policies` may be imported.
+    """
+    check_policy(log := LogReader(path), import_policy=import_policy or log.header.settings.policy in policies)
     logged = logged_outcome(path)
     yield logged
     for policy in dict.fromkeys((logged.policy, *policies)):
