@@ -10,9 +10,11 @@ from preble.core.costs.refit import CostFactors, RefitSettings
 from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import ReplicaState, SchedulerState
+from preble.core.policies.cost_table import CostTable
 from preble.core.policies.policy import Choice, Policy
 from preble.core.policies.scoring import choose_by
-from preble.core.policies.view import ClusterView, ReplicaView
+from preble.core.policies.view import ClusterView, PromptPiece, ReplicaView
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -60,6 +62,7 @@ __all__ = [
     "CostFactors",
     "CostModel",
     "CostProfile",
+    "CostTable",
     "Engine",
     "EngineInfo",
     "EventsLost",
@@ -74,11 +77,13 @@ __all__ = [
     "Policy",
     "PrebleError",
     "PrefixReplication",
+    "PromptPiece",
     "PromptTooLong",
     "Reason",
     "RebalanceSettings",
     "RefitSettings",
     "ReplicaId",
+    "ReplicaIndex",
     "ReplicaSpec",
     "ReplicaState",
     "ReplicaView",

@@ -115,7 +115,8 @@ class GlobalScheduler:
             )
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched)
-        self._in_flight.start(request, choice.replica, matched, prefill_s, match, choice.prefix, eligible, now)
+        prefix = match.node_at(choice.prefix_tokens) if choice.prefix_tokens else None
+        self._in_flight.start(request, choice.replica, matched, prefill_s, match, prefix, eligible, now)
         return Placement(
             request.request_id,
             self._replicas.replica_id(choice.replica),

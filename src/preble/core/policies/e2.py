@@ -49,16 +49,16 @@ class E2:
 
     def _exploit(self, view: ClusterView, rng: Random) -> Choice:
         holders = view.key_holders
-        prefix, replicas = view.prefix_match.key_node if self._rebalance else None, holders
+        prefix_tokens, replicas = view.key_prefix_tokens if self._rebalance else 0, holders
         if self._rebalance and (replicated := view.replicated_on()) is not None:
-            prefix, replicas = replicated
+            prefix_tokens, replicas = replicated
         costs = view.costs(replicas)
         replica = costs.cheapest(rng)
         if self._rebalance and view.sheds(replica):
             redirected = self._redirect(view, replica, rng)
             if redirected is not None:
                 return redirected
-        return Choice(replica, Reason.EXPLOIT if replica in holders else Reason.REPLICATE, costs, prefix)
+        return Choice(replica, Reason.EXPLOIT if replica in holders else Reason.REPLICATE, costs, prefix_tokens)
 
     def _redirect(self, view: ClusterView, heavy: ReplicaIndex, rng: Random) -> Choice | None:
         """The lightest replica in place of a heavy one, if that saves more waiting than it costs to compute; else None.
@@ -72,7 +72,7 @@ class E2:
         there, here = costs[1], costs[0]
         price_s = there.eviction_s + there.prefill_s - here.eviction_s - here.prefill_s
         saved_s = view.waiting_prefill_s[heavy] - view.waiting_prefill_s[lightest] - price_s
-        return Choice(lightest, Reason.REDIRECT, costs, view.prefix_match.key_node) if saved_s > price_s else None
+        return Choice(lightest, Reason.REDIRECT, costs, view.key_prefix_tokens) if saved_s > price_s else None
 
     def _explore(self, view: ClusterView, rng: Random) -> Choice:
         if self._mix_decode:

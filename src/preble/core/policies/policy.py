@@ -12,7 +12,6 @@ from random import Random
 from typing import Protocol
 
 from preble.core.policies.view import ClusterView
-from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
 
@@ -21,15 +20,15 @@ from preble.core.types import Candidate, Reason
 class Choice:
     """A policy's decision.
 
-    `candidates`: what it weighed, for logs and explanations. `prefix`: the last node of the prefix because of which it
-    chose the replica, None if there is none; the rebalancer watches how long that prefix's requests queue, and may
+    `candidates`: what it weighed, for logs and explanations. `prefix_tokens`: the length of the prefix because of which
+    it chose the replica, 0 if there is none; the rebalancer watches how long that prefix's requests queue, and may
     replicate it.
     """
 
     replica: ReplicaIndex
     reason: Reason
     candidates: Sequence[Candidate] = ()
-    prefix: Node | None = None
+    prefix_tokens: int = 0
 
 
 class Policy(Protocol):

@@ -84,13 +84,14 @@ class Preble:
         prefills: list[float] = []
         evictions: list[float] = []
         again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
-        prefill_s: dict[int, float] = {}
+        prefill_s = {best: view.prefill_s(best)}
+        pieces = self._paid_by_others(view, best, expected_tokens) if min(matched) < best else []
         tokens, prefill = -1, 0.0
         for i, replica in enumerate(replicas):
             if matched[i] != tokens:  # neighbours mostly match alike
                 tokens = matched[i]
                 if tokens not in prefill_s:
-                    prefill_s[tokens] = self._prefill_s(view, tokens, best, expected_tokens)
+                    prefill_s[tokens] = _prefill_s(view, tokens, pieces)
                 prefill = prefill_s[tokens]
             own = prefill * view.slowness(replica)
             waiting = waiting_s[replica]
@@ -101,23 +102,24 @@ class Preble:
             evictions.append(0.0 if view.has_room(replica, tokens_to_come - tokens) else again * delay)
         return view.table(replicas, matched, load_s=loads, prefill_s=prefills, eviction_s=evictions)
 
-    def _prefill_s(self, view: ClusterView, matched: int, best: int, output_tokens: float) -> float:
-        """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
-        whole_s = view.prefill_s(matched)
-        if matched == best:
-            return whole_s
-        paid_by_others = 0.0
+    def _paid_by_others(self, view: ClusterView, best: int, output_tokens: float) -> list[tuple[int, int, float]]:
+        """The pieces up to the longest match, each as start, end, and x^2: what later users of a copy pay of it."""
         hit_s = view.prefill_s(view.known_tokens)
         hit_s += view.cost_model.decode_s(output_tokens, view.request.num_prompt_tokens)
-        for node in view.known_prefix:
-            if node.start >= best:
-                break
-            tokens = min(node.end, best) - max(node.start, matched)
-            if tokens > 0:
-                busy = view.uses_per_s(node) * hit_s / (node.full_holders.bit_count() + 1)
-                square = (self._crowding * busy) ** 2
-                paid_by_others += tokens * square / (1.0 + square)
-        return whole_s * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
+        pieces = []
+        for piece in view.pieces(best):
+            busy = piece.uses_per_s * hit_s / (piece.holders + 1)
+            pieces.append((piece.start, min(piece.end, best), (self._crowding * busy) ** 2))
+        return pieces
+
+
+def _prefill_s(view: ClusterView, matched: int, pieces: list[tuple[int, int, float]]) -> float:
+    """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
+    paid_by_others = 0.0
+    for start, end, square in pieces:
+        if end > matched:
+            paid_by_others += (end - max(start, matched)) * square / (1.0 + square)
+    return view.prefill_s(matched) * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
 
 
 def _reason(view: ClusterView, matched: int, best: int) -> Reason:

@@ -18,9 +18,25 @@ from preble.core.prefixes.matching import (
     prefix_match,
     usable_tokens,
 )
-from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, Request
+
+
+class PromptPiece:
+    """A piece of a prompt that earlier requests had at the same place: tokens `start` to `end`.
+
+    The last piece may be longer than what the prompt has of it. `holders`: how many replicas cache all of it.
+    `uses_per_s`: requests a second of late that begin with the prefix that ends here.
+    """
+
+    __slots__ = ("end", "holders", "start", "uses_per_s")
+
+    def __init__(self, start: int, end: int, holders: int, uses_per_s: float) -> None:
+        self.start = start
+        self.end = end
+        self.holders = holders
+        self.uses_per_s = uses_per_s
 
 
 class ClusterView:
@@ -146,14 +162,15 @@ class ClusterView:
             return self._window.requests_per_s(self._now)
         return self._window.requests_per_s(self._now, self.replicas)
 
-    @property
-    def known_prefix(self) -> Sequence[Node]:
-        """The tree nodes that the prompt begins with, from the top; of the last one perhaps only the first tokens.
-
-        A node's `recent_uses` counts the requests of the window that use it; `full_holders` is the set of replicas that
-        cache all of it.
-        """
-        return self._match.path
+    def pieces(self, until: int) -> list[PromptPiece]:
+        """What the trees know of the prompt, from its first token to the piece that reaches token `until`. O(depth)."""
+        found = []
+        for node in self._match.path:
+            if node.start >= until:
+                break
+            uses_per_s = node.history.uses_per_s(self._now) if node.history is not None else 0.0
+            found.append(PromptPiece(node.start, node.end, node.full_holders.bit_count(), uses_per_s))
+        return found
 
     @property
     def recomputed_share(self) -> float:
@@ -165,12 +182,7 @@ class ClusterView:
         """Leading prompt tokens in the trees, whether or not a replica caches them; never the last token."""
         return min(self._match.num_tokens, max(self._num_tokens - 1, 0))
 
-    def uses_per_s(self, node: Node) -> float:
-        """Requests a second of late that begin with the prefix that ends with this node of `known_prefix`."""
-        return node.history.uses_per_s(self._now) if node.history is not None else 0.0
-
-    @property
-    def prefix_match(self) -> PrefixMatch:
+    def _cached_prefix(self) -> PrefixMatch:
         """The part of the prompt that trusted replicas cache. O(depth) when first asked."""
         if self._prefix_match is None:
             self._prefix_match = prefix_match(self._match, self._cluster.index.caches, self._trusted)
@@ -184,16 +196,25 @@ class ClusterView:
     @property
     def key_holders(self) -> list[ReplicaIndex]:
         """The holders of the key portion: they cache most of the largest node on the cached prefix."""
-        return replicas_in(self.prefix_match.key_holders)
+        return replicas_in(self._cached_prefix().key_holders)
 
-    def replicated_on(self) -> tuple[Node, list[ReplicaIndex]] | None:
-        """The replicated prefix that the prompt begins with, and the replicas that serve it; None if there is none."""
+    @property
+    def key_prefix_tokens(self) -> int:
+        """Where the key portion ends, in tokens from the prompt's start; 0 if no replica caches anything of it."""
+        node = self._cached_prefix().key_node
+        return 0 if node is None else node.end
+
+    def replicated_on(self) -> tuple[int, list[ReplicaIndex]] | None:
+        """The tokens of the replicated prefix that the prompt begins with, and the replicas that serve it.
+
+        None if no such prefix is replicated.
+        """
         found = self._cluster.rebalancer.replicas_of(self._match.path)
         if found is None:
             return None
         node, replicas = found
         allowed = [replica for replica in replicas if self._trusted >> replica & 1]
-        return (node, allowed) if allowed else None
+        return (node.end, allowed) if allowed else None
 
     def held_tokens(self, replica: ReplicaIndex) -> int:
         """KV tokens that the replica caches or is about to cache."""

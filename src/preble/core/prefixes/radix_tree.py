@@ -95,6 +95,13 @@ class Match:
     def last(self) -> Node:
         return self.path[-1] if self.path else self.base
 
+    def node_at(self, tokens: int) -> Node | None:
+        """The node that ends with the first `tokens` tokens or contains the last of them; None beyond the path."""
+        for node in self.path:
+            if node.end >= tokens:
+                return node
+        return None
+
     @property
     def namespace(self) -> str:
         """Of a match that began at the root."""
