@@ -22,6 +22,9 @@ from preble.core.types import (
     pack_tokens,
 )
 from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
+from preble.profiles import load_profile
+from preble.sim import SimConfig, simulate
+from preble.workloads import WorkloadPlan
 from support.by_hand import MODEL, A, B, C, D, run_of, scheduler_of
 
 
@@ -131,6 +134,27 @@ def test_nothing_in_use_counts_as_a_victim() -> None:
     place(made, "running", run_of(1, 80))
     candidate = place(made, "next", run_of(2, 60)).candidates[0]
     assert candidate.eviction_s == 0.0
+
+
+def test_a_replica_that_has_only_finished_short_answers_is_not_lighter_for_it() -> None:
+    made = scheduler(A, B)
+    where = {f"q{i}": place(made, f"q{i}", run_of(i + 1, 100)).replica_id for i in range(8)}
+    for request_id, replica in where.items():
+        if request_id in ("q0", "q1", "q2", "q3"):
+            finish(made, request_id, output_tokens=10 if replica == A else 1000)
+    load_s = {replica: state.load_s for replica, state in made.snapshot().replicas.items()}
+    assert load_s[A] == pytest.approx(load_s[B])
+
+
+def test_without_shared_prompts_e2_is_as_fast_as_least_load() -> None:
+    profile = load_profile("a6000-mistral-7b")
+    workload = WorkloadPlan(source="unshared", requests=500, rps=15.0).make()
+    ttft_s = {}
+    for policy in ("e2", "least_load"):
+        summary = simulate(SimConfig(profile=profile, replicas=4, policy=policy), workload).summary
+        assert summary.ttft is not None
+        ttft_s[policy] = summary.ttft.mean_s
+    assert ttft_s["e2"] < 1.2 * ttft_s["least_load"]
 
 
 def test_cold_prompts_of_one_instant_spread_evenly() -> None:

@@ -241,7 +241,7 @@ PROFILE_OF_DECODES = CostProfile(
 
 
 def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
-    """Two replicas with as much work each; one has had nothing but long answers.
+    """Two replicas; one has had nothing but answers, the other, with less work in all, mostly a prompt.
 
     A decode iteration of one sequence takes as long as 16 prompt tokens, so 15 can be computed for nothing.
     """
@@ -249,8 +249,9 @@ def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
     a, b = ReplicaId("a"), ReplicaId("b")
     for replica in (a, b):
         made.add_replica(ReplicaSpec(replica, block_size=1), 0.0)
-    for request_id, replica, prompt, output in (("long answer", a, 10, 60), ("long prompt", b, 810, 10)):
-        made.place(Request.of(request_id, tokens(prompt, prompt)), 0.0)
+    answers = [(f"long answer {i}", a, 10, 60) for i in range(3)]
+    for request_id, replica, prompt, output in [*answers, ("long prompt", b, 810, 10)]:
+        made.place(Request.of(request_id, tokens(ord(request_id[-1]), prompt)), 0.0)
         made.move(RequestId(request_id), replica, 0.0)
         made.on_finish(RequestId(request_id), output, 0.0)
     return made, a
@@ -266,11 +267,11 @@ def test_where_all_replicas_decode_alike_the_costs_decide() -> None:
     made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE_OF_DECODES))
     for replica in ("a", "b"):
         made.add_replica(ReplicaSpec(ReplicaId(replica), block_size=1), 0.0)
-    for i, output in enumerate((60, 50)):
+    for i, prompt in enumerate((12, 10)):
         request_id = RequestId(f"answer {i}")
-        made.place(Request.of(request_id, tokens(10 + i, 10)), 0.0)
+        made.place(Request.of(request_id, tokens(10 + i, prompt)), 0.0)
         made.move(request_id, ReplicaId("ab"[i]), 0.0)
-        made.on_finish(request_id, output, 0.0)
+        made.on_finish(request_id, 60, 0.0)
     placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
     assert (placement.replica_id, placement.reason) == (ReplicaId("b"), Reason.EXPLORE)
 

@@ -1,8 +1,10 @@
 """The work placed on each replica in the last H seconds, in seconds of GPU time: L of Algorithm 2.
 
-L_i = sum over the requests placed on i in H of prefill_s(tokens missed when placed)
-      + their number x decode_s(mean output length seen on i in H, mean prompt length on i in H).
-Kept incrementally: O(1) a request and an expiry.
+L_i = sum over the requests placed on i in H of
+      prefill_s(tokens missed when placed) + decode_s(mean output length in H, prompt length).
+The output length is the mean over all replicas. Among those that a replica has finished short answers are too many, the
+more so the more requests it has: by its own mean a busy replica looks lighter than it is (docs/decisions/0001).
+Kept incrementally: O(1) a request, its end and its expiry. L itself is computed when asked for.
 """
 
 from __future__ import annotations
@@ -37,21 +39,22 @@ class WindowEntry:
 class LoadWindow:
     """Work placed on each replica within the last `window_s` seconds. Lists are by replica index, for reading only.
 
-    `load_s`: L. `decode_load_s`: its decode part. `num_requests`: requests in the window. `mean_output_tokens`: mean
-    output length seen in the window; where no request finished, that of all replicas when the replica's sums last
-    changed, or the default. `expected_output_tokens`: the same as a whole number.
+    `num_requests`: requests in the window. `mean_output_tokens`: mean output length seen there in the window; where no
+    request finished, that of all replicas when the replica's sums last changed, or the default.
+    `expected_output_tokens`: the same as a whole number.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
         if window_s <= 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         self.window_s = window_s
-        self.load_s: list[float] = []
-        self.decode_load_s: list[float] = []
         self.num_requests: list[int] = []
         self.mean_output_tokens: list[float] = []
         self.expected_output_tokens: list[int] = []
         self._cost_model = cost_model
+        self._load_s: list[float] = []
+        self._decode_load_s: list[float] = []
+        self._is_current = False
         self._prefill_s: list[float] = []
         self._prompt_tokens: list[int] = []
         self._num_finished: list[int] = []
@@ -64,18 +67,31 @@ class LoadWindow:
         self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
-        """Compute costs with another model from now on. O(replicas).
+        """Compute costs with another model from now on.
 
         Decode times of the requests in the window change with it; prefills keep the seconds they were added with.
         """
         self._cost_model = cost_model
-        for replica in map(ReplicaIndex, range(len(self.load_s))):
-            self._update(replica)
+        self._is_current = False
+
+    @property
+    def load_s(self) -> list[float]:
+        """L. O(replicas) if it has changed."""
+        if not self._is_current:
+            self._compute_loads()
+        return self._load_s
+
+    @property
+    def decode_load_s(self) -> list[float]:
+        """The decode part of L. O(replicas) if it has changed."""
+        if not self._is_current:
+            self._compute_loads()
+        return self._decode_load_s
 
     def add_replica(self, replica: ReplicaIndex) -> None:
         """Count for a replica from now on. An earlier one of this index must have been removed."""
-        if replica == len(self.load_s):
-            for sums in (self.load_s, self.decode_load_s, self.mean_output_tokens, self._prefill_s):
+        if replica == len(self.num_requests):
+            for sums in (self.mean_output_tokens, self._prefill_s):
                 sums.append(0.0)
             for counts in (
                 self.num_requests,
@@ -192,7 +208,7 @@ class LoadWindow:
         return oldest + self.window_s
 
     def load_below(self, node: Node) -> dict[Node, float]:
-        """L of the requests that pass each child of `node`, a decode as long as is usual on its replica.
+        """L of the requests that pass each child of `node`.
 
         O(requests in the window x depth): for the moment at which a prefix is replicated.
         """
@@ -202,7 +218,7 @@ class LoadWindow:
             while above.parent is not None and above.parent is not node and above.start > node.end:
                 above = above.parent
             if entry.replica is not None and entry.counts_use and above.parent is node:
-                decode_s = self._cost_model.decode_s(self.mean_output_tokens[entry.replica], entry.num_prompt_tokens)
+                decode_s = self._cost_model.decode_s(self.mean_answer_tokens, entry.num_prompt_tokens)
                 load_s[above] = load_s.get(above, 0.0) + entry.prefill_s + decode_s
         return load_s
 
@@ -214,15 +230,15 @@ class LoadWindow:
         """The sums agree with the entries. O(n x replicas); for tests."""
         assert self._num_placed == sum(self.num_requests)
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
-        for replica in map(ReplicaIndex, range(len(self.load_s))):
+        for replica in map(ReplicaIndex, range(len(self.num_requests))):
             mine = [entry for entry in self.entries() if entry.replica == replica]
             outputs = [tokens for _, where, tokens in self._finished if where == replica]
             assert self.num_requests[replica] == len(mine)
             assert self._prompt_tokens[replica] == sum(entry.num_prompt_tokens for entry in mine)
             assert abs(self._prefill_s[replica] - sum(entry.prefill_s for entry in mine)) < 1e-6
             assert (self._num_finished[replica], self._output_tokens[replica]) == (len(outputs), sum(outputs))
-            mean_prompt_tokens = self._prompt_tokens[replica] / len(mine) if mine else 0.0
-            decode_s = len(mine) * self._cost_model.decode_s(self.mean_output_tokens[replica], mean_prompt_tokens)
+            answer = self.mean_answer_tokens
+            decode_s = sum(self._cost_model.decode_s(answer, entry.num_prompt_tokens) for entry in mine)
             assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
 
     def _count_output(self, replica: ReplicaIndex, count: int, output_tokens: int) -> None:
@@ -237,9 +253,15 @@ class LoadWindow:
             mean = self._output_tokens[replica] / self._num_finished[replica]
         else:
             mean = self.mean_answer_tokens
-        count = self.num_requests[replica]
-        decode_s = count * self._cost_model.decode_s(mean, self._prompt_tokens[replica] / count) if count else 0.0
         self.mean_output_tokens[replica] = mean
         self.expected_output_tokens[replica] = round(mean)
-        self.decode_load_s[replica] = decode_s
-        self.load_s[replica] = self._prefill_s[replica] + decode_s
+        self._is_current = False
+
+    def _compute_loads(self) -> None:
+        answer, tokens, prefill_s = self.mean_answer_tokens, self._prompt_tokens, self._prefill_s
+        self._decode_load_s = [
+            self._cost_model.decode_s(count * answer, tokens[i] / count) if count else 0.0
+            for i, count in enumerate(self.num_requests)
+        ]
+        self._load_s = [prefill_s[i] + decode_s for i, decode_s in enumerate(self._decode_load_s)]
+        self._is_current = True
