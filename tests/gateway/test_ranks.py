@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import Gateway, serving
+from preble.serving.replicas.rotation import Rotation
 from support.waiting import eventually
 
 NUM_RANKS = 2
@@ -46,7 +48,9 @@ class Ranks:
 
 
 @asynccontextmanager
-async def ranks(policy: str = "preble", *, parity: bool = False) -> AsyncIterator[Ranks]:
+async def ranks(
+    policy: str = "preble", *, parity: bool = False, health: HealthConfig | None = None
+) -> AsyncIterator[Ranks]:
     config = EmulatorConfig(profile="tiny-cpu", speed=50.0, events_port=0, data_parallel_size=NUM_RANKS)
     async with EmulatorServer(config) as emulated:
         gateway_config = GatewayConfig(
@@ -55,6 +59,7 @@ async def ranks(policy: str = "preble", *, parity: bool = False) -> AsyncIterato
             profile="tiny-cpu",
             policy=policy,
             parity=ParityConfig(enabled=parity),
+            health=health or HealthConfig(),
         )
         async with serving(gateway_config) as gateway, aiohttp.ClientSession(gateway.url) as http:
             await eventually(lambda: len(gateway.serving.replicas) == NUM_RANKS, "both ranks have joined")
@@ -115,3 +120,20 @@ async def test_all_ranks_of_a_server_that_ends_leave_the_rotation() -> None:
             replica.suspect.set()
         gateway.emulated._http.should_exit = True
         await eventually(lambda: len(gateway.gateway.serving.replicas) == 0, "none is left")
+
+
+async def test_ranks_of_which_one_cannot_join_leave_nothing_behind_and_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add, left = Rotation.add, []
+
+    def fails_once(rotation: Rotation, engine: Any, *rest: Any) -> Any:
+        if engine.replica_id.endswith("#1") and not left:
+            left.append(engine.replica_id)
+            raise RuntimeError("no room for it")
+        return add(rotation, engine, *rest)
+
+    monkeypatch.setattr(Rotation, "add", fails_once)
+    async with ranks("round_robin", health=HealthConfig(retry_max_s=0.05)) as gateway:
+        assert left
+        assert (await gateway.complete([1, 2, 3]))[0] == 200

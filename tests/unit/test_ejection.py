@@ -302,3 +302,14 @@ def test_what_is_reported_a_replica_that_left_is_ignored() -> None:
         fleet.table.heard(BAD, request, fleet.now)
         fleet.table.failed(BAD, request, fleet.now)
     assert fleet.avoided == frozenset()
+
+
+def test_what_ends_after_its_replica_has_joined_again_says_nothing_of_the_new_life() -> None:
+    fleet = Fleet()
+    old = [fleet.send(BAD) for _ in range(CONFIG.consecutive_failures)]
+    fleet.table.remove(BAD)
+    fleet.table.add(BAD)
+    for request in old:
+        fleet.table.failed(BAD, request, fleet.now)
+    assert fleet.changes == []
+    assert fleet.table.standing(BAD) is Standing.IN

@@ -76,6 +76,8 @@ class _Replica:
     ends: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     """When requests ended, and whether the replica failed them."""
     waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
+    running: set[RequestId] = field(default_factory=set)
+    """Requests sent since it joined. An earlier life's may end later, and say nothing of this one."""
     unheard: dict[RequestId, _Sent] = field(default_factory=dict)
     """Streamed requests of whose answer nothing has come, the oldest first."""
     answered_at: float = 0.0
@@ -165,6 +167,7 @@ class EjectionTable:
         """
         if (replica := self._replicas.get(replica_id)) is None:
             return
+        replica.running.add(request_id)
         if streams:
             replica.unheard[request_id] = _Sent(now, expected_s)
         if replica.standing is Standing.PROBING and replica.probe is None:
@@ -172,7 +175,8 @@ class EjectionTable:
 
     def heard(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The first byte of a usable answer has come."""
-        if (replica := self._replicas.get(replica_id)) is None:
+        replica = self._replicas.get(replica_id)
+        if replica is None or request_id not in replica.running:
             return
         replica.answered_at = now
         if (sent := replica.unheard.pop(request_id, None)) is not None:
@@ -288,9 +292,11 @@ class EjectionTable:
 
     def _ended(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> _Replica | None:
         replica = self._replicas.get(replica_id)
-        if replica is not None:
-            replica.unheard.pop(request_id, None)
-            replica.forget_before(now - self._config.window_s)
+        if replica is None or request_id not in replica.running:
+            return None
+        replica.running.discard(request_id)
+        replica.unheard.pop(request_id, None)
+        replica.forget_before(now - self._config.window_s)
         return replica
 
     def _may_eject(self, replica: _Replica) -> bool:

@@ -52,9 +52,8 @@ class ReplicaMonitor:
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
         self._found = await self._until_up()
+        replicas = self._join(self._found)
         self.waits_because = None
-        suspect = asyncio.Event()
-        replicas = [self._rotation.add(rank.engine, rank.info, suspect) for rank in self._found.ranks]
         async with asyncio.TaskGroup() as aside:
             parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
             try:
@@ -63,6 +62,20 @@ class ReplicaMonitor:
                 # Cancelled only now: a check that waits for a dead replica must not keep it in the rotation.
                 for task in parity:
                     task.cancel()
+
+    def _join(self, found: Found) -> list[LiveReplica]:
+        """Add all the server's ranks to the rotation, or none."""
+        suspect = asyncio.Event()
+        replicas: list[LiveReplica] = []
+        try:
+            for rank in found.ranks:
+                replicas.append(self._rotation.add(rank.engine, rank.info, suspect))
+        except Exception as error:
+            self.waits_because = f"it could not join: {error}"
+            for replica in replicas:
+                self._rotation.remove(replica.engine.replica_id, self.waits_because)
+            raise
+        return replicas
 
     async def _until_removed(self, replicas: list[LiveReplica]) -> None:
         """Follow what its ranks report until it fails, then remove them."""
