@@ -179,13 +179,14 @@ async def test_keys_are_read_again(serve: Serve, keys_file: Path) -> None:
         (table("a", "k", admn=True), "admn"),
         (table("a", "k") + table("b", "k"), "same key"),
         (table("a", "k", weight=0), "weight"),
+        (table("a", "k", priority="urgent"), "none of interactive, batch"),
     ],
 )
 def test_a_bad_file_of_keys_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        load_keys(path)
+        load_keys(path, ("interactive", "batch"))
 
 
 def test_a_salt_goes_before_what_the_client_wrote() -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -122,10 +123,13 @@ async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_el
 async def test_a_carrier_may_send_the_request_elsewhere() -> None:
     async with carrier(2) as (one, fakes):
         placed = await one.place()
+        one.serving._placements.observer = observer = Mock()
         source = placed.placement.replica_id
         [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
         placed.moved(target)
         assert one.in_flight() == {source: 0, target: 1}
+        [heard] = observer.placed.call_args_list
+        assert heard.args[0].replica_id == target, "the queue knows where the request is"
         assert (placed.placement.replica_id, placed.engine.url) == (target, target)
         with pytest.raises(NoReplicaError, match="not live"):
             placed.moved(ReplicaId("http://nowhere"))

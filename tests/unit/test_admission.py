@@ -189,9 +189,9 @@ def test_a_request_that_moves_is_charged_to_its_tenant_again() -> None:
 def test_full_replicas_of_one_model_do_not_hold_up_another() -> None:
     queue = FairQueue(QueueSettings())
     for number, where in enumerate([A, A, B]):
-        entry = Waiting(RequestId(str(number)), "x", 1.0, number, 1e9, where=frozenset({where}))
+        entry = Waiting(RequestId(str(number)), "x", 1.0, number, 1e9, kind=frozenset({where}))
         assert queue.offer(entry, 0.0) == []
-    chosen = queue.next(lambda waiting, owed: waiting.where == {B})
+    chosen = queue.next(lambda waiting, owed: waiting.kind == {B})
     assert chosen is not None
     assert chosen.request_id == "2"
 
@@ -235,6 +235,33 @@ def test_behind_one_long_request_nobody_is_refused_before_anything_is_known() ->
         driver.offer("x", max_wait_s=60.0)
     assert driver.refused == {}
     assert driver.admission.num_waiting == 3
+
+
+def test_behind_one_long_request_that_followed_a_short_one_nobody_is_refused() -> None:
+    driver = Driver(depth_s=0.001)
+    driver.offer("x", 2, tokens=10)
+    driver.offer("x", tokens=20_000)
+    for driver.now, request in ((0.01, "x0"), (1.5, "x1")):
+        driver.admission.begun(RequestId(request))
+        driver.place()
+    assert driver.placed[-1] == "x2"
+    for driver.now in (2.0, 12.0):
+        driver.offer("x", max_wait_s=20.0)
+    assert driver.refused == {}
+
+
+def test_while_two_tenants_ask_the_one_that_used_more_has_one_request_at_a_time_inside() -> None:
+    driver = Driver(depth_s=1.0)
+    driver.offer("y", tokens=1)
+    driver.admission.begun(RequestId("y0"))
+    driver.offer("x", 5)
+    assert driver.placed == ["y0", "x1"]
+    driver.admission.begun(RequestId("x1"))
+    driver.place()
+    assert driver.placed == ["y0", "x1", "x2"]
+    driver.admission.ended(RequestId("y0"), 0)
+    driver.place()
+    assert driver.placed[3:] == ["x3", "x4", "x5"], "a tenant that asks alone fills the replica up to its depth"
 
 
 def test_nobody_is_told_to_stay_away_for_longer_than_anybody_may_wait() -> None:

@@ -64,9 +64,10 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     depth_s: Annotated[
         float,
         about(
-            "Prefill that may wait inside each replica. The gateway queues the rest.",
+            "Prefill of one tenant that may wait inside each replica; the gateway queues the rest. While several "
+            "tenants ask, none waits there for another.",
             unit="s",
-            why="about one iteration: enough to keep a replica busy, and short to wait behind",
+            why="a few iterations: enough to keep a replica busy, and short to wait behind",
             gt=0,
         ),
     ] = DEPTH_S
@@ -87,8 +88,8 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     classes: Annotated[
         tuple[str, ...],
         about(
-            "Values of the header `x-preble-priority`, the first is served first; requests without the "
-            "header belong to it.",
+            "Classes of priority, the first is served first. A request names one in the header `x-preble-priority` or "
+            "the field `service_tier`; without, it belongs to its key's, and that to the first.",
             why="people before batches",
         ),
     ] = ("interactive", "batch")

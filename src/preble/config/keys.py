@@ -18,7 +18,8 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `tenant`: whose key it is, by default the table's name; keys of one tenant share caches and their turn. `admin`: it
     may also use `/debug`, and sees where requests were placed. `share_cache`: what this tenant sends
     may be cached together with what other such tenants send; they can then infer from times what others have sent.
-    `weight`: of its turn under overload. `requests_per_minute`, `tokens_per_minute` (of prompts and answers),
+    `weight`: of its turn under overload. `priority`: the class of its requests (`queue.classes`); they may name a later
+    one, but none before it. `requests_per_minute`, `tokens_per_minute` (of prompts and answers),
     `prompts_at_once`: its limits, none by default.
     """
 
@@ -27,13 +28,14 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     admin: bool = False
     share_cache: bool = False
     weight: Annotated[float, Meta(gt=0)] = 1.0
+    priority: str | None = None
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     prompts_at_once: Annotated[int, Meta(ge=1)] | None = None
 
 
-def load_keys(path: str | Path) -> dict[str, KeyConfig]:
-    """Return the keys in a file by name.
+def load_keys(path: str | Path, classes: tuple[str, ...] = ()) -> dict[str, KeyConfig]:
+    """Return the keys in a file by name. `classes`: those that a key's `priority` may name.
 
     Raises: ConfigError: the file cannot be read, or a table is wrong; names the place and what to do.
     """
@@ -44,6 +46,10 @@ def load_keys(path: str | Path) -> dict[str, KeyConfig]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"keys file {str(path)!r} is not TOML: {error}") from error
     keys = {name: _key(path, name, table) for name, table in tables.items()}
+    for name, key in keys.items():
+        if key.priority is not None and key.priority not in classes:
+            text = f"priority {key.priority!r} is none of {', '.join(classes)} (queue.classes)"
+            raise ConfigError(f"keys file {str(path)!r}: [{name}]: {text}")
     hashes = [key.sha256 for key in keys.values()]
     if twice := next((name for name, key in keys.items() if hashes.count(key.sha256) > 1), None):
         raise ConfigError(f"keys file {str(path)!r}: [{twice}] has the same key as another table; give each its own")

@@ -54,7 +54,7 @@ class App:
         self._bodies = BodyMemoryBudget(
             _BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s
         )
-        self.keys = KeyRing(config.auth)
+        self.keys = KeyRing(config.auth, config.queue.classes)
         self._for_admins = (DEBUG, *((_METRICS,) if config.auth.metrics_need_key else ()))
         self._serving = serving
         self._completions = Completions(serving, config)

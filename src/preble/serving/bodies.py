@@ -54,6 +54,7 @@ class CompletionBody(Reserved, kw_only=True):
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     cache_salt: str | None = None
+    service_tier: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
@@ -69,6 +70,7 @@ class ChatBody(Reserved, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     cache_salt: str | None = None
+    service_tier: str | None = None
     tools: Raw = Raw(b"null")
     documents: Raw = Raw(b"null")
     chat_template_kwargs: dict[str, Any] | None = None

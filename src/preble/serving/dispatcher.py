@@ -15,10 +15,6 @@ from preble.serving.callers import ANYBODY, Caller
 from preble.serving.placements import Placed, Placements
 from preble.serving.retry_budget import RetryBudget
 
-_SECONDS_PER_TOKEN = 1e-4
-_LEAST_WAIT_S = 0.05
-"""Roughly what a first byte takes, to compare replicas that got prompts of different lengths."""
-
 
 class Dispatcher:
     """Places requests. Synchronous: nothing happens between reading the scheduler's state and acting on it."""
@@ -69,14 +65,10 @@ class Dispatcher:
             placed = Placed(self.placements, record, caller, streams, place_again)
             self.placements.in_flight[request.request_id] = placed
             self.placements.timer.arm()
-            missed = placement.num_prompt_tokens - placement.matched_tokens
-            expected_s = _LEAST_WAIT_S + _SECONDS_PER_TOKEN * missed
-            self._ejection.sent(placement.replica_id, request.request_id, now, expected_s, streams=streams)
             self._telemetry.placed(placement, took_s)
-            if (observer := self.placements.observer) is not None:
-                observer.placed(placement, caller, streams=streams)
+            self.placements.sent(placement, caller, now, streams=streams)
         except BaseException:
-            # Nobody gets this placement to end it.
+            # Nobody gets this placement to end it. The observer, which hears last, does not know it.
             self.placements.in_flight.pop(request.request_id, None)
             self._ejection.dropped(placement.replica_id, request.request_id, now)
             self._scheduler.on_finish(request.request_id, 0, now)

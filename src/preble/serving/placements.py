@@ -27,6 +27,8 @@ NOT_NOW = frozenset({429, 503})
 
 ABORTED = "aborted"
 _NOT_FOUND = 404
+_LEAST_WAIT_S = 0.05
+"""Beyond its prefill, roughly what a first byte takes."""
 
 
 class PlacementObserver(Protocol):
@@ -59,6 +61,14 @@ class Placements:
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.observer: PlacementObserver | None = None
         self.in_flight: dict[RequestId, Placed] = {}
+
+    def sent(self, placement: Placement, caller: Caller, now: float, *, streams: bool) -> None:
+        """A request goes to a replica, where its answer should begin after its prefill."""
+        missed = placement.num_prompt_tokens - placement.matched_tokens
+        expected_s = _LEAST_WAIT_S + self.scheduler.cost_model.prefill_s(missed, placement.matched_tokens)
+        self.ejection.sent(placement.replica_id, placement.request_id, now, expected_s, streams=streams)
+        if self.observer is not None:
+            self.observer.placed(placement, caller, streams=streams)
 
     def lost(self, request_id: RequestId, reason: str | None, silent_since: float | None) -> None:
         """The scheduler has forgotten a request whose replica has left the rotation. It may still end well there."""
@@ -175,9 +185,9 @@ class Placed:
             placements.scheduler.move(request_id, to, now)
             placements.timer.arm()
         placements.ejection.dropped(source, request_id, now)
-        placements.ejection.sent(to, request_id, now, streams=self._streams)
         self.engine = engine
         self.placement = dataclasses.replace(self.placement, replica_id=to)
+        placements.sent(self.placement, self._caller, now, streams=self._streams)
         placements.telemetry.moved(source, to)
 
     def end(self) -> None:

@@ -12,13 +12,11 @@ from math import inf
 import structlog
 
 from preble.config import GatewayConfig, ReplicaConfig
-from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
 from preble.decisions.recent import RecentDecisions
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.logs import LogLosses
-from preble.profiles import load_profile
 from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher
@@ -32,7 +30,7 @@ from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
-from preble.serving.scheduler_setup import DEFAULT_PROFILE, Scheduling, start_scheduling
+from preble.serving.scheduler_setup import Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens.pool import TokenSource, make_token_source
@@ -82,8 +80,7 @@ class Serving:
         self._tokens = tokens
         self._ids = RequestIds()
         self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits(), telemetry)
-        cost_model = CostModel(load_profile(config.profile or DEFAULT_PROFILE))
-        self._turns = Turns(dispatcher, config.queue, cost_model, key_limits, max_waiting=config.limits.max_in_flight)
+        self._turns = Turns(dispatcher, config.queue, key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
@@ -216,8 +213,7 @@ class Serving:
 
         Raises: Overloaded: its turn cannot come in time. RequestError: a header about it is wrong.
         """
-        streams = bool(parsed.fields.stream)
-        return await self._turns.place(request, parsed.model, parsed.caller, parsed.headers, streams=streams)
+        return await self._turns.place(request, parsed)
 
     def place(self, request: Request, model: str | None = None) -> Placed:
         """Place a request among the replicas that serve `model`, any if None. End what you get, however it went.

@@ -6,24 +6,29 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from preble.config import QueueConfig
 from preble.core.admission.admission import Admission
 from preble.core.admission.fair_queue import QueueSettings, Refused
-from preble.core.costs.model import CostModel
 from preble.core.types import Placement, ReplicaId, Request, RequestId
-from preble.errors import NoReplicaError, Overloaded, RequestError
+from preble.errors import Overloaded, PrebleError, RequestError
 from preble.serving.callers import Caller
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.key_limits import KeyLimits
 from preble.serving.placements import Placed
+from preble.serving.requests import ParsedRequest
 
 _PRIORITY = b"x-preble-priority"
 _MAX_WAIT = b"x-preble-max-wait"
+_LOOK_AGAIN_S = 1.0
+"""While requests wait, at least this often: nobody reports when a replica's ejection or hold ends."""
 
 
 @dataclass(slots=True)
 class _Waiter:
+    request: Request
+    model: str | None
     place: Callable[[], Placed]
     placed: asyncio.Future[Placed]
 
@@ -38,13 +43,12 @@ class Turns:
         self,
         dispatcher: Dispatcher,
         config: QueueConfig,
-        cost_model: CostModel,
         limits: KeyLimits,
         *,
         max_waiting: int,
     ) -> None:
         settings = QueueSettings(max_waiting, config.max_wait_s, config.credit_s)
-        self._admission = Admission(cost_model, settings, depth_s=config.depth_s)
+        self._admission = Admission(dispatcher.placements.scheduler.cost_model, settings, depth_s=config.depth_s)
         self._config = config
         self._limits = limits
         self._dispatcher = dispatcher
@@ -62,32 +66,40 @@ class Turns:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._admission.used_s(tenant)
 
-    async def place(
-        self, request: Request, model: str | None, caller: Caller, headers: Mapping[bytes, bytes], *, streams: bool
-    ) -> Placed:
+    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
         """Wait for the request's turn, then place it.
 
         Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
         PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
-        self._limits.charge(caller, request.num_prompt_tokens, self._loop.time())
-        if not (caller.tenant and self._config.enabled):
-            return self._dispatcher.place(request, model, caller=caller, streams=streams)
-        rank, max_wait_s = self._rank(headers), _max_wait_s(headers)
-        where = frozenset(self._dispatcher.replicas.keys() - self._dispatcher.replicas.not_serving(model))
-        if not where:
-            raise NoReplicaError("no replica is up")
+        caller, tokens = parsed.caller, request.num_prompt_tokens
+        place = partial(
+            self._dispatcher.place, request, parsed.model, caller=caller, streams=bool(parsed.fields.stream)
+        )
+        self._limits.charge(caller, tokens, self._loop.time())
+        try:
+            if not (caller.tenant and self._config.enabled):
+                return place()
+            return await self._place_in_turn(request, parsed, place)
+        except (PrebleError, asyncio.CancelledError):
+            self._limits.charge(caller, -tokens, self._loop.time())  # it was not served
+            raise
+
+    async def _place_in_turn(self, request: Request, parsed: ParsedRequest, place: Callable[[], Placed]) -> Placed:
+        caller = parsed.caller
+        rank, max_wait_s = self._rank(parsed), _max_wait_s(parsed.headers)
+        able = self._dispatcher.replicas.able_to_serve(request, parsed.model)
         future: asyncio.Future[Placed] = self._loop.create_future()
-        place = partial(self._dispatcher.place, request, model, caller=caller, streams=streams)
-        self._waiters[request.request_id] = _Waiter(place, future)
+        self._waiters[request.request_id] = _Waiter(request, parsed.model, place, future)
         self._admission.set_weight(caller.tenant, caller.weight)
+        self._admission.use(self._dispatcher.placements.scheduler.cost_model)
         refused = self._admission.offer(
             request.request_id,
             caller.tenant,
             request.num_prompt_tokens,
             self._loop.time(),
             rank=rank,
-            where=where,
+            kind=able,
             max_wait_s=max_wait_s,
         )
         self._refuse(refused)
@@ -105,14 +117,18 @@ class Turns:
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().cancelled()
 
-    def _rank(self, headers: Mapping[bytes, bytes]) -> int:
-        given = headers.get(_PRIORITY)
+    def _rank(self, parsed: ParsedRequest) -> int:
+        """Of the class that the header names, else the body's `service_tier`; never before the class of the key."""
+        classes, key = self._config.classes, parsed.caller.limits
+        best = classes.index(key.priority) if key is not None and key.priority is not None else 0
+        given = parsed.headers.get(_PRIORITY)
         if given is None:
-            return 0
+            tier = parsed.fields.service_tier
+            return max(best, classes.index(tier)) if tier in classes else best
         name = given.decode("latin-1")
-        if name not in self._config.classes:
-            raise RequestError(f"{_PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(self._config.classes)}")
-        return self._config.classes.index(name)
+        if name not in classes:
+            raise RequestError(f"{_PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
+        return max(best, classes.index(name))
 
     # what happens to replicas and to requests that were placed
 
@@ -122,6 +138,7 @@ class Turns:
 
     def replica_removed(self, replica_id: ReplicaId) -> None:
         self._admission.remove_replica(replica_id)
+        self._call_up()
 
     def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None:
         self._admission.placed(placement, caller.tenant, self._loop.time(), told=streams)
@@ -143,9 +160,18 @@ class Turns:
             return
         now = self._loop.time()
         self._refuse(self._admission.expire(now))
-        while (request_id := self._admission.next(now)) is not None:
+        while (request_id := self._admission.next(now, self._where)) is not None:
             self._place(request_id)
         self._arm(now)
+
+    def _where(self, request_id: RequestId) -> frozenset[ReplicaId]:
+        """The replicas that a request could go to now. Those to keep away from count only where there are no others."""
+        waiter = self._waiters[request_id]
+        try:
+            able = self._dispatcher.replicas.able_to_serve(waiter.request, waiter.model)
+        except RequestError:
+            return frozenset()
+        return able - self._dispatcher.placements.ejection.avoided(self._loop.time()) or able
 
     def _place(self, request_id: RequestId) -> None:
         waiter = self._waiters.pop(request_id, None)
@@ -167,6 +193,8 @@ class Turns:
         if self._timer is not None:
             self._timer.cancel()
         when = self._admission.next_timer(now)
+        if self._waiters:
+            when = min(when or inf, now + _LOOK_AGAIN_S)
         self._timer = None if when is None else self._loop.call_at(when, self._call_up)
 
     def close(self) -> None:

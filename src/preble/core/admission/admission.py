@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
 
-from preble.core.admission.fair_queue import FairQueue, QueueSettings, Refused, Waiting, Where
-from preble.core.admission.gate import Gate
+from preble.core.admission.fair_queue import FairQueue, QueueSettings, Refused, Waiting
+from preble.core.admission.gate import Gate, Where
 from preble.core.costs.model import CostModel
 from preble.core.types import Placement, ReplicaId, RequestId
 
-DEPTH_S = 0.02
-"""About one iteration's prefill: more lets tenants wait behind one another inside replicas, less leaves those idle."""
+DEPTH_S = 0.05
+"""A few iterations' prefill: a tenant that comes anew waits behind it, and less leaves replicas idle."""
 _NEWEST = 0.1
 """What the newest request counts for in a tenant's averages."""
 
@@ -71,6 +72,10 @@ class Admission:
         """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
         self._queue.set_weight(tenant, weight)
 
+    def use(self, cost_model: CostModel) -> None:
+        """Estimate with another cost model from now on."""
+        self._cost_model = cost_model
+
     def add_replica(self, replica_id: ReplicaId) -> None:
         """A replica joins, with nothing to do."""
         self._gate.add_replica(replica_id)
@@ -87,26 +92,38 @@ class Admission:
         now: float,
         *,
         rank: int = 0,
-        where: Where = None,
+        kind: Hashable = None,
         max_wait_s: float | None = None,
     ) -> list[Refused]:
         """A request comes. Returns who is refused for that, at once: it, or one that waits.
 
-        `rank`: lower ones go first, whoever sends them. `where`: the replicas that can serve it, None for any.
+        `rank`: lower ones go first, whoever sends them. `kind`: equal for requests that the same replicas can serve.
         `max_wait_s`: shorter than everybody's.
         """
         habits = self._habits_of(tenant)
         cost_s = self._cost_model.prefill_s(num_prompt_tokens) * habits.missed_share
         cost_s += self._cost_model.decode_s(habits.output_tokens, num_prompt_tokens)
         deadline = now + min(self._settings.max_wait_s, inf if max_wait_s is None else max_wait_s)
-        entry = self._waiting[request_id] = Waiting(request_id, tenant, cost_s, now, deadline, rank, where)
-        return self._forget(self._queue.offer(entry, now))
+        entry = self._waiting[request_id] = Waiting(request_id, tenant, cost_s, now, deadline, rank, kind)
+        return self._forget(self._queue.offer(entry, now, self._gate.pending_s))
 
-    def next(self, now: float) -> RequestId | None:
-        """The request that is to be placed now; None: there is no room, or nobody waits."""
+    def next(self, now: float, where: Callable[[RequestId], Where] = lambda request_id: None) -> RequestId | None:
+        """The request that is to be placed now; None: there is no room, or nobody waits.
+
+        `where`: the replicas that can serve a request that waits. One that none can serve is called up, to be refused.
+        """
         if not self._queue.num_waiting:
             return None
-        entry = self._queue.next(lambda waiting, is_owed: self._has_room(waiting, is_owed, now))
+        is_shared = self._queue.num_active > 1
+
+        def has_room(waiting: Waiting, is_owed: bool) -> bool:
+            among = where(waiting.request_id)
+            if (among is not None and not among) or self._gate.has_room(among, now, is_shared=is_shared):
+                return True
+            # A tenant that used least does not wait for room that the others have taken.
+            return is_owed and self._gate.has_room_of_its_own(among, waiting.tenant)
+
+        entry = self._queue.next(has_room)
         if entry is None:
             return None
         del self._waiting[entry.request_id]
@@ -145,7 +162,7 @@ class Admission:
 
     def expire(self, now: float) -> list[Refused]:
         """Those that have waited for as long as they may; they wait no longer."""
-        return self._forget(self._queue.expire(now))
+        return self._forget(self._queue.expire(now, self._gate.pending_s))
 
     def next_timer(self, now: float) -> float | None:
         """When `expire` or `next` may have something to do, though nothing else happens; None if never.
@@ -158,12 +175,6 @@ class Admission:
         return min((time for time in times if time is not None), default=None)
 
     # inside
-
-    def _has_room(self, waiting: Waiting, is_owed: bool, now: float) -> bool:
-        """A tenant that used least does not wait for room that the others have taken."""
-        if self._gate.has_room(waiting.where, now):
-            return True
-        return is_owed and self._gate.has_room_of_its_own(waiting.where, waiting.tenant)
 
     def _habits_of(self, tenant: str) -> _Habits:
         return self._habits.setdefault(tenant, _Habits())

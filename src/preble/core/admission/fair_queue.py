@@ -9,15 +9,13 @@ Source: Sheng et al., "Fairness in Serving Large Language Models" (virtual token
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from preble.core.types import ReplicaId, RequestId
+from preble.core.types import RequestId
 
-Where = frozenset[ReplicaId] | None
-"""The replicas that can serve a request; None for any."""
 _RATE_S = 10.0
 """The fleet's rate of work is measured over about this time: what is older than it counts for less than half."""
 _LEAST_BUSY_S = 1.0
@@ -36,7 +34,10 @@ class QueueSettings:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """One request that waits. `rank`: lower goes first, whatever the tenants' counters. `cost_s`: as estimated."""
+    """One request that waits. `rank`: lower goes first, whatever the tenants' counters. `cost_s`: as estimated.
+
+    `kind`: equal for requests that the same replicas can serve; those of one kind wait behind one another.
+    """
 
     request_id: RequestId
     tenant: str
@@ -44,7 +45,7 @@ class Waiting:
     arrived_at: float
     deadline: float
     rank: int = 0
-    where: Where = None
+    kind: Hashable = None
     is_waiting: bool = True
 
 
@@ -66,7 +67,7 @@ class _Tenant:
         self.waiting_s = 0.0
         self.num_waiting = 0
         self.num_running = 0
-        self.lines: dict[tuple[int, Where], deque[Waiting]] = {}
+        self.lines: dict[tuple[int, Hashable], deque[Waiting]] = {}
 
     @property
     def is_active(self) -> bool:
@@ -87,6 +88,11 @@ class FairQueue:
         self._num_offers = 0
         self.num_waiting = 0
 
+    @property
+    def num_active(self) -> int:
+        """Tenants of whom anything waits or runs. O(tenants)."""
+        return sum(tenant.is_active for tenant in self._tenants.values())
+
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
         self._tenant(tenant).weight = weight
@@ -95,19 +101,20 @@ class FairQueue:
         """GPU time that counts as used by the tenant, divided by its weight."""
         return self._tenant(tenant).used_s
 
-    def offer(self, entry: Waiting, now: float) -> list[Refused]:
+    def offer(self, entry: Waiting, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
         """A request comes. Returns who is refused for that, at once: the request itself, or one that came before it.
+        `in_replicas_s`: GPU time of what was started and has not begun to be answered.
 
         It is refused where it could not go before its deadline. Where the queue is full, the tenant that waits for the
         most GPU time loses its newest request.
         """
         tenant = self._tenant(entry.tenant)
-        wait_s = self._expected_wait_s(tenant, entry)
+        wait_s = self._expected_wait_s(tenant, entry, in_replicas_s)
         if now + wait_s > entry.deadline:
             return [self._refusal(entry, now + wait_s - entry.deadline)]
         self._measure(0.0, now)
         self._activate(tenant)
-        tenant.lines.setdefault((entry.rank, entry.where), deque()).append(entry)
+        tenant.lines.setdefault((entry.rank, entry.kind), deque()).append(entry)
         tenant.num_waiting += 1
         tenant.waiting_s += entry.cost_s
         self.num_waiting += 1
@@ -119,7 +126,7 @@ class FairQueue:
         greediest = max(self._waiting_tenants(), key=lambda other: other.waiting_s / other.weight)
         newest = max((line[-1] for line in greediest.lines.values()), key=lambda waiting: waiting.arrived_at)
         self.withdraw(newest)
-        return [self._refusal(newest, self._expected_wait_s(greediest, newest))]
+        return [self._refusal(newest, self._expected_wait_s(greediest, newest, in_replicas_s))]
 
     def next(self, has_room: Callable[[Waiting, bool], bool]) -> Waiting | None:
         """Take the request whose turn it is, of those with room; None if there is none.
@@ -167,25 +174,26 @@ class FairQueue:
             return
         entry.is_waiting = False
         tenant = self._tenants[entry.tenant]
-        line = tenant.lines[entry.rank, entry.where]
+        line = tenant.lines[entry.rank, entry.kind]
         if line[0] is entry:
             line.popleft()
         else:
             line.remove(entry)
         if not line:
-            del tenant.lines[entry.rank, entry.where]
+            del tenant.lines[entry.rank, entry.kind]
         tenant.num_waiting -= 1
         tenant.waiting_s = max(tenant.waiting_s - entry.cost_s, 0.0) if tenant.num_waiting else 0.0
         self.num_waiting -= 1
 
-    def expire(self, now: float) -> list[Refused]:
-        """Those whose deadline has come; they wait no longer."""
+    def expire(self, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
+        """Those whose deadline has come; they wait no longer. `in_replicas_s`: as for `offer`."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, entry = heappop(self._deadlines)
             if entry.is_waiting:
                 self.withdraw(entry)
-                expired.append(self._refusal(entry, self._expected_wait_s(self._tenants[entry.tenant], entry)))
+                wait_s = self._expected_wait_s(self._tenants[entry.tenant], entry, in_replicas_s)
+                expired.append(self._refusal(entry, wait_s))
         return expired
 
     def next_deadline(self) -> float | None:
@@ -214,16 +222,17 @@ class FairQueue:
         """Refuse the request. Its `retry_after_s` is at most the longest time that a request may wait here."""
         return Refused(entry.request_id, min(retry_after_s, self._settings.max_wait_s))
 
-    def _expected_wait_s(self, tenant: _Tenant, entry: Waiting) -> float:
+    def _expected_wait_s(self, tenant: _Tenant, entry: Waiting, in_replicas_s: float) -> float:
         """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known.
 
-        It is not known behind one long request that started before anybody waited: nothing has started since.
+        It is not known behind one long request that started before anybody waited: nothing has started since. Nor does
+        the fleet do little behind one that started since: its whole prefill counts until it is over.
         """
         if self._busy_s < _LEAST_BUSY_S or self._started_s <= 0.0 or not self.num_waiting:
             return 0.0
         others = sum(other.weight for other in self._waiting_tenants() if other is not tenant)
         share = tenant.weight / (tenant.weight + others)
-        return (tenant.waiting_s + entry.cost_s) * self._busy_s / (self._started_s * share)
+        return (tenant.waiting_s + entry.cost_s) * self._busy_s / ((self._started_s + in_replicas_s) * share)
 
     def _measure(self, started_s: float, now: float) -> None:
         """Count the time since the last call as busy if requests wait now."""

@@ -5,11 +5,13 @@ What waits inside a replica goes in the order in which it came there; whose turn
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from preble.core.admission.fair_queue import Where
 from preble.core.types import ReplicaId, RequestId
+
+Where = Collection[ReplicaId] | None
+"""The replicas that can serve a request; None for any."""
 
 _LATE = 4.0
 """How many times the depth a request may wait beyond its own prefill before its replica counts as full."""
@@ -48,7 +50,10 @@ class _Replica:
 
 
 class Gate:
-    """`depth_s`: seconds of prefill that may wait inside each replica, which keep it busy until more comes."""
+    """`depth_s`: seconds of prefill that may wait inside each replica, which keep it busy until more comes.
+
+    While several tenants ask, no prefill may wait there for another: whose is next would be decided too early.
+    """
 
     def __init__(self, depth_s: float) -> None:
         self._depth_s = depth_s
@@ -79,9 +84,15 @@ class Gate:
         if replica is not None:
             replica.drop(request_id)
 
-    def has_room(self, where: Where, now: float) -> bool:
-        """Whether any of these replicas should get more. O(replicas)."""
-        return any(self._is_open(replica, now) for replica in self._among(where))
+    @property
+    def pending_s(self) -> float:
+        """Prefill that waits or runs inside the replicas. O(replicas)."""
+        return sum(replica.pending_s for replica in self._replicas.values())
+
+    def has_room(self, where: Where, now: float, *, is_shared: bool = False) -> bool:
+        """Whether any of these replicas should get more. `is_shared`: whether several tenants ask. O(replicas)."""
+        depth_s = 0.0 if is_shared else self._depth_s
+        return any(self._is_open(replica, now, depth_s) for replica in self._among(where))
 
     def has_room_of_its_own(self, where: Where, tenant: str) -> bool:
         """Whether at any of these replicas next to nothing waits of this tenant. O(what waits inside replicas)."""
@@ -107,8 +118,9 @@ class Gate:
             return self._replicas.values()
         return [self._replicas[r] for r in where if r in self._replicas]
 
-    def _is_open(self, replica: _Replica, now: float) -> bool:
+    @staticmethod
+    def _is_open(replica: _Replica, now: float, depth_s: float) -> bool:
         replica.drop_assumed(now)
         if not replica.pending:
             return True
-        return replica.pending_s < self._depth_s and now < next(iter(replica.pending.values())).late_at
+        return replica.pending_s < depth_s and now < next(iter(replica.pending.values())).late_at

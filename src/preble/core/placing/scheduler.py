@@ -273,6 +273,11 @@ class GlobalScheduler:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    @property
+    def cost_model(self) -> CostModel:
+        """The cost model, as corrected so far."""
+        return self._cluster.cost_model
+
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
         return SchedulerState(

@@ -13,9 +13,10 @@ from preble.serving import ANYBODY, Caller
 class KeyRing:
     """The keys that are accepted. Without any, everybody is let in and may do everything."""
 
-    def __init__(self, config: AuthConfig) -> None:
-        """Raises: ConfigError: the file of keys is unusable."""
+    def __init__(self, config: AuthConfig, classes: tuple[str, ...] = ()) -> None:
+        """`classes`: of priority, which keys may name. Raises: ConfigError: the file of keys is unusable."""
         self._config = config
+        self._classes = classes
         self._callers: Mapping[str, Caller] = {}
         self.reload()
 
@@ -30,7 +31,7 @@ class KeyRing:
                 digest = sha256(key.encode()).hexdigest()
                 callers[digest] = _caller(f"key-{digest[:8]}", KeyConfig(digest, admin=is_admin))
         if self._config.keys_file is not None:
-            named = load_keys(self._config.keys_file)
+            named = load_keys(self._config.keys_file, self._classes)
             callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
         self._callers = callers
         return len(callers)

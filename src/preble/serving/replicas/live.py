@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from preble.core.cluster.replicas import longest_prompt
-from preble.core.types import ReplicaId, namespace_of
+from preble.core.types import ReplicaId, Request, namespace_of
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
 from preble.serving.parity.report import ParityReport
@@ -126,6 +126,13 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
             )
         self._not_serving[model] = others
         return others
+
+    def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
+        """Return the live replicas that serve the model and can hold the prompt. Raises: UnknownModel."""
+        unable = self.not_serving(model) | request.avoid
+        length = request.num_prompt_tokens
+        able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
+        return frozenset(able)
 
     def base_model(self, others: frozenset[ReplicaId]) -> str:
         """Return the base model of the live replicas other than these; "" where they have several."""

@@ -69,7 +69,8 @@ class ReplicaMonitor:
         replicas: list[LiveReplica] = []
         try:
             for rank in found.ranks:
-                replicas.append(self._rotation.add(rank.engine, rank.info, suspect))
+                replica = self._rotation.add(rank.engine, rank.info, suspect)
+                replicas.append(replica)
         except Exception as error:
             self.waits_because = f"it could not join: {error}"
             for replica in replicas:
