@@ -250,7 +250,7 @@ def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
     for replica in (a, b):
         made.add_replica(ReplicaSpec(replica, block_size=1), 0.0)
     answers = [(f"long answer {i}", a, 10, 60) for i in range(3)]
-    for request_id, replica, prompt, output in [*answers, ("long prompt", b, 810, 10)]:
+    for request_id, replica, prompt, output in [*answers, ("long prompt", b, 1200, 10)]:
         made.place(Request.of(request_id, tokens(ord(request_id[-1]), prompt)), 0.0)
         made.move(RequestId(request_id), replica, 0.0)
         made.on_finish(RequestId(request_id), output, 0.0)
