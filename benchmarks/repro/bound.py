@@ -8,6 +8,7 @@ its capacity hold the bound, so does capacity.
 
     python benchmarks/repro/bound.py                        # all cases; status 1 if the bound is broken
     python benchmarks/repro/bound.py on-off lost --json result.json
+    python benchmarks/repro/bound.py --draw                 # fill in the page from the kept result, run nothing
 
 Held for each case and rate: the mean over the seeds of the ratio `preble` / least load, for mean and p99 of E2E and for
 the p99 of TTFT (`KNOWN` has where that one is broken, how far, and why). A quarter of an hour.
@@ -26,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import msgspec
+from page import filled
 
 from preble.core.costs.refit import CostFactors, scaled
 from preble.core.placing.scheduler import GlobalScheduler
@@ -39,6 +41,9 @@ from preble.sim.memory import fewer_collections
 from preble.sim.simulation import Simulation
 from preble.workloads import Workload, WorkloadPlan
 
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "bound.json"
+PAGE = ROOT / "docs" / "decisions" / "0008-the-policy-preble.md"
 BOUND = 1.05
 POLICIES = ("preble", "least_load")
 PROFILE = "a6000-mistral-7b"
@@ -263,11 +268,26 @@ def measure(cases: list[Case]) -> Result:
     return Result(BOUND, PROFILE, SEEDS, time.process_time() - started, broken, known, rows)
 
 
+def values(result: Result) -> dict[str, str]:
+    """What the page says of a result: the worst ratio of each latency, and the ones that break the bound, by load."""
+    worst = {}
+    for name in ("E2E mean", "E2E p99", "TTFT p99"):
+        ratio = max(row.ratios[name].mean for row in result.rows if name not in row.broken)
+        worst[f"value:bound-{name.lower().replace(' ', '-')}"] = f"{ratio:.3f}"
+    broken = [(row.load, row.ratios[name].mean) for row in result.rows for name in row.broken]
+    return worst | {f"value:bound-broken-{load:g}": f"{ratio:.2f}" for load, ratio in broken}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
     parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--draw", action="store_true", help="only fill in the page from the kept result")
     options = parser.parse_args()
+    if options.draw:
+        kept = msgspec.json.decode(RESULT.read_bytes(), type=Result)
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), values(kept)), encoding="utf-8")
+        return
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
     with fewer_collections():

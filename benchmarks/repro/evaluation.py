@@ -47,6 +47,8 @@ DETAILS = DOCS / "evaluation-details"
 FIGURES = DOCS / "evaluation"
 DRAWN = (TTFT_P99, E2E_MEAN)
 EXTRAS = ("bounds", "loss")
+SIZES = ("fleets", "caches", "traffic")
+"""The groups of cases of other sizes."""
 
 
 class Details(NamedTuple):
@@ -71,7 +73,7 @@ PAGES: Mapping[str, Details] = MappingProxyType(
         "sizes": Details(
             "Details: other sizes",
             "More and fewer replicas, other GPUs, other caches, recorded traces and mixes.",
-            ("fleets", "caches", "traffic"),
+            SIZES,
         ),
     }
 )
@@ -95,7 +97,40 @@ def tables(results: Results) -> dict[str, str]:
         "loss": loss_table(lost) if (lost := known_losses()) else None,
     }
     made |= {name: detail_table(results[name], CASES[name]) if name in results else None for name in IN_PAGE}
-    return {name: NOT_RUN if table is None else markdown(table) for name, table in made.items()}
+    return {name: NOT_RUN if table is None else markdown(table) for name, table in made.items()} | values(results)
+
+
+def values(results: Results) -> dict[str, str]:
+    """What sentences of docs/evaluation.md quote, by marker; nothing until all cases that they quote have run."""
+    four, sizes = ([case.name for case in CASES.values() if case.group in groups] for groups in (("four",), SIZES))
+    if not results.keys() >= {*four, *sizes}:
+        return {}
+    standing = {(case, one.policy): one for case in results for one in results[case].standings_of(case)}
+
+    def shares(policy: str, cases: list[str]) -> list[float]:
+        return [standing[case, policy].share_of_best for case in cases]
+
+    def carried(policy: str) -> str:
+        estimate = standing["video", policy].capacity_rps
+        return f"{estimate.mean:.1f} ± {estimate.half_width:.1f}"
+
+    made = {
+        "preble-video": f"{standing['video', 'preble'].share_of_best:.0%}",
+        "preble-video-rps": carried("preble"),
+        "slim-video-rps": carried("slim_router"),
+        "e2-multiturn": f"{standing['multiturn', 'e2'].share_of_best:.0%}",
+        "e2-agent": f"{standing['agent', 'e2'].share_of_best:.0%}",
+        "least-load": _range(shares("least_load", four)),
+        "round-robin": _range(shares("round_robin", four)),
+        "preble-sizes": f"{min(shares('preble', sizes)):.0%}",
+        "sizes": str(len(sizes)),
+        "sglang-32": f"{standing['size-32', 'sglang_cache_aware'].share_of_best:.0%}",
+    }
+    return {f"value:{name}": value for name, value in made.items()}
+
+
+def _range(shares: list[float]) -> str:
+    return f"{min(shares):.0%} to {max(shares):.0%}"
 
 
 OVERVIEWS = (
