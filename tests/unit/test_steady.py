@@ -7,14 +7,16 @@ import random
 import pytest
 
 from preble.compare import ComparePlan, CompareResult, compare_policies
+from preble.compare.early import watch_of
 from preble.compare.numbers import caution
 from preble.compare.page import compare_page
+from preble.compare.plan import Arm
 from preble.compare.tables import rate_table
 from preble.metrics import RequestRecord
 from preble.metrics.capacity import Bound, CapacitySlo, capacity
 from preble.metrics.steady import Steadiness, Verdict, drift, steadiness, warm_up
 from preble.profiles import load_profile
-from preble.sim import SimConfig
+from preble.sim import Failure, SimConfig
 from preble.workloads import Stream, WorkloadPlan
 
 SLO = CapacitySlo(ttft_p99_s=2.0)
@@ -111,6 +113,44 @@ def test_noise_alone_seldom_drifts(seed: int) -> None:
 def test_the_warm_up_is_at_most_half() -> None:
     assert warm_up([float(value) for value in range(100, 0, -1)]) == 50
     assert warm_up([1.0] * 20) == 0
+
+
+def test_a_run_with_an_event_is_judged_from_the_event_on() -> None:
+    """Found by itself, the warm-up would swallow the bad quarter that the event makes."""
+
+    def took_s(share: float) -> float:
+        return 8.0 if 0.25 < share < 0.45 else 1.0
+
+    found = verdict(took_s)
+    judged = steadiness(records(took_s), until_s=400.0, least_s=180.0, from_s=100.0)
+    assert found.warm_up_s > 150.0
+    assert judged.warm_up_s == pytest.approx(100.0, abs=judged.series.slice_s)
+    assert found.summary.e2e is not None and judged.summary.e2e is not None
+    assert judged.summary.e2e.p90_s > 2 * found.summary.e2e.p90_s
+
+
+@pytest.mark.parametrize(
+    ("stream", "failures", "event_s"),
+    [
+        (Stream(), (), None),
+        (Stream(from_s=20.0), (), 30.0),
+        (Stream(until_s=50.0), (), 60.0),
+        (Stream(from_s=20.0, until_s=50.0), ("25:lost:r1",), 25.0),
+    ],
+)
+def test_the_first_event_is_a_stream_that_changes_or_a_replica_that_does(
+    stream: Stream, failures: tuple[str, ...], event_s: float | None
+) -> None:
+    cluster = SimConfig(profile=load_profile("a6000-mistral-7b"), failures=tuple(map(Failure.parse, failures)))
+    plan = ComparePlan(
+        workloads={"a": WorkloadPlan(source="a", streams=(stream,), warm_s=10.0)},
+        policies=("preble",),
+        cluster=cluster,
+        lasting_s=60.0,
+    )
+    cell = plan.cell(Arm("a", "preble", 0), 5.0)
+    assert (cell.warm_s, cell.first_event_s) == (10.0, event_s)
+    assert getattr(watch_of(cell), "may_settle", None) is (event_s is None)
 
 
 def test_nothing_has_no_verdict() -> None:

@@ -22,19 +22,23 @@ def watch_of(cell: Cell) -> Watch | None:
     """What may end the run of a cell; None for a run to the end."""
     if cell.slo is None or not cell.workload.rps:
         return None
-    scenario = cell.workload.scenario()
-    warm_s = 0.0 if scenario is None else scenario.warm_s
-    return _Enough(cell.slo, cell.workload.rps, cell.config.window_s, warm_s)
+    return _Enough(
+        cell.slo, cell.workload.rps, cell.config.window_s, cell.warm_s, may_settle=cell.first_event_s is None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Enough:
-    """Ends a run that is overloaded beyond doubt, or that has settled and keeps the SLO with ease."""
+    """Ends a run that is overloaded beyond doubt, or that has settled and keeps the SLO with ease.
+
+    `may_settle`: False where something is still to happen.
+    """
 
     slo: CapacitySlo
     rps: float
     window_s: float
     warm_s: float
+    may_settle: bool
 
     @property
     def every_s(self) -> float:
@@ -47,7 +51,8 @@ class _Enough:
         # Little: who arrives now waits for about this long.
         if glimpse.num_waiting / self.rps > PATIENCE * bound_s:
             return True
-        return glimpse.now - self.warm_s >= SETTLED_WINDOWS * self.window_s and self._has_settled(glimpse)
+        is_long = self.may_settle and glimpse.now - self.warm_s >= SETTLED_WINDOWS * self.window_s
+        return is_long and self._has_settled(glimpse)
 
     def _has_settled(self, glimpse: Glimpse) -> bool:
         records = [record for record in glimpse.records if self.warm_s <= record.scheduled_s < glimpse.oldest_s]

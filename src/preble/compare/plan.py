@@ -140,6 +140,21 @@ class Cell:
             parts = (*parts, self.slo)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
+    @property
+    def warm_s(self) -> float:
+        """Seconds in which the workload only fills the caches."""
+        scenario = self.workload.scenario()
+        return 0.0 if scenario is None else scenario.warm_s
+
+    @property
+    def first_event_s(self) -> float | None:
+        """When the run first changes on purpose: a stream begins or ends, a replica fails or joins. None for never."""
+        scenario = self.workload.scenario()
+        times_s = [failure.time_s for failure in self.config.failures]
+        for stream in () if scenario is None else scenario.stream:
+            times_s += [self.warm_s + time_s for time_s in (stream.from_s, stream.until_s) if time_s]
+        return min(times_s, default=None)
+
     def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
         """To other processes it goes as JSON, as into its key: a compiled core's frozen classes cannot be unpickled."""
         return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config), self.slo)

@@ -88,11 +88,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
-    """Of what came after the warm-up that the workload itself has."""
-    scenario = cell.workload.scenario()
-    warm_s = 0.0 if scenario is None else scenario.warm_s
-    records = [record for record in result.records if record.scheduled_s >= warm_s] or result.records
-    found = steadiness(records, until_s=last_s, least_s=cell.config.window_s)
+    """Of what came after the warm-up that the workload itself has; from its first event on, if it has events.
+
+    Events are what such a run is about. A warm-up that is looked for would leave them out of the runs that they harm.
+    """
+    records = [record for record in result.records if record.scheduled_s >= cell.warm_s] or result.records
+    found = steadiness(records, until_s=last_s, least_s=cell.config.window_s, from_s=cell.first_event_s)
     if result.stopped_s is not None and found.verdict is Verdict.SHORT:
         return msgspec.structs.replace(found, verdict=Verdict.GROWING)  # it was stopped because it was overloaded
     return found

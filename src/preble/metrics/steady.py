@@ -99,30 +99,36 @@ class Steadiness(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.verdict} (in the system {self.queue_change:+.0%}{hits})"
 
 
-def steadiness(records: Sequence[RequestRecord], *, until_s: float, least_s: float = 0.0) -> Steadiness:
+def steadiness(
+    records: Sequence[RequestRecord], *, until_s: float, least_s: float = 0.0, from_s: float | None = None
+) -> Steadiness:
     """The verdict on a run from its records. O(n log n).
 
     `until_s`: when the last request that came by itself was sent; what is sent later is not judged. `least_s`: a run
-    whose arrivals take less time is too short.
+    whose arrivals take less time is too short. `from_s`: where the warm-up ends, at the latest in the middle; None to
+    look for its end.
 
     Raises: ValueError: no records.
     """
     if not records:
         raise ValueError("a verdict needs at least one record")
-    from_s = min(record.scheduled_s for record in records)
-    lasted_s = until_s - from_s
-    series = _series(records, from_s, until_s)
+    first_s = min(record.scheduled_s for record in records)
+    lasted_s = until_s - first_s
+    series = _series(records, first_s, until_s)
     num_slices = len(series.in_system)
     if num_slices < 2 * BATCHES or lasted_s < least_s:
         whole = summarize(records)
         return _verdict(Verdict.SHORT, lasted_s, 0.0, Drift(0.0, is_sure=False), None, series, whole)
     hits = filled(series.hit_rate)
-    cut = max(warm_up(series.in_system), 0 if hits is None else warm_up(hits))
+    if from_s is None:
+        cut = max(warm_up(series.in_system), 0 if hits is None else warm_up(hits))
+    else:
+        cut = max(0, min(int((from_s - first_s) / series.slice_s), num_slices // 2))
     queue = drift(series.in_system[cut:])
     mean = max(float(np.mean(series.in_system[cut:])), 1e-9)
     hit = None if hits is None else drift(hits[cut:])
     warm_up_s = cut * series.slice_s
-    judged = summarize([r for r in records if from_s + warm_up_s <= r.scheduled_s <= until_s])
+    judged = summarize([r for r in records if first_s + warm_up_s <= r.scheduled_s <= until_s])
     relative = Drift(queue.change / mean, queue.is_sure)
     return _verdict(_judge(relative, hit), lasted_s, warm_up_s, relative, hit, series, judged)
 
