@@ -140,7 +140,7 @@ def _share(caches: float, replicas: int) -> str:
 
 
 def _harm() -> Iterator[Cell]:
-    """What may harm a policy that knows caches; at one rate each, which least load carries or nearly does."""
+    """What may harm a policy that knows caches; each at four fifths of what least load carries for ever."""
 
     def cell(name: str, title: str, rate: float, *streams: Stream, **more: object) -> Cell:
         return Cell(f"harm-{name}", title, streams, rates=(rate,), **{"kv_tokens": 60_000} | more)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def _harm() -> Iterator[Cell]:
     yield cell(
         "answers",
         "answers that depend on the prefix",
-        20.0,
+        15.0,
         msgspec.structs.replace(few, output_tokens=10, long_every=10, long_output_tokens=2000),
         kv_tokens=None,
     )
@@ -166,19 +166,19 @@ def _harm() -> Iterator[Cell]:
         kv_tokens=None,
     )
     yield cell("flip", "popularity that flips every 10 s", 40.0, msgspec.structs.replace(few, zipf=1.5, flip_s=10.0))
-    yield cell("drift", "popularity that drifts", 20.0, msgspec.structs.replace(usual, zipf=1.0, renew_s=120.0))
+    yield cell("drift", "popularity that drifts", 18.0, msgspec.structs.replace(usual, zipf=1.0, renew_s=120.0))
     flood = Stream(name="flood", share=6.0, prefixes=20, from_s=200.0, until_s=230.0, output_tokens=40)
     yield cell("flood", "a flood by one tenant", 12.0, usual, flood)
     yield cell(
         "long-outputs",
         "long outputs on short prompts",
-        6.0,
+        17.0,
         msgspec.structs.replace(usual, prefix_tokens=50, question_tokens=50, output_tokens=600),
     )
-    yield cell("slow", "a replica half as fast", 16.0, usual, cluster={"speeds": {"r3": 0.5}})
-    yield cell("small", "a replica with a quarter of the KV", 16.0, usual, cluster={"kv_shares": {"r3": 0.25}})
+    yield cell("slow", "a replica half as fast", 9.6, usual, cluster={"speeds": {"r3": 0.5}})
+    yield cell("small", "a replica with a quarter of the KV", 9.6, usual, cluster={"kv_shares": {"r3": 0.25}})
     joined = (Failure.parse("150:added:r4"), Failure.parse("300:restarted:r1"))
-    yield cell("joins", "a cold replica that joins, another that restarts", 16.0, usual, cluster={"failures": joined})
+    yield cell("joins", "a cold replica that joins, another that restarts", 11.3, usual, cluster={"failures": joined})
     yield cell(
         "branches",
         "agents whose trees branch",
@@ -188,15 +188,15 @@ def _harm() -> Iterator[Cell]:
     yield cell(
         "sizes",
         "50-token chats beside 100,000-token documents",
-        10.0,
+        9.0,
         Stream(name="chats", share=99.0, prefixes=1, prefix_tokens=20, question_tokens=30, output_tokens=100),
         Stream(name="documents", share=1.0, prefixes=4, prefix_tokens=100_000, output_tokens=20),
         kv_tokens=250_000,
     )
-    yield cell("profile-x2", "a cost profile twice too slow", 16.0, usual, cluster={"profile_error": 2.0})
-    yield cell("profile-half", "a cost profile twice too fast", 16.0, usual, cluster={"profile_error": 0.5})
-    yield cell("late-100ms", "knowledge 100 ms late", 16.0, usual, cluster={"knowledge_delay_s": 0.1})
-    yield cell("late-1s", "knowledge 1 s late", 16.0, usual, cluster={"knowledge_delay_s": 1.0})
+    yield cell("profile-x2", "a cost profile twice too slow", 11.3, usual, cluster={"profile_error": 2.0})
+    yield cell("profile-half", "a cost profile twice too fast", 11.3, usual, cluster={"profile_error": 0.5})
+    yield cell("late-100ms", "knowledge 100 ms late", 11.3, usual, cluster={"knowledge_delay_s": 0.1})
+    yield cell("late-1s", "knowledge 1 s late", 11.3, usual, cluster={"knowledge_delay_s": 1.0})
 
 
 def _purer() -> Iterator[Cell]:

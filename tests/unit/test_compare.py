@@ -336,6 +336,17 @@ def test_a_search_ends_between_two_neighbours_of_the_lattice(limit: float) -> No
     assert len(tried) <= 14
 
 
+@pytest.mark.parametrize("limit", [3.0, 3.99, 4.0, 4.2, 6.1, 37.0])
+def test_a_search_near_the_capacity_finds_the_same_neighbours_with_fewer_runs(limit: float) -> None:
+    far, _ = follow(start_step(4), lambda rate: rate <= limit)
+    near, following = follow(start_step(4), lambda rate: rate <= limit, is_near=True)
+    assert following is None
+    for rates in (far, near):
+        assert max(rate for rate in rates if rate <= limit) == max(rate for rate in near if rate <= limit)
+        assert min(rate for rate in rates if rate > limit) == min(rate for rate in near if rate > limit)
+    assert len(near) < len(far) or limit > 2 * 4.0
+
+
 def test_a_search_gives_up_where_nothing_holds_and_where_everything_does() -> None:
     nothing, _ = follow(start_step(4), lambda rate: False)
     everything, _ = follow(start_step(4), lambda rate: True)

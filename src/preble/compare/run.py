@@ -12,7 +12,7 @@ import msgspec
 from preble.compare.plan import Arm, Cell, ComparePlan
 from preble.compare.ranking import rates_to_compare, run_capacity, standings
 from preble.compare.result import CompareResult, Run, Standing, known_runs, write_result
-from preble.compare.search import TYPICAL_RUNS, follow, start_step
+from preble.compare.search import TYPICAL_RUNS, follow, nearest_step, start_step
 from preble.compare.workers import Pool, run_cell, workers
 from preble.metrics import Summary
 from preble.metrics.capacity import Capacity
@@ -66,7 +66,7 @@ class _Comparison:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     def _search(self, pool: Pool) -> None:
-        """Find every policy's capacity on every workload, with every seed."""
+        """Find every policy's capacity on every workload: with the first seed, then near it with all others."""
         num_loads = len(self._plan.loads)
 
         def next_cells(arm: Arm) -> list[Cell]:
@@ -74,8 +74,10 @@ class _Comparison:
             self._left[arm] = num_loads + (0 if rate is None else max(1, TYPICAL_RUNS - len(tried)))
             return [] if rate is None else [self._plan.cell(arm, rate)]
 
-        first = [cell for arm in self._plan.arms() for cell in next_cells(arm)]
-        self._make(pool, first, lambda cell: next_cells(cell.arm))
+        by_seed = [[arm for arm in self._plan.arms() if arm.seed == seed] for seed in self._plan.seeds]
+        for arms in (by_seed[0], [arm for arms in by_seed[1:] for arm in arms]):
+            first = [cell for arm in arms for cell in next_cells(arm)]
+            self._make(pool, first, lambda cell: next_cells(cell.arm))
 
     def _tried(self, arm: Arm) -> tuple[list[float], float | None]:
         """The rates that the search of this arm has tried, and the one to try next, if any."""
@@ -85,7 +87,12 @@ class _Comparison:
             return None if run is None else run.is_carried(self._plan.slo_of(arm.workload))
 
         start = start_step(self._plan.cluster.replicas, is_cut_short=self._plan.lasting_s is not None)
-        return follow(start, holds_at)
+        if arm.seed == self._plan.seeds[0]:
+            return follow(start, holds_at)
+        first = run_capacity(
+            self._plan.slo_of(arm.workload), self._deciding_runs(arm._replace(seed=self._plan.seeds[0]))
+        )
+        return follow(nearest_step(first.rps) if first.rps else start, holds_at, is_near=first.rps > 0)
 
     def _grid(self, pool: Pool, rates: Mapping[str, Sequence[float | None]]) -> None:
         """Run every policy and seed at every rate."""

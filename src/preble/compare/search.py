@@ -6,6 +6,7 @@ Rates come from one lattice, eight to a doubling, so that policies and seeds are
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from math import log2
 
 PER_DOUBLING = 8
 """Rates of the lattice to a doubling: neighbours are 9 % apart, and a capacity is interpolated between two of them."""
@@ -37,18 +38,32 @@ def start_step(num_replicas: int, *, is_cut_short: bool = False) -> int:
     return PER_DOUBLING * (max(num_replicas, 1).bit_length() + (1 if is_cut_short else -1))
 
 
-def search_steps(start: int) -> Generator[int, bool, None]:
-    """Yields steps to try and is sent whether each holds; ends with a step that holds next to one that does not."""
+def nearest_step(rate: float) -> int:
+    """The step of the lattice next to a rate.
+
+    >>> nearest_step(lattice_rate(13))
+    13
+    """
+    return round(PER_DOUBLING * log2(rate))
+
+
+def search_steps(start: int, *, is_near: bool = False) -> Generator[int, bool, None]:
+    """Yields steps to try and is sent whether each holds; ends with a step that holds next to one that does not.
+
+    `is_near`: the capacity is probably next to the start, so that the strides begin with one step and double.
+    """
     holds = yield start
-    direction = PER_DOUBLING if holds else -PER_DOUBLING
+    stride = 1 if is_near else PER_DOUBLING
     near = start
-    for _ in range(MAX_DOUBLINGS if holds else MAX_HALVINGS):
-        far = near + direction
+    limit = PER_DOUBLING * (MAX_DOUBLINGS if holds else MAX_HALVINGS)
+    while True:
+        far = near + (stride if holds else -stride)
         if (yield far) != holds:
             break
         near = far
-    else:
-        return
+        if abs(near - start) >= limit:
+            return
+        stride = min(2 * stride, PER_DOUBLING)
     low, high = sorted((near, far))
     while high - low > 1:
         middle = (low + high) // 2
@@ -58,13 +73,15 @@ def search_steps(start: int) -> Generator[int, bool, None]:
             high = middle
 
 
-def follow(start: int, holds_at: Callable[[float], bool | None]) -> tuple[list[float], float | None]:
+def follow(
+    start: int, holds_at: Callable[[float], bool | None], *, is_near: bool = False
+) -> tuple[list[float], float | None]:
     """The rates that a search from `start` has tried so far, and the one to try next; None when it is over.
 
-    `holds_at`: whether a rate holds, None where that is not known yet.
+    `holds_at`: whether a rate holds, None where that is not known yet. `is_near`: see `search_steps`.
     """
     tried: list[float] = []
-    steps = search_steps(start)
+    steps = search_steps(start, is_near=is_near)
     step = next(steps)
     while (holds := holds_at(rate := lattice_rate(step))) is not None:
         tried.append(rate)
