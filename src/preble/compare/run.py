@@ -74,10 +74,9 @@ class _Comparison:
             self._left[arm] = num_loads + (0 if rate is None else max(1, TYPICAL_RUNS - len(tried)))
             return [] if rate is None else [self._plan.cell(arm, rate)]
 
-        by_seed = [[arm for arm in self._plan.arms() if arm.seed == seed] for seed in self._plan.seeds]
-        for arms in (by_seed[0], [arm for arms in by_seed[1:] for arm in arms]):
-            first = [cell for arm in arms for cell in next_cells(arm)]
-            self._make(pool, first, lambda cell: next_cells(cell.arm))
+        for is_first in (True, False):
+            arms = [arm for arm in self._plan.arms() if (arm.seed == self._plan.seeds[0]) is is_first]
+            self._make(pool, [cell for arm in arms for cell in next_cells(arm)], lambda cell: next_cells(cell.arm))
 
     def _tried(self, arm: Arm) -> tuple[list[float], float | None]:
         """The rates that the search of this arm has tried, and the one to try next, if any."""
