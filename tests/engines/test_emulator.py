@@ -372,7 +372,7 @@ async def test_an_unknown_model_is_answered_with_404() -> None:
         {},
         {"messages": []},
         {"messages": [{"content": "Hi"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
         {"messages": "Hi"},
     ],
 )

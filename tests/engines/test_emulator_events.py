@@ -17,6 +17,7 @@ from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent
 from preble.engines import connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.emulator.events import KvEventPublisher, wire_events
+from preble.engines.emulator.media import EmulatedMedia
 from preble.errors import ConfigError
 from support.waiting import PATIENCE_S
 
@@ -208,7 +209,7 @@ async def test_a_port_that_is_taken_is_refused() -> None:
 
 def test_only_a_prompts_first_block_bears_the_namespace() -> None:
     stored = BlocksStored(R, (7,), 3, pack_tokens(range(4)), 4, "adapter")
-    [event] = wire_events([stored])
+    [event] = wire_events([stored], EmulatedMedia(1))
     assert msgspec.to_builtins(event)["extra_keys"] == [None]
 
 

@@ -25,6 +25,7 @@ from preble.core.types import (
     unpack_tokens,
 )
 from preble.engines.kv_events import KvEventStream
+from preble.engines.media import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
 from support.waiting import eventually
@@ -287,7 +288,7 @@ async def test_rubbish_of_every_kind_is_survived_and_counted() -> None:
         {"type": "BlockStored"},
         stored(1, 2) | {"token_ids": [1]},
         stored(1) | {"token_ids": [1, -1]},
-        stored(1) | {"token_ids": [1, 2**32]},
+        stored(1) | {"token_ids": [1, 2**63]},
         stored(1) | {"token_ids": ["a", "b"]},
         stored(1) | {"block_size": 0},
         stored(1) | {"extra_keys": []},
@@ -362,7 +363,7 @@ async def test_adapter_and_salt_make_a_namespace_that_later_blocks_inherit() -> 
 async def test_blocks_that_tokens_do_not_identify_and_their_children_are_not_announced() -> None:
     async with ScriptedPublisher() as publisher, following(publisher) as follower:
         await publisher.publish(
-            stored(1, 2, 3, extra_keys=[None, [["image-1", 0]], None]),
+            stored(1, 2, 3, extra_keys=[None, [b"embedding"], None]),
             stored(4, parent=3),
             stored(5, extra_keys=[[b"embedding"]]),
             removed(4, 2),
@@ -373,6 +374,47 @@ async def test_blocks_that_tokens_do_not_identify_and_their_children_are_not_ann
         assert isinstance(first, BlocksStored)
         assert list(unpack_tokens(first.tokens)) == [1, 2]
         assert not any(isinstance(event, BlocksEvicted) for event in follower.events)
+
+
+async def test_an_images_identifier_stands_where_its_placeholders_begin() -> None:
+    """As vLLM sends it: each block that an image touches names it, with its beginning relative to the block."""
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        cat, dog = [["cat", 1]], [["cat", -1], ["dog", 1]]
+        await publisher.publish(
+            stored(1, 2, 3, extra_keys=[cat, dog, [["dog", -1]]], token_ids=[5, 9, 9, 9, 9, 6]),
+            stored(4, extra_keys=[[["cat", 0]]], token_ids=[8, 9], parent=3),
+            stored(5, extra_keys=[[["cat", -2]]], token_ids=[9, 9], parent=4),
+        )
+        await follower.sees(1, 2, 3, 4, 5)
+        tokens = [list(unpack_tokens(event.tokens)) for event in follower.events if isinstance(event, BlocksStored)]
+        assert tokens == [[5, mark_of("cat"), 9, mark_of("dog"), 9, 6], [mark_of("cat"), 9], [9, 9]]
+
+
+async def test_the_mark_is_behind_what_leads_in_to_the_placeholders() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2, extra_keys=[[["cat", 0]], [["cat", -2]]], token_ids=[7, 9, 9, 9]))
+        await follower.sees(1, 2)
+        event = follower.events[1]
+        assert isinstance(event, BlocksStored)
+        assert list(unpack_tokens(event.tokens)) == [7, mark_of("cat"), 9, 9]
+
+
+async def test_salt_and_adapter_are_found_beside_an_image() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, lora_name="sql", extra_keys=[["sql", ["cat", 0], "pepper"]]))
+        await follower.sees(1)
+        event = follower.events[1]
+        assert isinstance(event, BlocksStored)
+        assert event.namespace == namespace_of("sql", "pepper")
+
+
+async def test_blocks_before_a_hash_in_the_place_of_an_image_are_announced() -> None:
+    """SGLang has hashes of 62 bits there, which no prompt that we see can be compared with."""
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2, 3, token_ids=[5, 6, 7, 2**61, 2**62, 8]), stored(4, parent=3))
+        await publisher.publish(stored(9))
+        await follower.sees(1, 9)
+        assert follower.stream.counters.malformed == 0
 
 
 async def test_other_topics_that_begin_alike_are_ignored() -> None:

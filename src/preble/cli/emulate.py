@@ -45,6 +45,13 @@ from preble.logs import configure_logging
     help="Data-parallel ranks, each with a cache of its own.",
 )
 @click.option(
+    "--image-tokens",
+    type=POSITIVE,
+    default=64,
+    show_default=True,
+    help="Tokens of each image, video or sound in a chat.",
+)
+@click.option(
     "--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run this many times faster than the profile."
 )
 @click.option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json.  [default: a built-in one]")

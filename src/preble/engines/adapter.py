@@ -87,6 +87,8 @@ class Engine(ABC):
 
     takes_cache_salt = False
     """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
+    model_path: str | None = None
+    """What it was started with, where a probe has learned it."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
 

@@ -11,21 +11,21 @@ parent. Copies in stores that several replicas share are ignored. Facts: docs/re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 
 from preble.core.types import (
-    TOKEN_BYTES,
     BlockHash,
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
     KvEvent,
-    PackedTokens,
     ReplicaId,
     namespace_of,
     pack_tokens,
 )
 from preble.engines.kv_wire import WireCleared, WireEvent, WireRemoved, WireStored
+from preble.engines.media import mark_of, run_start
 
 MAX_BLOCKS = 8_000_000
 """Blocks remembered of one replica; far more than any has, so that only a broken stream gets there."""
@@ -47,7 +47,8 @@ _HOST_MEDIA = frozenset({"CPU", "CPU_PINNED"})
 """Memory of the host: vLLM's word for it and SGLang's."""
 
 _UNMATCHABLE = None
-"""Namespace of blocks that token ids alone do not identify (images, embeddings), and of all that follow them."""
+"""Namespace of blocks with which no client's prompt can be compared (prompt embeddings, SGLang's images), and of all
+that follow them."""
 
 
 class BlockRefCounts:
@@ -107,12 +108,11 @@ class BlockRefCounts:
         if is_orphan:
             self._orphans.update(hashes)
             self.num_orphans += 1
-        tokens = pack_tokens(event.token_ids)[: usable * event.block_size * TOKEN_BYTES]
         return BlocksStored(
             self._replica_id,
             hashes[:usable],
             parent,
-            PackedTokens(tokens),
+            pack_tokens(_marked(event)[: usable * event.block_size]),
             event.block_size,
             namespace or "",
             is_orphan,
@@ -166,7 +166,7 @@ class BlockRefCounts:
         return True
 
     def _namespace(self, event: WireStored) -> tuple[str | None, int]:
-        """The namespace of these blocks, and how many of them token ids identify.
+        """The namespace of these blocks, and how many of them can be compared with a prompt.
 
         Only a prompt's first block names its cache salt; later ones have it from their parent.
         """
@@ -182,10 +182,42 @@ class BlockRefCounts:
                 foreign[0] = []
         if namespace is _UNMATCHABLE:
             return _UNMATCHABLE, 0
-        return namespace, len(list(takewhile(lambda keys: not keys, foreign)))
+        return namespace, min(len(list(takewhile(lambda keys: not keys, foreign))), _num_narrow_blocks(event))
 
     @staticmethod
     def _foreign_keys(event: WireStored, block: int) -> list[object]:
-        """What block number `block` was hashed with, apart from tokens and the adapter's name."""
-        keys: list[object] = list((event.extra_keys[block] if event.extra_keys else None) or ())
+        """What block number `block` was hashed with, apart from tokens, media and the adapter's name."""
+        keys = [key for key in _extra_keys(event, block) if _as_medium(key) is None]
         return keys[1:] if keys and event.lora_name and keys[0] == event.lora_name else keys
+
+
+def _extra_keys(event: WireStored, block: int) -> Sequence[object]:
+    return (event.extra_keys[block] if event.extra_keys else None) or ()
+
+
+def _as_medium(key: object) -> tuple[str, int] | None:
+    """The identifier of an image, video or sound, and where it begins relative to the block; None for another key."""
+    match key:
+        case [str(identifier), int(offset)]:
+            return identifier, offset
+    return None
+
+
+def _marked(event: WireStored) -> list[int]:
+    """Its token ids, with a mark where an image, video or sound begins."""
+    if event.extra_keys is None:
+        return event.token_ids
+    token_ids = event.token_ids.copy()
+    for block in range(len(event.block_hashes)):
+        for medium in filter(None, map(_as_medium, _extra_keys(event, block))):
+            identifier, offset = medium
+            if 0 <= offset < event.block_size:
+                token_ids[run_start(event.token_ids, block * event.block_size + offset)] = mark_of(identifier)
+    return token_ids
+
+
+def _num_narrow_blocks(event: WireStored) -> int:
+    """How many blocks come before the first one with a token id that is a hash."""
+    if max(event.token_ids, default=0) < 2**32:
+        return len(event.block_hashes)
+    return next(i for i, token_id in enumerate(event.token_ids) if token_id >= 2**32) // event.block_size

@@ -17,7 +17,8 @@ from msgspec import Meta, Raw, Struct
 
 from preble.core.types import BlockHash
 
-TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Wider than a model's: SGLang puts hashes in the place of images."""
 
 _MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
 

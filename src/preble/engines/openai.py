@@ -13,10 +13,11 @@ from preble.errors import EngineProtocolError, RequestError
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of `/v1/models`. `parent` is the base model of an adapter."""
+    """One entry of `/v1/models`. `parent` is the base model of an adapter, `root` what the engine was started with."""
 
     id: str
     parent: str | None = None
+    root: str | None = None
     owned_by: str | None = None
     max_model_len: int | None = None
 

@@ -117,6 +117,7 @@ class RankEngine(Engine):
         super().__init__(server.http)
         self._server = server
         self.rank = rank
+        self.model_path = server.model_path
         self.streams = EventStreams(self.replica_id)
 
     @property

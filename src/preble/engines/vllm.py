@@ -63,6 +63,7 @@ class VllmEngine(ReportingEngine):
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
         models = await served_models(self.http)
+        self.model_path = models[0].root
         version = await self.http.ask("/version")
         emulated = EMULATED_HEADER in version.headers
         cache = await self._cache_config(emulated)

@@ -60,7 +60,8 @@ class CompletionBody(Reserved, kw_only=True):
 
 
 class ChatBody(Reserved, kw_only=True):
-    """The fields read from a body for `/v1/chat/completions`; messages, tools and documents stay encoded."""
+    """The fields read from a body for `/v1/chat/completions`; messages, tools, documents and what is said of media stay
+    encoded."""
 
     messages: Raw = Raw(b"")
     model: str | None = None
@@ -73,6 +74,8 @@ class ChatBody(Reserved, kw_only=True):
     service_tier: str | None = None
     tools: Raw = Raw(b"null")
     documents: Raw = Raw(b"null")
+    mm_processor_kwargs: Raw = Raw(b"")
+    media_io_kwargs: Raw = Raw(b"")
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True

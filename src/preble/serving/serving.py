@@ -33,7 +33,7 @@ from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.scheduler_setup import Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
-from preble.serving.tokens.pool import TokenSource, make_token_source
+from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
 RANK_HEADER = b"x-data-parallel-rank"

@@ -19,6 +19,7 @@ from preble.engines.emulator.answers import Answer
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.engine import EmulatedEngine, Prompt
 from preble.engines.emulator.events import KvEventPublisher, event_source, own_namespace
+from preble.engines.emulator.media import STAND_IN, EmulatedMedia
 from preble.engines.emulator.metrics import MetricsPage
 from preble.engines.emulator.protocol import (
     AdapterBody,
@@ -28,7 +29,8 @@ from preble.engines.emulator.protocol import (
     decode_body,
     error_body,
 )
-from preble.engines.emulator.tokenizer import EmulatedTokenizer
+from preble.engines.emulator.tokenizer import EmulatedTokenizer, Message
+from preble.engines.media import stood_in
 from preble.errors import BodyTooLarge, RequestError, UnknownModel
 
 Scope = MutableMapping[str, Any]
@@ -53,12 +55,14 @@ class EmulatorApp:
         profile: str,
         engines: Sequence[EmulatedEngine],
         tokenizer: EmulatedTokenizer,
+        media: EmulatedMedia,
         publishers: Sequence[KvEventPublisher],
     ) -> None:
         """`engines`: one for each data-parallel rank. `publishers`: as many, or none."""
         self._engines = engines
         self._turns = itertools.cycle(engines)
         self._tokenizer = tokenizer
+        self._media = media
         self._publishers = publishers
         self._model = config.model or profile
         self._adapters: list[str] = []
@@ -110,11 +114,18 @@ class EmulatorApp:
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = decode_body(await read_body(receive), ChatBody)
         self._require_model(body.model)
-        text = self._tokenizer.render_chat(
-            body.messages, body.tools or [], add_generation_prompt=body.add_generation_prompt
-        )
-        tokens = pack_tokens(await self._encode(text, add_special_tokens=False))
-        await self._generate(body, [tokens], scope, receive, send)
+        messages, identifiers = stood_in(body.messages, self._model, stand_in=STAND_IN)
+        pieces = await self._pieces(messages, body, add_special_tokens=False)
+        await self._generate(body, [pack_tokens(self._media.computed(pieces, identifiers))], scope, receive, send)
+
+    async def _pieces(
+        self, messages: Sequence[Message], body: ChatBody | TokenizeBody, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Token ids of a chat's texts, parted where a medium stands."""
+        text = self._tokenizer.render_chat(messages, body.tools or [], add_generation_prompt=body.add_generation_prompt)
+        first, *others = text.split(STAND_IN)
+        pieces = [await self._encode(first, add_special_tokens=add_special_tokens)]
+        return pieces + [await self._encode(other, add_special_tokens=False) for other in others]
 
     async def _generate(
         self, body: CompletionBody | ChatBody, tokens: list[PackedTokens], scope: Scope, receive: Receive, send: Send
@@ -179,13 +190,12 @@ class EmulatorApp:
         body = decode_body(await read_body(receive), TokenizeBody)
         self._require_model(body.model)
         is_chat = body.prompt is None
-        text = body.prompt or ""
-        if is_chat:
-            text = self._tokenizer.render_chat(
-                body.messages or [], body.tools or [], add_generation_prompt=body.add_generation_prompt
-            )
         special = body.add_special_tokens if body.add_special_tokens is not None else not is_chat
-        ids = await self._encode(text, add_special_tokens=special)
+        if is_chat:
+            messages, _ = stood_in(body.messages, self._model, stand_in=STAND_IN)
+            ids = self._media.shown(await self._pieces(messages, body, add_special_tokens=special))
+        else:
+            ids = await self._encode(body.prompt or "", add_special_tokens=special)
         answer = {"count": len(ids), "max_model_len": self._engines[0].max_model_len, "tokens": ids, "token_strs": None}
         await self._json(send, answer)
 

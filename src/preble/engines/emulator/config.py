@@ -18,6 +18,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     for the profile's. `max_model_len`: longest prompt with its output, in tokens, None for all that the cache holds.
     `metrics_block_size`: what its metrics say of its block size, None for the truth.
     `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
+    `image_tokens`: what each image, video or sound in a chat counts.
     `max_batch_tokens`, `max_running`: of one iteration. `default_output_tokens`: length of a chat answer for which the
     client gave no limit.
     """
@@ -36,13 +37,21 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     block_size: int = 16
     metrics_block_size: int | None = None
     data_parallel_size: int = 1
+    image_tokens: int = 64
     max_batch_tokens: int = 2048
     max_running: int = 256
     order: QueueOrder = QueueOrder.FCFS
     default_output_tokens: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_batch_tokens", "max_running", "default_output_tokens", "data_parallel_size"):
+        for name in (
+            "block_size",
+            "max_batch_tokens",
+            "max_running",
+            "default_output_tokens",
+            "data_parallel_size",
+            "image_tokens",
+        ):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("port", "events_port", "replay_port"):
             port = getattr(self, name)

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, unpack_tokens
+from preble.engines.emulator.media import EmulatedMedia, Keys
 from preble.errors import ConfigError
 
 BUFFER_STEPS = 10_000
@@ -27,7 +28,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
     parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
-    extra_keys: list[tuple[str, ...] | None]
+    extra_keys: Keys
     lora_id: int | None = None
     medium: str = "GPU"
     lora_name: str | None = None
@@ -59,16 +60,17 @@ def own_namespace(adapter: str, cache_salt: str) -> str:
     return f"{adapter}{_SEPARATOR}{cache_salt}" if adapter or cache_salt else ""
 
 
-def wire_events(events: Iterable[KvEvent]) -> Iterator[_Stored | _Removed | _Cleared]:
+def wire_events(events: Iterable[KvEvent], media: EmulatedMedia) -> Iterator[_Stored | _Removed | _Cleared]:
     """The same changes in vLLM's form: one removal a block; a salt stands at the first block of its prompt."""
     for event in events:
         match event:
             case BlocksStored():
                 adapter, _, salt = event.namespace.rpartition(_SEPARATOR)
-                keys: list[tuple[str, ...] | None] = [(adapter,) if adapter else None] * len(event.block_hashes)
+                keys: Keys = [(adapter,) if adapter else None] * len(event.block_hashes)
+                tokens = list(unpack_tokens(event.tokens))
+                media.name_in(tokens, event.block_size, keys)
                 if salt and event.parent is None:
                     keys[0] = (*(keys[0] or ()), salt)
-                tokens = list(unpack_tokens(event.tokens))
                 name = adapter or None
                 yield _Stored(event.block_hashes, event.parent, tokens, event.block_size, keys, lora_name=name)
             case BlocksEvicted():
@@ -83,9 +85,15 @@ class KvEventPublisher:
     Run `serve_replay` as a task; `close` when it has ended.
     """
 
-    def __init__(self, host: str, port: int, replay_port: int, topic: str, rank: int = 0) -> None:
-        """Binds both sockets. `rank`: named in each batch. Raises: ConfigError: an address cannot be bound."""
+    def __init__(
+        self, host: str, port: int, replay_port: int, topic: str, rank: int = 0, media: EmulatedMedia | None = None
+    ) -> None:
+        """Binds both sockets. `rank`: named in each batch. `media`: in the prompts.
+
+        Raises: ConfigError: an address cannot be bound.
+        """
         self._rank = rank
+        self._media = media or EmulatedMedia(1)
         self._context = zmq.asyncio.Context()
         self._topic = topic
         self._seq = 0
@@ -111,9 +119,14 @@ class KvEventPublisher:
         bound: str = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket, bound
 
+    @property
+    def position(self) -> int:
+        """Number of the newest batch, -1 before the first."""
+        return self._seq - 1
+
     async def publish(self, events: Iterable[KvEvent]) -> None:
         """Send one batch; nothing where there is no event."""
-        wire = list(wire_events(events))
+        wire = list(wire_events(events, self._media))
         if not wire:
             return
         payload = self._encode(_Batch(time.time(), wire, self._rank))

@@ -13,6 +13,7 @@ from preble.engines.emulator.app import EmulatorApp
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.engine import EmulatedEngine
 from preble.engines.emulator.events import KvEventPublisher
+from preble.engines.emulator.media import EmulatedMedia
 from preble.engines.emulator.tokenizer import load_tokenizer
 from preble.errors import ConfigError
 from preble.profiles import load_profile
@@ -35,7 +36,8 @@ class EmulatorServer:
         if config.kv_tokens is None and self._profile.kv_capacity_tokens < 2 * config.block_size:
             raise ConfigError(f"profile {config.profile!r} has a KV cache of less than two blocks; give kv_tokens")
         self._tokenizer = load_tokenizer(config.tokenizer)
-        self._publishers: list[KvEventPublisher] = []
+        self._media = EmulatedMedia(config.image_tokens)
+        self.publishers: list[KvEventPublisher] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -51,13 +53,13 @@ class EmulatorServer:
             self._close_publishers()
             raise
         self.port: int = listener.getsockname()[1]
-        publishers: list[KvEventPublisher | None] = [*self._publishers] or [None] * self.config.data_parallel_size
+        publishers: list[KvEventPublisher | None] = [*self.publishers] or [None] * self.config.data_parallel_size
         self.engines = [EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, p) for p in publishers]
-        app = EmulatorApp(self.config, self._profile.name, self.engines, self._tokenizer, self._publishers)
+        app = EmulatorApp(self.config, self._profile.name, self.engines, self._tokenizer, self._media, self.publishers)
         self._http = Server(app, grace_s=GRACE_S)
         self._engine_tasks = [asyncio.create_task(engine.run(), name="emulated engine") for engine in self.engines]
         self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
-        replays = [asyncio.create_task(p.serve_replay(), name="kv event replay") for p in self._publishers]
+        replays = [asyncio.create_task(p.serve_replay(), name="kv event replay") for p in self.publishers]
         self._tasks = [*self._engine_tasks, self._http_task, *replays]
         return self
 
@@ -93,11 +95,11 @@ class EmulatorServer:
             return
         for rank in range(config.data_parallel_size):
             port, replay_port = (port and port + rank for port in (config.events_port, config.replay_port))
-            publisher = KvEventPublisher(config.host, port, replay_port, config.events_topic, rank)
-            self._publishers.append(publisher)
+            publisher = KvEventPublisher(config.host, port, replay_port, config.events_topic, rank, self._media)
+            self.publishers.append(publisher)
 
     def _close_publishers(self) -> None:
-        for publisher in self._publishers:
+        for publisher in self.publishers:
             publisher.close()
 
 

@@ -144,7 +144,7 @@ def text_of(message: Message) -> str:
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
     ):
         return "".join(part["text"] for part in content)
-    raise RequestError("the emulator takes messages of text only", param="messages")
+    raise RequestError("a part of a message must have a text or be an image or the like", param="messages")
 
 
 def _raise_template_error(message: str) -> None:

@@ -29,7 +29,7 @@ from preble.serving.bodies import COMPLETIONS
 from preble.serving.parity.report import Check, Finding, Outcome
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.tokens.pool import TokenIds
+from preble.serving.tokens import TokenIds
 
 MIN_TOKENS = 64
 """Of the prompt that is sent twice, where blocks are small."""

@@ -14,7 +14,7 @@ from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
-from preble.serving.tokens.pool import TokenIds
+from preble.serving.tokens import TokenIds
 
 LONGEST_RETRY = 64
 """Of the first wait before a check is repeated."""

@@ -12,17 +12,16 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, Th
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
 
-from preble.config import GatewayConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
-from preble.errors import ConfigError, EngineError, EngineProtocolError, EngineRefused, PromptTooLong
+from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
 from preble.serving.bodies import decode_chat
-from preble.serving.tokens.tokenizer import PromptTokenizer, find_model_files
+from preble.serving.tokens.tokenizer import PromptTokenizer
 
 _GIANT_BYTES = 1024 * 1024
 """Prompts above this have a lane of their own."""
@@ -32,28 +31,6 @@ _PIECE_LETTERS = 64 * 1024
 _MOST_ADDED_BY_A_CUT = 16
 
 T = TypeVar("T")
-
-
-class TokenIds(Protocol):
-    """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
-
-    async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
-    ) -> PackedTokens:
-        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: text or model is not usable."""
-        ...
-
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
-        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: body or model is not usable."""
-        ...
-
-
-class TokenSource(TokenIds, Protocol):
-    """Token ids for placing."""
-
-    def close(self) -> None:
-        """Release threads and processes."""
-        ...
 
 
 class _Lane:
@@ -192,17 +169,18 @@ class EngineTokens:
         self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
-        tokens = await self._ask(msgspec.json.encode(fields), model)
+        tokens = await self.ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
-        tokens = await self._ask(body, model)
+        tokens = await self.ask(body, model)
         if tokens is not None:
             return tokens
         parsed = decode_chat(body)
         return approximate_tokens(bytes(parsed.tools) + bytes(parsed.messages))
 
-    async def _ask(self, body: bytes, model: str | None) -> PackedTokens | None:
+    async def ask(self, body: bytes, model: str | None) -> PackedTokens | None:
+        """Return a replica's own ids for a body, None if no replica has any. Raises: RequestError."""
         engines = list(self._engines_for(model))
         self._turn += 1
         for i in range(len(engines)):
@@ -232,19 +210,3 @@ def approximate_tokens(text: bytes) -> PackedTokens:
     True
     """
     return PackedTokens(text + b" " * (-len(text) % TOKEN_BYTES))
-
-
-def make_token_source(
-    config: GatewayConfig,
-    engines_for: Callable[[str | None], Iterable[Engine]],
-    suspect: Callable[[ReplicaId], None],
-) -> TokenSource:
-    """As configured: a local tokenizer, else the replicas'. Blocks while it loads. Raises: ConfigError."""
-    settings = config.tokenizing
-    if config.tokenizer is None:
-        if settings.chat_template is not None:
-            raise ConfigError("tokenizing.chat_template needs a tokenizer; set `tokenizer` too")
-        return EngineTokens(engines_for, suspect)
-    template = Path(settings.chat_template).expanduser() if settings.chat_template else None
-    folder = find_model_files(config.tokenizer)
-    return LocalTokens(folder, template, inline_bytes=settings.inline_bytes, workers=settings.workers)

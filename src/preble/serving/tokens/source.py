@@ -1,0 +1,38 @@
+"""What makes token ids of prompts: the interface of every way."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from preble.core.types import PackedTokens
+
+
+class TokenIds(Protocol):
+    """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
+
+    async def completion(
+        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+    ) -> PackedTokens:
+        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: text or model is not usable."""
+        ...
+
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: body or model is not usable."""
+        ...
+
+
+class TokenSource(TokenIds, Protocol):
+    """Token ids for placing."""
+
+    def close(self) -> None:
+        """Release threads and processes."""
+        ...
+
+
+class Asker(Protocol):
+    """Has a replica tokenize."""
+
+    async def ask(self, body: bytes, model: str | None) -> PackedTokens | None:
+        """Return a replica's own ids for a body, None if no replica has any. Raises: RequestError."""
+        ...
