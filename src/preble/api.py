@@ -16,7 +16,9 @@ from preble.core.policies.scoring import choose_by
 from preble.core.policies.view import ClusterView, PromptPiece, ReplicaView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
+    BlocksDemoted,
     BlocksEvicted,
+    BlocksShared,
     BlocksStored,
     CacheCleared,
     CacheDrift,
@@ -30,6 +32,7 @@ from preble.core.types import (
     ReplicaSpec,
     Request,
     RequestId,
+    Tier,
     pack_tokens,
 )
 from preble.engines.adapter import Engine, EngineInfo
@@ -49,7 +52,9 @@ from preble.workloads import (
 )
 
 __all__ = [
+    "BlocksDemoted",
     "BlocksEvicted",
+    "BlocksShared",
     "BlocksStored",
     "CacheCleared",
     "CacheDrift",
@@ -93,6 +98,7 @@ __all__ = [
     "SchedulerState",
     "SimConfig",
     "SimResult",
+    "Tier",
     "UnknownRequest",
     "Workload",
     "WorkloadPlan",

@@ -18,7 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 
 
 PUBLIC_NAMES = """
-    BlocksEvicted BlocksStored CacheCleared CacheDrift Candidate Choice ClusterView ComparePlan CompareResult
+    BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate Choice ClusterView
+    ComparePlan CompareResult Tier
     ConfigError CostFactors CostModel CostProfile CostTable Engine EngineInfo EventsLost Failure FailureKind Fleet
     GlobalScheduler LaunchOptions NoReplicaError PackedTokens Placement Policy PrebleError PrefixReplication
     PromptPiece PromptTooLong Reason RebalanceSettings RefitSettings ReplicaId ReplicaIndex ReplicaSpec ReplicaState

@@ -103,6 +103,7 @@ class ReplicaSpec:
     `block_size`: tokens per KV block; only whole blocks are cached.
     `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
     `model`: the base model that it serves, "" for a replica that takes requests for any model.
+    `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
     """
 
     replica_id: ReplicaId
@@ -111,6 +112,16 @@ class ReplicaSpec:
     block_size: int = 16
     reports_events: bool = False
     model: str = ""
+    store: str = ""
+
+
+class Tier(StrEnum):
+    """Where KV blocks are kept besides the engine's own memory. They are loaded from there, which takes time."""
+
+    HOST = "host"
+    """The memory of the replica's host."""
+    STORE = "store"
+    """A disk, or a store that several replicas share."""
 
 
 class Reason(StrEnum):
@@ -129,7 +140,8 @@ class Reason(StrEnum):
 class Candidate:
     """One replica as the policy saw it for one request. Costs are in seconds of GPU time.
 
-    `matched_tokens`: leading prompt tokens that it is expected to serve from its cache. `score`: for a policy that does
+    `matched_tokens`: leading prompt tokens that it is expected to serve from its cache; `loaded_tokens`: those of them
+    that it must load from its host's memory or a store first, for which P has the time. `score`: for a policy that does
     not compare L + M + P, what it compared, in its own unit, lower is better; None for the others.
     """
 
@@ -139,6 +151,7 @@ class Candidate:
     eviction_s: float = 0.0
     prefill_s: float = 0.0
     score: float | None = None
+    loaded_tokens: int = 0
 
     @property
     def cost_s(self) -> float:
@@ -190,7 +203,7 @@ class CacheDrift:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A replica has cached blocks that follow one another.
+    """A replica has in its engine's memory now blocks that follow one another.
 
     `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
     exactly `len(block_hashes) * block_size` of them. `is_orphan`: the reporter does not know the parent
@@ -208,7 +221,25 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksEvicted:
-    """A replica no longer caches these blocks."""
+    """A replica no longer caches these blocks. `tier`: where their last copy was, None for the engine's memory."""
+
+    replica_id: ReplicaId
+    block_hashes: tuple[BlockHash, ...]
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDemoted:
+    """These blocks have left the engine's memory; a copy is left in `tier`, from where the replica can load it."""
+
+    replica_id: ReplicaId
+    block_hashes: tuple[BlockHash, ...]
+    tier: Tier = Tier.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksShared:
+    """The replica has put copies of these blocks, in any order, into its store: all replicas on it can load them."""
 
     replica_id: ReplicaId
     block_hashes: tuple[BlockHash, ...]
@@ -219,11 +250,12 @@ class CacheCleared:
     """A replica's whole cache is gone: reset, restart, or a gap in its events that cannot be filled.
 
     `is_past`: the event comes late, and reports of all that was stored since will follow. So prompts of recent requests
-    still count.
+    still count. `engine_only`: what is in the host's memory has survived. A shared store always does.
     """
 
     replica_id: ReplicaId
     is_past: bool = False
+    engine_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,4 +265,7 @@ class EventsLost:
     replica_id: ReplicaId
 
 
-KvEvent = BlocksStored | BlocksEvicted | CacheCleared | EventsLost
+CacheChange = BlocksEvicted | BlocksDemoted | BlocksShared | CacheCleared | EventsLost
+"""Every KV event but `BlocksStored`."""
+
+KvEvent = BlocksStored | CacheChange

@@ -178,6 +178,8 @@ def _untrusted(decision: Decision) -> Iterator[str]:
         yield fill(f"Not trusted, so their caches did not count: {names}.", WIDTH)
 
 
+_LOADED_HEAD = f"{'to load':>8} "
+"""Of the cached tokens, those in the host's memory or in a store: loading them is part of what there is to compute."""
 _COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
 _DELAY_HEAD = f"{'to wait':>11} {'to evict':>11} {'to compute':>11} {'sum':>11}  (ms of delay, of all requests)"
 _SCORE_HEAD = f"{'score':>14}  (lower is better)"
@@ -193,19 +195,21 @@ def _table(decision: Decision) -> Iterator[str]:
     shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
     width = max([len("replica"), *(len(c.replica) for c in shown)])
     head = _SCORE_HEAD if scored else _DELAY_HEAD if decision.policy == LEAST_DELAY else _COST_HEAD
-    yield f"    {'replica':{width}} {'cached':>8} {head}"
+    loads = any(c.loaded_tokens for c in shown)
+    yield f"    {'replica':{width}} {'cached':>8} {_LOADED_HEAD if loads else ''}{head}"
     for candidate in shown:
-        yield _row(candidate, width, chosen=candidate.replica == decision.replica)
+        yield _row(candidate, width, loads=loads, chosen=candidate.replica == decision.replica)
     if len(shown) < len(ranked):
         yield f"    and {len(ranked) - len(shown)} more that cost more"
 
 
-def _row(candidate: CandidateCost, width: int, *, chosen: bool) -> str:
+def _row(candidate: CandidateCost, width: int, *, loads: bool, chosen: bool) -> str:
     costs = (candidate.load_s, candidate.eviction_s, candidate.prefill_s, candidate.cost_s)
     columns = " ".join(f"{1000 * seconds:11.1f}" for seconds in costs)
     if candidate.score is not None:
         columns = f"{candidate.score:14,.6g}"
-    return f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {columns}"
+    loaded = f"{candidate.loaded_tokens:8d} " if loads else ""
+    return f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {loaded}{columns}"
 
 
 def _afterwards(decision: Decision) -> Iterator[str]:

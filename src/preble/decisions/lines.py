@@ -13,8 +13,10 @@ from msgspec import Meta
 from preble import __version__
 from preble.core.costs.model import CostProfile
 from preble.core.types import (
-    BlocksEvicted,
+    BlocksDemoted,
+    BlocksShared,
     BlocksStored,
+    CacheChange,
     CacheCleared,
     Candidate,
     EventsLost,
@@ -24,6 +26,7 @@ from preble.core.types import (
     ReplicaSpec,
     Request,
     RequestId,
+    Tier,
 )
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.settings import SchedulerSettings
@@ -57,13 +60,14 @@ class _Event(_Line, frozen=True):
 
 
 class CandidateRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One candidate: [replica, matched tokens, L, M, P], costs in seconds."""
+    """One candidate: [replica, matched tokens, L, M, P, those of the tokens to be loaded], costs in seconds."""
 
     replica: str
     matched_tokens: int
     load_s: float
     eviction_s: float
     prefill_s: float
+    loaded_tokens: int = 0
 
 
 class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,11 +143,28 @@ class StoredLine(_Event, frozen=True, tag="stored"):
 class EvictedLine(_Event, frozen=True, tag="evicted"):
     replica: str
     blocks: tuple[int, ...]
+    tier: Tier | None = None
+
+
+class DemotedLine(_Event, frozen=True, tag="demoted"):
+    """Blocks have left the engine's memory; a copy is left in `tier`."""
+
+    replica: str
+    blocks: tuple[int, ...]
+    tier: Tier
+
+
+class SharedLine(_Event, frozen=True, tag="shared"):
+    """Blocks were copied into the store of the replica."""
+
+    replica: str
+    blocks: tuple[int, ...]
 
 
 class ClearedLine(_Event, frozen=True, tag="cleared"):
     replica: str
     is_past: bool = False
+    engine_only: bool = False
 
 
 class EventsLostLine(_Event, frozen=True, tag="events_lost"):
@@ -188,6 +209,8 @@ Event = (
     | FinishLine
     | StoredLine
     | EvictedLine
+    | DemotedLine
+    | SharedLine
     | ClearedLine
     | EventsLostLine
     | AddReplicaLine
@@ -219,6 +242,7 @@ def candidate_row(candidate: Candidate) -> CandidateRow:
         float(candidate.load_s),
         float(candidate.eviction_s),
         float(candidate.prefill_s),
+        candidate.loaded_tokens,
     )
 
 
@@ -272,13 +296,18 @@ def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool)
 
 
 def evicted_line(
-    names: LogNames, now: float, event: BlocksEvicted | CacheCleared | EventsLost
-) -> EvictedLine | ClearedLine | EventsLostLine:
+    names: LogNames, now: float, event: CacheChange
+) -> EvictedLine | DemotedLine | SharedLine | ClearedLine | EventsLostLine:
     if isinstance(event, EventsLost):
         return EventsLostLine(t=now, replica=event.replica_id)
     if isinstance(event, CacheCleared):
-        return ClearedLine(t=now, replica=event.replica_id, is_past=event.is_past)
-    return EvictedLine(t=now, replica=event.replica_id, blocks=tuple(map(names.block, event.block_hashes)))
+        return ClearedLine(t=now, replica=event.replica_id, is_past=event.is_past, engine_only=event.engine_only)
+    blocks = tuple(map(names.block, event.block_hashes))
+    if isinstance(event, BlocksDemoted):
+        return DemotedLine(t=now, replica=event.replica_id, blocks=blocks, tier=event.tier)
+    if isinstance(event, BlocksShared):
+        return SharedLine(t=now, replica=event.replica_id, blocks=blocks)
+    return EvictedLine(t=now, replica=event.replica_id, blocks=blocks, tier=event.tier)
 
 
 def add_replica_line(names: LogNames, now: float, spec: ReplicaSpec) -> AddReplicaLine:

@@ -14,7 +14,7 @@ CANDIDATES_PER_DECISION = 25
 
 
 class CandidateCost(msgspec.Struct, frozen=True):
-    """One candidate replica. Costs in seconds: L, M and P of Algorithm 2. `score`: see `Candidate`."""
+    """One candidate replica. Costs in seconds: L, M and P of Algorithm 2. `score`, `loaded_tokens`: see `Candidate`."""
 
     replica: str
     matched_tokens: int
@@ -22,6 +22,7 @@ class CandidateCost(msgspec.Struct, frozen=True):
     eviction_s: float
     prefill_s: float
     score: float | None = None
+    loaded_tokens: int = 0
 
     @property
     def cost_s(self) -> float:
@@ -153,7 +154,9 @@ class RecentDecisions:
             num_prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
             candidates=[
-                CandidateCost(c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s, c.score)
+                CandidateCost(
+                    c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s, c.score, c.loaded_tokens
+                )
                 for c in placement.candidates
             ],
             untrusted=placement.untrusted,

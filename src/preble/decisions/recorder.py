@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from preble.core.types import (
-    BlocksEvicted,
     BlocksStored,
-    CacheCleared,
-    EventsLost,
+    CacheChange,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -45,7 +43,7 @@ class DecisionRecorder:
     def stored(self, event: BlocksStored, located: bool, now: float) -> None:
         self._log.write(lines.stored_line, now, event, located, size=len(event.tokens))
 
-    def evicted(self, event: BlocksEvicted | CacheCleared | EventsLost, now: float) -> None:
+    def evicted(self, event: CacheChange, now: float) -> None:
         self._log.write(lines.evicted_line, now, event)
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None:

@@ -6,10 +6,20 @@ import msgspec
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import reads_token_ids
-from preble.core.types import BlocksEvicted, CacheCleared, EventsLost, Placement, ReplicaId, RequestId
+from preble.core.types import (
+    BlocksDemoted,
+    BlocksEvicted,
+    BlocksShared,
+    CacheCleared,
+    EventsLost,
+    Placement,
+    ReplicaId,
+    RequestId,
+)
 from preble.decisions.lines import (
     AddReplicaLine,
     ClearedLine,
+    DemotedLine,
     Event,
     EventsLostLine,
     EvictedLine,
@@ -19,6 +29,7 @@ from preble.decisions.lines import (
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
+    SharedLine,
     StoredLine,
     TimerLine,
     TrustLine,
@@ -152,10 +163,14 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.on_first_token(RequestId(request_id), t)
         case FinishLine(t=t, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens):
             scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
-        case EvictedLine(t=t, replica=replica, blocks=blocks):
-            scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks), t)
-        case ClearedLine(t=t, replica=replica, is_past=is_past):
-            scheduler.on_evicted(CacheCleared(ReplicaId(replica), is_past), t)
+        case EvictedLine(t=t, replica=replica, blocks=blocks, tier=tier):
+            scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks, tier), t)
+        case DemotedLine(t=t, replica=replica, blocks=blocks, tier=tier):
+            scheduler.on_evicted(BlocksDemoted(ReplicaId(replica), blocks, tier), t)
+        case SharedLine(t=t, replica=replica, blocks=blocks):
+            scheduler.on_evicted(BlocksShared(ReplicaId(replica), blocks), t)
+        case ClearedLine(t=t, replica=replica, is_past=is_past, engine_only=engine_only):
+            scheduler.on_evicted(CacheCleared(ReplicaId(replica), is_past, engine_only), t)
         case EventsLostLine(t=t, replica=replica):
             scheduler.on_evicted(EventsLost(ReplicaId(replica)), t)
         case AddReplicaLine(t=t, replica=spec):

@@ -49,8 +49,9 @@ def profile_fields(profile: CostProfile) -> dict[str, Any]:
     So the files of older profiles, and the keys of results made with them, stay the same.
     """
     table = asdict(profile)
-    if not profile.request_overhead_s:
-        del table["request_overhead_s"]
+    for field in ("request_overhead_s", "host_load_s_per_token", "store_load_s_per_token"):
+        if not table[field]:
+            del table[field]
     return table
 
 

@@ -111,6 +111,7 @@ class ReplicaTable:
         self.ids: tuple[ReplicaId | None, ...] = ()
         self.known_capacity = 0.0
         self._index_of: dict[ReplicaId, ReplicaIndex] = {}
+        self._reserved: set[ReplicaIndex] = set()
         self._shortest_limit: float = inf
         self._of_model: dict[str, ReplicaSet] = {}
 
@@ -125,8 +126,32 @@ class ReplicaTable:
 
     def add(self, spec: ReplicaSpec) -> ReplicaIndex:
         """Add the replica at the lowest free index."""
-        replica = next(i for i in map(ReplicaIndex, range(len(self.specs) + 1)) if i not in self.specs)
-        if replica == len(self.num_requests):
+        replica = self._free_index()
+        self.specs[replica] = spec
+        self.block_size[replica] = spec.block_size
+        self.capacity[replica] = inf if spec.kv_capacity_tokens is None else float(spec.kv_capacity_tokens)
+        self._index_of[spec.replica_id] = replica
+        self.live |= 1 << replica
+        self.trusted |= 1 << replica
+        self._note_change()
+        return replica
+
+    def reserve(self) -> ReplicaIndex:
+        """Keep the lowest free index for something that is no replica."""
+        index = self._free_index()
+        self._reserved.add(index)
+        self._note_change()
+        return index
+
+    def give_back(self, index: ReplicaIndex) -> None:
+        """Replicas may have a reserved index again."""
+        self._reserved.remove(index)
+
+    def _free_index(self) -> ReplicaIndex:
+        """The lowest index that nobody has; the lists are long enough for it."""
+        indexes = map(ReplicaIndex, range(len(self.num_requests) + 1))
+        free = next(i for i in indexes if i not in self.specs and i not in self._reserved)
+        if free == len(self.num_requests):
             for counts in (
                 self.num_requests,
                 self.waiting_prefill_tokens,
@@ -137,14 +162,7 @@ class ReplicaTable:
             self.waiting_prefill_s.append(0.0)
             self.block_size.append(1)
             self.capacity.append(inf)
-        self.specs[replica] = spec
-        self.block_size[replica] = spec.block_size
-        self.capacity[replica] = inf if spec.kv_capacity_tokens is None else float(spec.kv_capacity_tokens)
-        self._index_of[spec.replica_id] = replica
-        self.live |= 1 << replica
-        self.trusted |= 1 << replica
-        self._note_change()
-        return replica
+        return free
 
     def remove(self, replica_id: ReplicaId) -> ReplicaIndex:
         replica = self._index_of.pop(replica_id)

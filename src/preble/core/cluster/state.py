@@ -9,12 +9,13 @@ from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.cluster.recomputation import Recomputation
 from preble.core.cluster.replicas import ReplicaTable
 from preble.core.cluster.speeds import ReplicaSpeeds
+from preble.core.cluster.tiers import Tiers
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, replicas_in
-from preble.core.types import ReplicaSpec
+from preble.core.types import ReplicaSpec, Tier
 
 
 class ClusterState:
@@ -22,7 +23,7 @@ class ClusterState:
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
     `window`: work placed lately. `rebalancer`: replicas that shed load, and replicated prefixes. `speeds`: how much
-    slower a replica is than the others. `eviction_costs`: M of each replica.
+    slower a replica is than the others. `eviction_costs`: M of each replica. `tiers`: their other places.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float, rebalance: RebalanceSettings) -> None:
@@ -34,6 +35,7 @@ class ClusterState:
         self.recomputation = Recomputation()
         self.speeds = ReplicaSpeeds()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
+        self.tiers = Tiers()
 
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
         """Add a replica with an empty cache; returns its index."""
@@ -42,7 +44,28 @@ class ClusterState:
         self.window.add_replica(replica)
         self.speeds.add_replica(replica)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
+        if spec.store:
+            self.place_of(replica, Tier.STORE)
         return replica
+
+    def place_of(self, replica: ReplicaIndex, tier: Tier) -> ReplicaIndex:
+        """Where the replica keeps blocks in this tier: an index of its own, or of its store."""
+        place = self.tiers.of(replica).get(tier)
+        if place is None:
+            store = self.replicas.specs[replica].store if tier is Tier.STORE else ""
+            place = self.tiers.store(store) if store else None
+            if place is None:
+                place = self._add_place()
+                if store:
+                    self.tiers.add_store(store, place)
+            self.tiers.add(replica, tier, place)
+        return place
+
+    def _add_place(self) -> ReplicaIndex:
+        place = self.replicas.reserve()
+        for table in (self.index, self.window, self.speeds):
+            table.add_replica(place)
+        return place
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget a replica on which nothing is in flight any more. O(its cache entries + requests in the window)."""
@@ -50,6 +73,9 @@ class ClusterState:
         self.rebalancer.remove_replica(replica)
         self.speeds.remove_replica(replica)
         self.index.remove_replica(replica)
+        for place in self.tiers.remove_replica(replica):
+            self.index.remove_replica(place)
+            self.replicas.give_back(place)
         self.replicas.remove(self.replicas.replica_id(replica))
         del self.eviction_costs[replica]
 

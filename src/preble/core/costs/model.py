@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from preble.core.costs.profile import CostProfile
+from preble.core.types import Tier
 
 __all__ = ["CostModel", "CostProfile"]
+
+_HOST_LOAD, _STORE_LOAD = 0.1, 0.5
+"""What loading a token takes of the time to compute it, where the profile does not say."""
 
 
 class CostModel:
@@ -67,6 +71,14 @@ class CostModel:
             return seconds
         decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
         return max(seconds, p.decode_base_s) + decodes
+
+    def load_s(self, tier: Tier, tokens: int) -> float:
+        """Seconds to load the KV of `tokens` from a tier."""
+        if tier is Tier.HOST:
+            rate, share = self.profile.host_load_s_per_token, _HOST_LOAD
+        else:
+            rate, share = self.profile.store_load_s_per_token, _STORE_LOAD
+        return tokens * (self._slopes[-1] * share if rate is None else rate)
 
     def balanced_decode_ratio(self) -> float:
         """The share of decoding in a replica's work that keeps both its memory and its compute busy: ImbalR.

@@ -28,6 +28,8 @@ class CostProfile:
     replica does for each request.
     `kv_capacity_tokens`: KV cache of one replica. `typical_batch`: sequences that share a decode iteration in service;
     one request is charged this part of an iteration.
+    `host_load_s_per_token`, `store_load_s_per_token`: seconds to load the KV of a token from the host's memory, or from
+    a store; None for a tenth, or half, of what it takes to compute one.
     """
 
     name: str
@@ -41,6 +43,8 @@ class CostProfile:
     typical_batch: int = 16
     attention_s_per_context_token: float = 0.0
     request_overhead_s: float = 0.0
+    host_load_s_per_token: float | None = None
+    store_load_s_per_token: float | None = None
 
     def __post_init__(self) -> None:
         points = self.prefill_points
@@ -59,6 +63,8 @@ class CostProfile:
             self.decode_s_per_sequence,
             self.decode_s_per_context_token,
             self.request_overhead_s,
+            self.host_load_s_per_token or 0.0,
+            self.store_load_s_per_token or 0.0,
         )
         if min(coefficients) < 0:
             raise ConfigError(f"profile {self.name!r}: no time may be negative, got {min(coefficients)}")

@@ -12,6 +12,10 @@ stored event with an unknown parent: if its tokens continue a prompt that was ju
 prompt, and what precedes it counts as cached. What is learned so has no block names, so no event ends it: a later
 answer that reports a loss does.
 
+Blocks that leave the engine's memory for its host's are not gone: they move to another cache of the index, from which
+the replica can load them (`Tiers`). A store that replicas share is such a cache too. Its removals are not reported, so
+what it holds is an estimate: it ages, and answers correct it.
+
 *Without KV events*, the index is an estimate. The first output token shows that the prompt has been computed: its whole
 blocks count as cached. They count until the replica's capacity is exceeded (least recently used first), until nothing
 has used them for `belief_ttl_s`, or until an answer reports a loss (`HitReports.is_loss`): other prompts lose what they
@@ -34,10 +38,20 @@ from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.hit_reports import HitReports
 from preble.core.prefixes.cache_entry import ENTRY_BYTES, NAME_BYTES, RUN_BYTES
-from preble.core.prefixes.matching import find_parent, matched_on, usable_tokens
+from preble.core.prefixes.matching import confirmed_on, find_parent, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, CacheDrift, PackedTokens, Request
+from preble.core.types import (
+    TOKEN_BYTES,
+    BlocksDemoted,
+    BlocksEvicted,
+    BlocksShared,
+    BlocksStored,
+    CacheDrift,
+    PackedTokens,
+    Request,
+    Tier,
+)
 
 _AGE_CHECK = 1 / 16
 """How often the age of estimates is checked, as a part of the age at which they end."""
@@ -73,7 +87,9 @@ class CacheTracker:
         index_budget_bytes: int | None,
     ) -> None:
         self.num_unindexed = 0
+        self._cluster = cluster
         self._index = cluster.index
+        self._tiers = cluster.tiers
         self._replicas = cluster.replicas
         self._window = cluster.window
         self._report_grace_s = report_grace_s
@@ -115,16 +131,31 @@ class CacheTracker:
 
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
-        held = matched_on(match, self._index.caches[replica])
+        held = self._tiers.matched_on(replica, match, self._index.caches)
         return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
+    def confirmed(self, replica: ReplicaIndex, match: Match) -> tuple[int, float]:
+        """As `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
+        tokens, used_s = confirmed_on(match, self._index.caches[replica])
+        for place in self._tiers.of(replica).values():
+            tokens = max(tokens, confirmed_on(match, self._index.caches[place])[0])
+        return tokens, used_s
+
     def computed(self, entry: InFlightRequest, now: float) -> None:
-        """The prompt has been computed, so a replica without KV events is expected to cache its whole blocks."""
-        replica = entry.replica
+        """The prompt has been computed, so a replica without KV events is expected to cache its whole blocks.
+
+        A store that replicas share is expected to get them, whether or not the replica reports events.
+        """
+        replica, spec = entry.replica, self._replicas.specs[entry.replica]
+        block_size = min(spec.block_size, self._replicas.block_size[replica])
+        num_tokens = entry.leaf.end // block_size * block_size
         if self._is_estimated(replica):
-            block_size = min(self._replicas.specs[replica].block_size, self._replicas.block_size[replica])
-            self._index.set_computed(replica, entry.leaf, entry.leaf.end // block_size * block_size, now)
+            self._index.set_computed(replica, entry.leaf, num_tokens, now)
             self._evict_over_capacity(replica, now)
+        if spec.store and self._has_room(_bytes_of_path(entry.leaf)):
+            store = self._cluster.place_of(replica, Tier.STORE)
+            self._index.set_computed(store, entry.leaf, num_tokens, now)
+            self._index.caches[store].touch(entry.leaf, now)
 
     def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
@@ -167,16 +198,42 @@ class CacheTracker:
         """The replica evicted blocks. Ignored while its events are lost: they are not all of them."""
         if replica in self._lost_events:
             return
-        self._index.evicted(replica, event, now)
+        host = self._tiers.of(replica).get(Tier.HOST)
+        if event.tier is None:
+            self._index.evicted(replica, event.block_hashes, now, also_from=host)
+        elif event.tier is Tier.HOST and host is not None:
+            self._index.evicted(host, event.block_hashes, now)
 
-    def cleared(self, replica: ReplicaIndex, now: float, *, is_past: bool) -> None:
-        """The whole cache is gone. Unless `is_past`, requests that ended there will not be reported as stored."""
+    def demoted(self, replica: ReplicaIndex, event: BlocksDemoted, now: float) -> None:
+        """Blocks have left the engine's memory, but not the tier. Where the budget has no room, they are forgotten."""
+        if replica in self._lost_events:
+            return
+        if self._has_room(len(event.block_hashes) * (ENTRY_BYTES + RUN_BYTES)):
+            self._index.moved(replica, self._cluster.place_of(replica, event.tier), event.block_hashes, now)
+        else:
+            self._index.evicted(replica, event.block_hashes, now)
+
+    def shared(self, replica: ReplicaIndex, event: BlocksShared, now: float) -> None:
+        """Blocks were copied into the replica's store. Nobody tells when they go, so they age."""
+        if replica not in self._lost_events and self._has_room(len(event.block_hashes) * ENTRY_BYTES):
+            store = self._cluster.place_of(replica, Tier.STORE)
+            self._index.copied(replica, store, event.block_hashes, now)
+            self._start_checking_age(replica, now)
+
+    def cleared(self, replica: ReplicaIndex, now: float, *, is_past: bool, engine_only: bool = False) -> None:
+        """The whole cache is gone. Unless `is_past`, requests that ended there will not be reported as stored.
+
+        `engine_only`: but for what is in the host's memory.
+        """
         if not is_past:
             for report in self._pending_reports:
                 if report.replica == replica:
                     self._index.release(replica, report.leaf)
             self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._index.clear(replica, now)
+        host = self._tiers.of(replica).get(Tier.HOST)
+        if host is not None and not engine_only:
+            self._index.clear(host, now)
         if replica in self._lost_events:
             self._lost_events.remove(replica)
             self._replicas.block_size[replica] = self._replicas.specs[replica].block_size
@@ -195,13 +252,16 @@ class CacheTracker:
         reports.add(expected_tokens, cached_tokens)
         if cached_tokens > expected_tokens:
             self._index.set_computed(replica, entry.leaf, cached_tokens, now)
+        is_loss = reports.is_loss(expected_tokens, cached_tokens)
+        for place in self._tiers.of(replica).values() if is_loss else ():
+            self._index.forget_end(place, entry.leaf, cached_tokens, now)
         if not self._is_estimated(replica):
-            if reports.is_loss(expected_tokens, cached_tokens):
+            if is_loss:
                 self._index.forget_beside(replica, entry.leaf, cached_tokens, now, keep_named=True)
             return
         reports.learn_block_size(cached_tokens)
         self._replicas.block_size[replica] = reports.block_size
-        if reports.is_loss(expected_tokens, cached_tokens):
+        if reports.is_loss(expected_tokens, cached_tokens):  # in blocks of the size just learned
             self._index.forget_beside(replica, entry.leaf, cached_tokens, now)
             if 2 * cached_tokens < expected_tokens:
                 self._index.forget_unused_since(replica, entry.confirmed_used_s, now)
@@ -224,6 +284,7 @@ class CacheTracker:
         if self._check_age_at is None or self._check_age_at > now:
             return
         estimated = [replica for replica in self._replicas.specs if self._is_estimated(replica)]
+        estimated += self._tiers.stores()
         limit_s = now - self._belief_ttl_s
         done = all(self._index.forget_unused_since(replica, limit_s, now, _AGE_BATCH) for replica in estimated)
         next_s = now + self._belief_ttl_s * _AGE_CHECK if done else now
@@ -240,7 +301,8 @@ class CacheTracker:
         return replica in self._lost_events or not self._replicas.specs[replica].reports_events
 
     def _start_checking_age(self, replica: ReplicaIndex, now: float) -> None:
-        if self._is_estimated(replica) and self._check_age_at is None:
+        ages = self._is_estimated(replica) or Tier.STORE in self._tiers.of(replica)
+        if ages and self._check_age_at is None:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
@@ -280,6 +342,11 @@ class CacheTracker:
 def _growth_of_prompt(match: Match, prompt: PackedTokens) -> int:
     """Bytes by which the index grows at most if the prompt is placed."""
     return _growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
+
+
+def _bytes_of_path(leaf: Node) -> int:
+    """Memory of an entry for each node of the path to `leaf`."""
+    return sum([ENTRY_BYTES for _ in leaf.ancestors()])
 
 
 def _growth_of_stored(match: Match, event: BlocksStored) -> int:

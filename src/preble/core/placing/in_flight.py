@@ -11,7 +11,6 @@ from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.prefixes.matching import confirmed_on
 from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import Request, RequestId
@@ -61,7 +60,7 @@ class InFlightTable:
         that could have got the request. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens
-        confirmed, confirmed_used_s = confirmed_on(match, self._index.caches[replica])
+        confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
         # The replica's own report will be compared with what the index expects, whether or not that counts.
         expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
         output_tokens = self._cluster.expected_output_tokens(match.path)

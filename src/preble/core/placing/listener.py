@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from preble.core.types import (
-    BlocksEvicted,
     BlocksStored,
-    CacheCleared,
-    EventsLost,
+    CacheChange,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -41,7 +39,7 @@ class SchedulerListener(Protocol):
         """`located`: what `GlobalScheduler.on_stored` returned."""
         ...
 
-    def evicted(self, event: BlocksEvicted | CacheCleared | EventsLost, now: float) -> None: ...
+    def evicted(self, event: CacheChange, now: float) -> None: ...
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None: ...
 

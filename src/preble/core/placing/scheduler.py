@@ -23,8 +23,10 @@ from preble.core.policies.view import ClusterView
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
-    BlocksEvicted,
+    BlocksDemoted,
+    BlocksShared,
     BlocksStored,
+    CacheChange,
     CacheCleared,
     EventsLost,
     Placement,
@@ -114,7 +116,7 @@ class GlobalScheduler:
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
             )
         matched = view.matched_on(choice.replica)
-        prefill_s = view.prefill_s(matched)
+        prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
         prefix = match.node_at(choice.prefix_tokens) if choice.prefix_tokens else None
         self._in_flight.start(request, choice.replica, matched, prefill_s, match, prefix, eligible, now)
         return Placement(
@@ -183,14 +185,18 @@ class GlobalScheduler:
             listener.stored(event, located, now)
         return located
 
-    def on_evicted(self, event: BlocksEvicted | CacheCleared | EventsLost, now: float) -> None:
-        """A replica no longer caches these blocks, its whole cache is gone, or its events no longer arrive."""
+    def on_evicted(self, event: CacheChange, now: float) -> None:
+        """Blocks are gone or elsewhere now, a replica's whole cache is gone, or its events no longer arrive."""
         if event.replica_id in self._replicas:
             replica = self._replicas.replica(event.replica_id)
             if isinstance(event, CacheCleared):
-                self._tracker.cleared(replica, now, is_past=event.is_past)
+                self._tracker.cleared(replica, now, is_past=event.is_past, engine_only=event.engine_only)
             elif isinstance(event, EventsLost):
                 self._tracker.events_lost(replica, now)
+            elif isinstance(event, BlocksDemoted):
+                self._tracker.demoted(replica, event, now)
+            elif isinstance(event, BlocksShared):
+                self._tracker.shared(replica, event, now)
             else:
                 self._tracker.evicted(replica, event, now)
         for listener in self._listeners:

@@ -14,7 +14,7 @@ from preble.core.types import Candidate, ReplicaId
 class CostTable(Sequence[Candidate]):
     """The load cost of several replicas for one request. It reads as candidates, which are made on demand."""
 
-    __slots__ = ("_eviction_s", "_ids", "_load_s", "_matched", "_prefill_s", "_replicas")
+    __slots__ = ("_eviction_s", "_ids", "_load_s", "_loaded", "_matched", "_prefill_s", "_replicas")
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class CostTable(Sequence[Candidate]):
         load_s: list[float],
         eviction_s: list[float],
         prefill_s: list[float],
+        loaded: list[int] | None = None,
     ) -> None:
         self._replicas = replicas
         self._ids = ids
@@ -32,6 +33,7 @@ class CostTable(Sequence[Candidate]):
         self._load_s = load_s
         self._eviction_s = eviction_s
         self._prefill_s = prefill_s
+        self._loaded = loaded
 
     def cheapest(self, rng: Random) -> ReplicaIndex:
         """The replica with the lowest cost, ties at random."""
@@ -59,7 +61,12 @@ class CostTable(Sequence[Candidate]):
         replica_id = self._ids[self._replicas[index]]
         assert replica_id is not None
         return Candidate(
-            replica_id, self._matched[index], self._load_s[index], self._eviction_s[index], self._prefill_s[index]
+            replica_id,
+            self._matched[index],
+            self._load_s[index],
+            self._eviction_s[index],
+            self._prefill_s[index],
+            loaded_tokens=0 if self._loaded is None else self._loaded[index],
         )
 
 

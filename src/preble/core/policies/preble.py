@@ -93,13 +93,15 @@ class Preble:
                 if tokens not in prefill_s:
                     prefill_s[tokens] = _prefill_s(view, tokens, pieces)
                 prefill = prefill_s[tokens]
-            own = prefill * view.slowness(replica)
+            own = (prefill + view.loading_s(replica)) * view.slowness(replica)
             waiting = waiting_s[replica]
             together = min(expected_tokens * num_requests[replica], float(output_tokens[replica]))
             loads.append(value * waiting + together_s * together * view.slowness(replica))
             delay = own * (value + num_requests[replica] + crowd * (waiting + own / 2))
             prefills.append(delay)
-            evictions.append(0.0 if view.has_room(replica, tokens_to_come - tokens) else again * delay)
+            evictions.append(
+                0.0 if view.has_room(replica, tokens_to_come - tokens + view.loaded_tokens(replica)) else again * delay
+            )
         return view.table(replicas, matched, load_s=loads, prefill_s=prefills, eviction_s=evictions)
 
     def _paid_by_others(self, view: ClusterView, best: int, output_tokens: float) -> list[tuple[int, int, float]]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from preble.core.cluster.state import ClusterState
+from preble.core.cluster.tiers import loading_s
 from preble.core.costs.model import CostModel
 from preble.core.policies.cost_table import CostTable
 from preble.core.prefixes.matching import (
     PrefixMatch,
     in_use_on,
-    matched_on,
     matched_tokens,
     prefix_match,
     usable_tokens,
 )
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
-from preble.core.types import ReplicaId, Request
+from preble.core.types import ReplicaId, Request, Tier
 
 
 class PromptPiece:
@@ -169,7 +169,8 @@ class ClusterView:
             if node.start >= until:
                 break
             uses_per_s = node.history.uses_per_s(self._now) if node.history is not None else 0.0
-            found.append(PromptPiece(node.start, node.end, node.full_holders.bit_count(), uses_per_s))
+            holders = (node.full_holders & self._table.live).bit_count()
+            found.append(PromptPiece(node.start, node.end, holders, uses_per_s))
         return found
 
     @property
@@ -183,9 +184,10 @@ class ClusterView:
         return min(self._match.num_tokens, max(self._num_tokens - 1, 0))
 
     def _cached_prefix(self) -> PrefixMatch:
-        """The part of the prompt that trusted replicas cache. O(depth) when first asked."""
+        """The part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
         if self._prefix_match is None:
-            self._prefix_match = prefix_match(self._match, self._cluster.index.caches, self._trusted)
+            among = self._trusted | self._cluster.tiers.reachable(self._trusted)
+            self._prefix_match = prefix_match(self._match, self._cluster.index.caches, among)
         return self._prefix_match
 
     @property
@@ -195,8 +197,9 @@ class ClusterView:
 
     @property
     def key_holders(self) -> list[ReplicaIndex]:
-        """The holders of the key portion: they cache most of the largest node on the cached prefix."""
-        return replicas_in(self._cached_prefix().key_holders)
+        """The holders of the key portion: they cache, or can load, most of the largest node on the cached prefix."""
+        holders = self._cached_prefix().key_holders
+        return replicas_in(self._cluster.tiers.with_owners(holders) & self._trusted if self._cluster.tiers else holders)
 
     @property
     def key_prefix_tokens(self) -> int:
@@ -258,9 +261,28 @@ class ClusterView:
         """
         matched = self._matched.get(replica)
         if matched is None:
-            held = matched_on(self._match, self._cluster.index.caches[replica]) if self._trusted >> replica & 1 else 0
+            held = self._held_on(replica) if self._trusted >> replica & 1 else 0
             matched = self._matched[replica] = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
         return matched
+
+    def _held_on(self, replica: ReplicaIndex) -> int:
+        return self._cluster.tiers.matched_on(replica, self._match, self._cluster.index.caches)
+
+    def loaded_tokens(self, replica: ReplicaIndex) -> int:
+        """Tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
+        return sum([tokens for _, tokens in self._loads(replica)])
+
+    def loading_s(self, replica: ReplicaIndex) -> float:
+        """Seconds that takes; no more than to compute them. O(depth)."""
+        loads = self._loads(replica)
+        return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
+
+    def _loads(self, replica: ReplicaIndex) -> list[tuple[Tier, int]]:
+        tiers = self._cluster.tiers
+        if not tiers or not self._trusted >> replica & 1:
+            return []
+        size = self._table.block_size[replica]
+        return tiers.loads(replica, self._match, self._num_tokens, size, self._cluster.index.caches)
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
@@ -283,6 +305,9 @@ class ClusterView:
                     size = sizes[replica]
                     usable = usable_tokens(tokens, self._num_tokens, size)
                 held[replica] = usable
+        if self._cluster.tiers:
+            for replica in replicas:
+                held[replica] = self.matched_on(replica)
         if replicas is self.replicas and len(replicas) == len(held):
             return held
         return [held[replica] for replica in replicas]
@@ -295,7 +320,10 @@ class ClusterView:
             replicas,
             matched,
             load_s=[load_s[replica] for replica in replicas],
-            prefill_s=[self.prefill_s(tokens) * self.slowness(replicas[i]) for i, tokens in enumerate(matched)],
+            prefill_s=[
+                (self.prefill_s(matched[i]) + self.loading_s(replica)) * self.slowness(replica)
+                for i, replica in enumerate(replicas)
+            ],
         )
 
     def table(
@@ -315,6 +343,7 @@ class ClusterView:
             load_s=load_s,
             eviction_s=self._eviction_s(replicas, matched) if eviction_s is None else eviction_s,
             prefill_s=prefill_s,
+            loaded=[self.loaded_tokens(replica) for replica in replicas] if self._cluster.tiers else None,
         )
 
     def _eviction_s(self, replicas: list[ReplicaIndex], matched: list[int]) -> list[float]:
@@ -323,7 +352,8 @@ class ClusterView:
         caches = self._cluster.index.caches
         costs_s = [0.0] * len(replicas)
         for i, replica in enumerate(replicas):
-            excess = caches[replica].used_tokens + num_tokens - matched[i] + outputs[replica] - capacity[replica]
+            missed = num_tokens - matched[i] + self.loaded_tokens(replica)
+            excess = caches[replica].used_tokens + missed + outputs[replica] - capacity[replica]
             if excess > 0:
                 evictions = self._cluster.eviction_costs[replica]
                 costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self._match.path)

@@ -57,6 +57,12 @@ class BlockNames:
         entry.block_size = block_size
         self._set(entry, names, end)
 
+    def ends(self, block_hashes: Sequence[BlockHash]) -> list[CacheEntry]:
+        """The entries whose last block is one of these. O(blocks)."""
+        names = pack_names(block_hashes)
+        found = [self._last.get(names[at : at + NAME_BYTES]) for at in range(0, len(names), NAME_BYTES)]
+        return [entry for entry in found if entry is not None]
+
     def find(self, block_hash: BlockHash, entries: Iterable[CacheEntry]) -> tuple[CacheEntry, int] | None:
         """The entry that has a block of this name, and the token at which the block ends; None if none has."""
         name = pack_names((block_hash,))
@@ -68,13 +74,14 @@ class BlockNames:
                 return entry, entry.names_end - (len(entry.names) // NAME_BYTES - 1 - at) * entry.block_size
         return None
 
-    def pop(self, block_hashes: Sequence[BlockHash], entries: Iterable[CacheEntry]) -> list[CacheEntry]:
-        """Forget these names, and in each entry those after them; returns the entries that lost some.
+    def pop(self, block_hashes: Sequence[BlockHash], entries: Iterable[CacheEntry]) -> dict[CacheEntry, bytes]:
+        """Forget these names, and in each entry those after them; returns the entries that lost some, and what they
+        had before.
 
         Each then has as `names_end` the token at which the first block begins that it lost. O(blocks), or O(names) if
         one of them is not at the end of its entry.
         """
-        lost: dict[CacheEntry, None] = {}
+        lost: dict[CacheEntry, bytes] = {}
         left = pack_names(block_hashes)
         num_left = 2 * len(left)
         while 0 < len(left) < num_left:  # vLLM names the last block of a prompt first, SGLang the first one
@@ -84,12 +91,12 @@ class BlockNames:
             for entry in entries:
                 if entry.names and (at := _index_of(left[:NAME_BYTES], entry.names)) >= 0:
                     blocks_after = len(entry.names) // NAME_BYTES - at
+                    lost.setdefault(entry, entry.names)
                     self._set(entry, entry.names[: at * NAME_BYTES], entry.names_end - blocks_after * entry.block_size)
-                    lost[entry] = None
                     break
-        return list(lost)
+        return lost
 
-    def _pop_from_ends(self, names: bytes, lost: dict[CacheEntry, None]) -> bytes:
+    def _pop_from_ends(self, names: bytes, lost: dict[CacheEntry, bytes]) -> bytes:
         """Forget those that are the last of an entry, from the last one on; returns the others, in the same order."""
         others: list[bytes] = []
         left = len(names)
@@ -107,7 +114,8 @@ class BlockNames:
                 while kept.endswith(names[left - size - NAME_BYTES : left]):
                     size += NAME_BYTES
             self._set(entry, kept[: len(kept) - size], entry.names_end - size // NAME_BYTES * entry.block_size)
-            lost[entry] = None
+            if entry not in lost:
+                lost[entry] = kept
             left -= size
         others.reverse()
         return b"".join(others)

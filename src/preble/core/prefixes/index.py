@@ -24,6 +24,7 @@ Source: Preble, "Global scheduler data structures".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, nextafter
 
 from preble.core.prefixes.block_names import pack_names
@@ -32,7 +33,7 @@ from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
-from preble.core.types import TOKEN_BYTES, BlocksEvicted, BlocksStored, PackedTokens
+from preble.core.types import TOKEN_BYTES, BlockHash, BlocksStored, PackedTokens
 
 _DROPPED_AT_ONCE = 16
 """Cache entries that are forgotten together where memory is short."""
@@ -141,15 +142,42 @@ class PrefixIndex:
         _name_blocks(cache, path, depth, event)
         self._prune(path[-1])
 
-    def evicted(self, replica: int, event: BlocksEvicted, now: float) -> None:
-        """The replica no longer caches these blocks. Unknown ones are ignored."""
+    def evicted(
+        self, replica: int, block_hashes: Sequence[BlockHash], now: float, also_from: int | None = None
+    ) -> None:
+        """The replica no longer caches these blocks, nor does `also_from`. Unknown ones are ignored."""
         cache = self.caches[replica]
-        for was_in, start, block_size in cache.forget_names(event.block_hashes):
-            end = start + block_size
-            node = live_node(was_in, end)
-            if node.start < end <= node.end:
-                self._prune_all(self._evict_from(cache, node, start, block_size, now))
-                self._trim(node)
+        for was_in, start, block_size, _ in cache.forget_names(block_hashes):
+            self._forget_from(cache, was_in, start, block_size, now)
+            if also_from is not None:
+                self._forget_from(self.caches[also_from], was_in, start, block_size, now)
+
+    def moved(self, replica: int, to: int, block_hashes: Sequence[BlockHash], now: float) -> None:
+        """These blocks are no longer in the one cache, but in the cache `to`, with all that leads to them."""
+        cache = self.caches[replica]
+        for node, start, block_size, names in cache.forget_names(block_hashes):
+            end = start + len(names) // NAME_BYTES * block_size
+            self.set_computed(to, node, end, now)
+            self.caches[to].name_blocks(names, node, end, block_size)
+            self._forget_from(cache, node, start, block_size, now)
+
+    def copied(self, replica: int, to: int, block_hashes: Sequence[BlockHash], now: float) -> None:
+        """The cache `to` has copies of these blocks, and of all that leads to them.
+
+        Only the last block of a run tells: it comes with the others. O(blocks + depth).
+        """
+        for node, end in self.caches[replica].named_ends(block_hashes):
+            self.set_computed(to, node, end, now)
+            self.caches[to].touch(node, now)
+
+    def forget_end(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
+        """Forget what the replica caches of the prompt that ends in `leaf` beyond token `num_tokens`. O(depth)."""
+        cache, dropped = self.caches[replica], []
+        for node in list(leaf.ancestors()):
+            if node.end <= num_tokens:
+                break
+            dropped += _lower_held(cache, node, max(num_tokens - node.start, 0), now)
+        self._prune_all(dropped)
 
     def drop_oldest(self, now: float, used_before_s: float) -> bool:
         """Forget the least recently used entries of idle prefixes, to save memory; False if there are none.
@@ -255,6 +283,14 @@ class PrefixIndex:
             self.caches[replica].split(upper, lower)
         if not lower.holders and not lower.children:
             self.tree.remove(lower)
+
+    def _forget_from(self, cache: ReplicaCache, was_in: Node, start: int, block_size: int, now: float) -> None:
+        """The block that begins at token `start` is gone; it ended in `was_in` when it was named."""
+        end = start + block_size
+        node = live_node(was_in, end)
+        if node.start < end <= node.end:
+            self._prune_all(self._evict_from(cache, node, start, block_size, now))
+            self._trim(node)
 
     def _evict_from(self, cache: ReplicaCache, node: Node, start: int, block_size: int, now: float) -> list[Node]:
         """A block that ends in `node` and begins at token `start` of the prompt is gone, with all that follows it.

@@ -57,10 +57,28 @@ class ReplicaCache:
         if entry is not None:
             self.names.add(entry, names, end, block_size)
 
-    def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int]]:
-        """Forget block names; returns (node, start, block size) of the first one gone of each node. O(names)."""
+    def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes]]:
+        """Forget block names; returns (node, start, block size) of the first one gone of each node, and the names that
+        are gone. O(names)."""
         gone = self.names.pop(block_hashes, self._entries.values())
-        return [(entry.node, entry.names_end, entry.block_size) for entry in gone if entry.node is not None]
+        return [
+            (entry.node, entry.names_end, entry.block_size, before[len(entry.names) :])
+            for entry, before in gone.items()
+            if entry.node is not None
+        ]
+
+    def named_ends(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int]]:
+        """(node, end) of those of these blocks that are the last ones named in a node. O(blocks)."""
+        return [(entry.node, entry.names_end) for entry in self.names.ends(block_hashes) if entry.node is not None]
+
+    def touch(self, leaf: Node, now: float) -> None:
+        """What is cached of the path to `leaf` has been used. O(depth)."""
+        self.version += 1
+        for node in leaf.ancestors():
+            entry = self._entries.get(node)
+            if entry is not None and _is_linked(entry):
+                entry.last_used_s = now
+                _link_before(entry, self._ring)
 
     def forget_blocks(self) -> None:
         """Forget all names. O(entries)."""

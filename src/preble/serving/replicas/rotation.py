@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.core.types import BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.serving.placements import Placements
 from preble.serving.replicas.live import LiveReplica
@@ -87,10 +87,12 @@ class Rotation:
             self._telemetry.block_size_learned(replica.engine.replica_id, block_size)
             replica.suspect.set()  # so that it joins again with that size
 
-    def _note_events(self, event: BlocksEvicted | CacheCleared | EventsLost) -> None:
+    def _note_events(self, event: CacheChange) -> None:
         """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""
+        if not isinstance(event, CacheCleared | EventsLost):
+            return
         replica, lost = self.replicas.get(event.replica_id), isinstance(event, EventsLost)
-        if replica is not None and replica.has_lost_events != lost and not isinstance(event, BlocksEvicted):
+        if replica is not None and replica.has_lost_events != lost:
             replica.has_lost_events = lost
             self._telemetry.events_lost(event.replica_id, lost=lost)
             if lost:
