@@ -8,6 +8,7 @@ PrebleError
 │   ├── PromptTooLong        no replica can ever hold this prompt                 400
 │   ├── UnknownModel         no replica serves this model                         404
 │   ├── BodyTooLarge         the body is over the configured limit                413
+│   ├── AnswerTooLarge       the answer, asked for in one piece, is over the limit 400
 │   └── BodyTooSlow          the body did not arrive in time                      408
 ├── NoReplicaError           no replica can serve it now                          503 + Retry-After
 ├── Overloaded               too many requests wait                               429 + Retry-After
@@ -71,6 +72,12 @@ class BodyTooLarge(RequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class AnswerTooLarge(RequestError):
+    """The client asked for more in one piece than the gateway keeps in memory."""
+
+    code = "answer_too_large"
 
 
 class BodyTooSlow(RequestError):

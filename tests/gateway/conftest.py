@@ -38,8 +38,8 @@ class Served:
     def num_live(self) -> int:
         return len(self.gateway.serving.replicas)
 
-    async def metrics(self) -> str:
-        async with self.http.get("/metrics") as answer:
+    async def metrics(self, key: str = "") -> str:
+        async with self.http.get("/metrics", headers={"x-api-key": key}) as answer:
             return await answer.text()
 
     async def idle(self) -> None:

@@ -20,7 +20,9 @@ from gateway.fakes import (
     rubbish,
     status,
 )
-from preble.config import HealthConfig, LimitsConfig, TimeoutsConfig
+from preble.config import EjectionConfig, HealthConfig, LimitsConfig, TimeoutsConfig
+from preble.core.types import ReplicaId
+from preble.serving.replicas.ejection import Standing
 from support.waiting import eventually
 
 PATIENT = HealthConfig(check_interval_s=1000.0)
@@ -160,8 +162,22 @@ async def test_rubbish_is_a_502(serve: Serve, stream: bool, sent: bytes, content
         assert (await gateway.complete())[0] == 200
 
 
-@pytest.mark.parametrize("code", [200, 400, 429])
-async def test_a_whole_answer_larger_than_is_accepted_is_a_502(serve: Serve, code: int) -> None:
+async def test_a_whole_answer_larger_than_is_accepted_is_a_400_and_the_replica_is_not_blamed(serve: Serve) -> None:
+    limits, ejection = LimitsConfig(max_answer_bytes=200_000), EjectionConfig()
+    async with replicas(2) as fakes, serve(fakes, limits=limits, ejection=ejection) as gateway:
+        for fake in fakes:
+            long = rubbish(b"x" * 200_001, "application/json")
+            fake.script.extend([long] * ejection.consecutive_failures)
+        for _ in range(2 * ejection.consecutive_failures):
+            answered, body, _ = await gateway.complete()
+            assert (answered, body["error"]["code"]) == (400, "answer_too_large")
+            assert "larger than 200000 bytes" in body["error"]["message"]
+        assert {gateway.gateway.serving.standing(ReplicaId(fake.url)) for fake in fakes} == {Standing.IN}
+        assert (await gateway.complete())[0] == 200
+
+
+@pytest.mark.parametrize("code", [400, 429])
+async def test_an_error_larger_than_is_accepted_is_a_502(serve: Serve, code: int) -> None:
     limits = LimitsConfig(max_answer_bytes=200_000)
     async with replicas(1) as [one], serve([one], limits=limits) as gateway:
         one.script.append(status(code, "x" * 200_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -12,6 +13,7 @@ from gateway.conftest import Serve
 from gateway.fakes import gated, replicas, rubbish
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import Overloaded
+from preble.gateway.http import body_memory
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from support.waiting import eventually
 
@@ -25,6 +27,26 @@ def test_room_that_is_taken_is_given_back_at_the_end_whatever_happens() -> None:
             two.grow(1)
         assert room.held == 60
     assert (room.held, refusal.value.retry_after_s) == (0, 2.0)
+
+
+def test_failing_requests_cannot_keep_the_garbage_collector_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    collections: list[float] = []
+
+    def collect() -> None:
+        collections.append(clock[0])
+        clock[0] += 1.0
+
+    clock = [0.0]
+    monkeypatch.setattr(body_memory.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(body_memory.gc, "collect", collect)
+    room = BodyMemoryBudget(800, retry_after_s=1.0)
+    while clock[0] < 50.0:
+        with suppress(ValueError), room.share() as one:
+            one.grow(101)
+            raise ValueError
+        room.collect()
+        clock[0] += 0.5
+    assert collections == pytest.approx([0.0, 21.0, 42.0], abs=1.5)
 
 
 async def test_bodies_of_all_clients_together_are_bounded(serve: Serve) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import socket
 import sys
@@ -23,6 +24,22 @@ import sys
 from preble.config.load import load
 from preble.gateway.server import run
 run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:], "parity.enabled": False}))
+"""
+LARGE_MEMORY = """
+import os
+from pathlib import Path
+from preble.gateway.server import return_large_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+return_large_memory()
+before, small = resident(), []
+for _ in range(3):
+    large = []
+    for _ in range(30):
+        large.append(bytes(range(250)) * 16_000)
+        small.append(bytes(100_000))
+    del large
+print((resident() - before) // 1_000_000)
 """
 SAID = b"preble serve: listening on "
 
@@ -114,3 +131,10 @@ def test_an_unknown_policy_or_profile_is_a_clear_error() -> None:
         build_scheduler(GatewayConfig(policy="e3"))
     with pytest.raises(ConfigError, match="no-such-gpu"):
         build_scheduler(GatewayConfig(profile="no-such-gpu"))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's threshold")
+async def test_the_memory_of_large_bodies_goes_back_when_small_ones_stay() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", LARGE_MEMORY, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert int(output) < 30, "of 360 MB of large ones, and 9 MB of small ones"

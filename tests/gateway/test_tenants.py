@@ -74,7 +74,7 @@ async def test_only_an_admin_sees_where_a_request_went(serve: Serve, keys_file: 
 
 @pytest.mark.parametrize(("key", "answer"), [(None, 401), ("key-a", 403), ("key-r", 200)])
 async def test_debug_pages_are_for_admins(serve: Serve, keys_file: Path, key: str | None, answer: int) -> None:
-    auth = AuthConfig(keys_file=str(keys_file), metrics_need_key=True)
+    auth = AuthConfig(keys_file=str(keys_file))
     async with replicas(1) as [one], serve([one], auth=auth) as gateway:
         for path in ("/debug/replicas", "/debug/decisions", "/metrics"):
             async with gateway.http.get(path, headers={} if key is None else {"x-api-key": key}) as page:
@@ -195,13 +195,18 @@ def test_a_salt_goes_before_what_the_client_wrote() -> None:
 
 async def test_a_key_has_its_limits(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    write(path, table("few", "key-f", requests_per_minute=2) + table("short", "key-s", tokens_per_minute=100))
+    write(
+        path,
+        table("few", "key-f", requests_per_minute=2)
+        + table("short", "key-s", tokens_per_minute=100)
+        + table("root", "key-r", admin=True),
+    )
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(path))) as gateway:
         answers = [await ask(gateway, "key-f") for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 429]
         assert 1 <= int(answers[2].headers["Retry-After"]) <= 30
         assert [(await ask(gateway, "key-s")).status for _ in range(2)] == [200, 429]
-        metrics = await gateway.metrics()
+        metrics = await gateway.metrics("key-r")
         assert 'preble_key_requests_total{key="few"} 2.0' in metrics
         assert f'preble_key_tokens_total{{key="short",kind="prompt"}} {float(len(PROMPT))}' in metrics
         assert 'preble_key_tokens_total{key="short",kind="output"} 3.0' in metrics

@@ -172,8 +172,8 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     metrics_need_key: Annotated[
-        bool, about("Ask for an admin key for `/metrics` too.", why="scrapers mostly come without a key")
-    ] = False
+        bool, about("Where there are keys, ask for an admin key for `/metrics` too.", why="it names keys and replicas")
+    ] = True
     engine_api_key: Annotated[str | None, about("Key sent to the replicas.", why="engines need none by default")] = None
     forward_authorization: Annotated[
         bool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import math
 import os
@@ -27,6 +28,9 @@ from preble.web.server import Server
 
 _ABORT_S = 5.0
 """Time for aborted requests to end their answers and their work in the engines."""
+_M_MMAP_THRESHOLD = -3
+"""From malloc.h."""
+_LARGE_BYTES = 256 * 1024
 
 
 def run(
@@ -41,6 +45,7 @@ def run(
     """
     tell = on_listening or _print_url
     freeze_gc()
+    return_large_memory()
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(_serve_until_signal(config, tell, log_losses))
@@ -56,6 +61,15 @@ def freeze_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(1_000, 10, 1_000)
+
+
+def return_large_memory() -> None:
+    """Have glibc give the memory of large bodies back to the system when they are freed. Elsewhere, do nothing.
+
+    glibc keeps what is below a threshold, which it raises up to 32 MB by itself when larger pieces are freed.
+    """
+    with contextlib.suppress(AttributeError, TypeError, OSError):  # another libc, or Windows
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

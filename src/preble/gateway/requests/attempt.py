@@ -11,7 +11,7 @@ from types import TracebackType
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineResponse
-from preble.errors import EngineGone, EngineProtocolError
+from preble.errors import AnswerTooLarge, EngineGone, EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.serving import Placed, decode_answer, has_error_event
 
@@ -80,7 +80,7 @@ class Attempt:
     async def begin(self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
         """Send the request. Wait for the whole answer, or for the first piece of a stream.
 
-        If it raises, the attempt has ended. Raises: EngineError.
+        If it raises, the attempt has ended. Raises: EngineError. AnswerTooLarge.
         """
         self.placed.on_lost = self._on_lost
         self.placed.heard_at = self._heard_at
@@ -144,15 +144,17 @@ class Attempt:
         return _nothing() if self._chunks is None else self._chunks
 
     async def _read_all(self) -> bytes:
-        """Raises: EngineGone, EngineTimeout. EngineProtocolError: the body is too large."""
-        pieces = [self.first]
-        size = len(self.first)
-        async for chunk in self.rest():
+        """Raises: EngineGone, EngineTimeout. AnswerTooLarge. EngineProtocolError: an error is too large."""
+        pieces, size = [self.first], len(self.first)
+        while size <= self._max_answer_bytes:
+            if not (chunk := await anext(self.rest(), b"")):
+                return b"".join(pieces) if len(pieces) > 1 else self.first
             pieces.append(chunk)
             size += len(chunk)
-            if size > self._max_answer_bytes:
-                raise EngineProtocolError(f"the replica's answer is larger than {self._max_answer_bytes} bytes")
-        return b"".join(pieces) if len(pieces) > 1 else self.first
+        text = f"the answer is larger than {self._max_answer_bytes} bytes"
+        if self.status >= 300:  # no client asks for a long error
+            raise EngineProtocolError(text)
+        raise AnswerTooLarge(f"{text} (`limits.max_answer_bytes`); ask for a stream, or for less")
 
     async def leave(self, error: BaseException | None = None) -> None:
         """Leave the engine, which aborts work that is not done, and end the placement. A second call does nothing.
