@@ -1,6 +1,7 @@
-"""Real engines on this machine's CPU, a core for each replica, and one trace sent to them through the gateway.
+"""Real engines on this machine's CPU, a core for each replica, and a trace sent to them through the gateway.
 
-What fidelity.py and backends.py have in common. The engines compute a tiny model; `make engines` sets them up.
+What fidelity.py, backends.py and real_check.py have in common. The engines compute a tiny model; `make engines` sets
+them up.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ DISTURBED, MOST_TRIES = 0.08, 3
 
 HIGHEST_PRIORITY = -20
 
+CORES = sorted(os.sched_getaffinity(0))
+"""Those that we may use. With fewer than replicas (`taskset -c 1 python ...`), replicas share one."""
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 TOOLS = SharedPrefix(
@@ -85,7 +89,7 @@ def trace(requests: int, rps: float, seed: int) -> Workload:
 
 @asynccontextmanager
 async def replicas(engine: EngineName, log_dir: Path) -> AsyncIterator[list[ReplicaProcess]]:
-    """Replicas that are ready and have computed something, each on a core of its own.
+    """Replicas that are ready and have computed something, each on a core of its own where there are as many.
 
     They and this process go before all others on the machine, where that is allowed.
     """
@@ -104,8 +108,8 @@ async def replicas(engine: EngineName, log_dir: Path) -> AsyncIterator[list[Repl
         extra_args=_engine_args(engine),
     )
     started = [
-        ReplicaProcess(f"{engine}-{core}", _on_core(core, command), log_dir / f"{engine}-{core}.log")
-        for core, command in enumerate(commands_for(options))
+        ReplicaProcess(f"{engine}-{i}", _on_core(CORES[i % len(CORES)], command), log_dir / f"{engine}-{i}.log")
+        for i, command in enumerate(commands_for(options))
     ]
     async with AsyncExitStack() as stack:
         for replica in started:
@@ -124,15 +128,19 @@ def _engine_args(engine: EngineName) -> tuple[str, ...]:
 
 
 def go_first(pid: int) -> bool:
-    """Have a process, and what it starts from now on, go before all others on this machine; False where we may not."""
+    """Have a process, and what it starts from now on, go before all others on this machine; False where it does not.
+
+    Who starts us with a priority of their own (`nice -n 10 python ...`) keeps it, for all processes.
+    """
+    priority = os.getpriority(os.PRIO_PROCESS, 0) or HIGHEST_PRIORITY
     session = Path(f"/proc/{pid}/autogroup")  # Linux shares the processor between sessions first, where it does so
     try:
-        os.setpriority(os.PRIO_PROCESS, pid, HIGHEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, pid, priority)
         if session.exists():
-            session.write_text(str(HIGHEST_PRIORITY))
+            session.write_text(str(priority))
     except PermissionError:
         return False
-    return True
+    return priority < 0
 
 
 def _on_core(core: int, command: Command) -> Command:
@@ -175,7 +183,7 @@ async def measurements(url: str, seed: int, *, quick: bool = False) -> Measureme
 class Measured(msgspec.Struct, frozen=True):
     """One run. `busy`: processor time by time passed, of a replica on average, the gateway, the client, and others.
 
-    `others` is everything else on the machine and time that its host withheld: what disturbed the run, unless
+    `others` is everything else on our cores and time that their host withheld: what disturbed the run, unless
     `went_first`: then the others had only what replicas, gateway and client left them.
     """
 
@@ -222,12 +230,14 @@ async def measure(
     while not runs or (runs[-1].disturbed > DISTURBED and len(runs) < MOST_TRIES):
         await empty_caches(engine, [replica.url for replica in started])
         async with gateway(started, policy, profile, refit=refit) as front:
-            runs.append(await _send(started, front, workload))
+            runs.append(await send(started, front, workload))
     return min(runs, key=lambda run: run.disturbed)
 
 
-async def _send(started: Sequence[ReplicaProcess], front: ReplicaProcess, workload: Workload) -> Measured:
-    """Send it to the gateway, open loop, and wait for the last answer."""
+async def send(
+    started: Sequence[ReplicaProcess], front: ReplicaProcess, workload: Workload, *, skip: int = 0
+) -> Measured:
+    """Send it to the gateway and wait for the last answer. `skip`: its first requests are not in the summary."""
     records: list[RequestRecord] = []
     went_first = go_first(os.getpid())
     async with BenchClient(front.url) as client:
@@ -238,21 +248,28 @@ async def _send(started: Sequence[ReplicaProcess], front: ReplicaProcess, worklo
     used["others"] = used.pop("machine") - sum(used[name] for name in ("replicas", "gateway", "client"))
     passed_s = used.pop("clock")
     busy = {name: seconds / passed_s for name, seconds in used.items()}
-    return Measured(summarize(records), busy | {"replica": busy.pop("replicas") / len(started)}, went_first)
+    skipped = {request.request_id for request in workload.requests[:skip]}
+    counted = [record for record in records if record.request_id not in skipped]
+    return Measured(summarize(counted), busy | {"replica": busy.pop("replicas") / len(started)}, went_first)
 
 
 def _times_s(started: Sequence[ReplicaProcess], front: ReplicaProcess) -> dict[str, float]:
     """Processor time used so far, and what the clock says, in seconds."""
     own = resource.getrusage(resource.RUSAGE_SELF)
-    fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    ours = tuple(f"cpu{core} " for core in CORES)
     return {
         "clock": time.monotonic(),
         "client": own.ru_utime + own.ru_stime,
         "gateway": _cpu_s([front]),
         "replicas": _cpu_s(started),
-        "machine": (user + nice + system + irq + softirq + steal) / TICKS_PER_S,
+        "machine": sum(_busy_s(line) for line in Path("/proc/stat").read_text().splitlines() if line.startswith(ours)),
     }
+
+
+def _busy_s(line: str) -> float:
+    """What a core's line in /proc/stat says of the time that it, or its host, was at work, in seconds."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in line.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICKS_PER_S
 
 
 def _cpu_s(processes: Sequence[ReplicaProcess]) -> float:
