@@ -34,7 +34,7 @@ class RefitSettings:
     dead_band: float = 0.03
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillSample:
     """A prompt that waited for no other. `seconds`: from its placement to its first token. `num_decoding`: others in
     decode, with `decode_context_tokens` of context together."""
@@ -53,7 +53,7 @@ class PrefillSample:
         return running_s / 2 + shared_s + model.admission_s(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeSample:
     """An answer of `num_iterations` after its first token, in a batch of `num_sequences` (at least 1) on average, with
     `context_tokens` together. `seconds`: without the prefills of others meanwhile."""

@@ -22,7 +22,7 @@ _MIN_LOCATED = 16
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefixMatch:
     """How much of a prompt any replica of a set caches, without a gap.
 

@@ -77,7 +77,7 @@ class Root(Node):
         self.namespace = namespace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Match:
     """How far a run of tokens agrees with a tree.
 
