@@ -20,7 +20,9 @@ from structlog.testing import capture_logs
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from preble.web import connection
 from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
+from preble.web.connection_limit import ConnectionLimit, Room
 from preble.web.listening import listen
 from preble.web.server import Server
 from support.waiting import eventually
@@ -309,6 +311,44 @@ async def test_a_connection_too_many_is_refused_and_one_that_goes_makes_room() -
                 assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
             await eventually(lambda: _is_served(port), "there is room again")
     assert [line["event"] for line in logs] == ["connections_refused"]
+
+
+async def test_probes_are_answered_where_there_is_no_room_for_others() -> None:
+    async with serving(Application(), most_connections=1, probes=(b"/health",)) as port, connected(port) as one:
+        await one.send(HEALTHY)
+        assert (await one.answer())[0] == 200
+        async with connected(port) as probe, connected(port) as other:
+            await probe.send(b"GET /health?now HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await probe.answer())[0] == 200
+            assert await probe.end() == b"", "one answer, and it makes room"
+            await other.send(HEALTHY)
+            status, body = await other.answer()
+            assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
+
+
+async def test_what_is_kept_for_probes_is_not_kept_by_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PROBE_HEAD_S", 0.05)
+    async with serving(Application(), most_connections=1, probes=(b"/health",)) as port, connected(port) as one:
+        await one.send(HEALTHY)
+        assert (await one.answer())[0] == 200
+        async with connected(port) as silent:
+            assert await silent.end() == b""
+
+
+def test_one_address_has_half_of_the_connections_at_most() -> None:
+    limit = ConnectionLimit(200, probes=(b"/health",))
+    assert [limit.enter("greedy", 0.0) for _ in range(100)] == [Room.ALL] * 100
+    assert [limit.enter("greedy", 0.0) for _ in range(5)] == [Room.PROBES] * 4 + [Room.NONE]
+    assert limit.enter("other", 0.0) is Room.ALL
+    limit.leave("greedy", Room.ALL)
+    assert limit.enter("greedy", 0.0) is Room.ALL
+
+
+def test_a_limit_forgets_addresses_that_have_gone() -> None:
+    limit = ConnectionLimit(2)
+    for number in range(1000):
+        limit.leave(str(number), limit.enter(str(number), 0.0))
+    assert not any(limit._of.values())
 
 
 async def _is_served(port: int) -> bool:

@@ -27,6 +27,8 @@ Handler = Callable[[Client], Awaitable[None]]
 
 _API = "/v1/"
 _METRICS = "/metrics"
+PROBES = (b"/health", b"/ready")
+"""What load balancers and supervisors ask, and get answered however many connections there are."""
 _ADDRESS = re.compile(r"https?://\S+")
 _NOBODY = Caller(is_admin=False)
 _GONE = 499

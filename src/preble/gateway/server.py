@@ -19,7 +19,7 @@ import structlog
 from preble.config import GatewayConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
-from preble.gateway.app import App
+from preble.gateway.app import PROBES, App
 from preble.logs import LogLosses
 from preble.serving import Serving
 from preble.web.listening import inherited, listen, url_of
@@ -178,7 +178,8 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
     """Connections are accepted within the context; leaving it is the graceful shutdown."""
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2
-    server = Server(app, grace_s=math.ceil(config.timeouts.shutdown_s), most_connections=most_connections)
+    grace_s = math.ceil(config.timeouts.shutdown_s)
+    server = Server(app, grace_s=grace_s, most_connections=most_connections, probes=PROBES)
     serve = asyncio.create_task(server.serve(sockets=[sock]))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from math import inf
 
 import httptools
 import msgspec
-import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from preble.web.connection_limit import ConnectionLimit, Room
 from preble.web.http10 import UntilClose
 from preble.web.tcp import bytes_in_socket, is_reset
 
@@ -26,29 +25,15 @@ MAX_HEAD_BYTES = 64 * 1024
 """The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
 HEAD_S = 60.0
 """How long a connection may last without a complete request head."""
+PROBE_HEAD_S = 2.0
+"""The same where only a probe is answered."""
 SEND_S = 60.0
 """How long a client may read nothing of its answer (as in nginx). A slow client reads something."""
-TELL_EVERY_S = 60.0
-"""Between two log lines about refused connections."""
 FIRST_PROBE_S = 0.02
 LONGEST_PROBE_S = 5.0
 """Between two checks whether a client that has stopped sending still listens; doubled each time."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients ignore it. The machine of a client that has closed answers with a reset."""
-
-
-class ConnectionLimit:
-    """How many connections a server accepts at once. Logs refusals, at most one line in a while."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._told_at = -inf
-
-    def refused(self, now: float) -> None:
-        """Note a refused connection. `now`: in seconds, never decreasing."""
-        if now - self._told_at >= TELL_EVERY_S:
-            self._told_at = now
-            structlog.get_logger().warning("connections_refused", most=self.most, hint="raise the limit of open files")
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -66,19 +51,32 @@ class BoundedConnection(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0
     _is_refused = False
+    _room = Room.NONE
     _has_ended = False
     _probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.limit is not None and len(self.connections) > self.limit.most:
-            self.limit.refused(self.loop.time())
-            text = "too many connections; try again soon"
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", text, kind="service_unavailable")
-            return
+        if self.limit is not None:
+            self._room = self.limit.enter(self._address, self.loop.time())
+            if self._room is Room.NONE:
+                self._refuse_for_want_of_room()
+                return
+            if self._room is Room.PROBES:
+                self.head_s = PROBE_HEAD_S
         self._arm()
 
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def _refuse_for_want_of_room(self) -> None:
+        text = "too many connections; try again soon"
+        self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", text, kind="service_unavailable")
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.limit is not None:
+            self.limit.leave(self._address, self._room)
         self._disarm()
         self._end_send_timer()
         if self._probe_timer is not None:
@@ -115,14 +113,22 @@ class BoundedConnection(HttpToolsProtocol):
         if self._wants_upgrade or self._refuse_bad_head():
             return
         super().on_headers_complete()
+        if self._room is Room.PROBES:
+            self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
 
     def _refuse_bad_head(self) -> bool:
-        """Refuse a request that the parser accepts but no application can serve. Return whether it did."""
+        """Refuse a request that the parser accepts but that cannot be served. Return whether it did."""
         encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if encodings not in ([], [b"chunked"]):
+        if (
+            self._room is Room.PROBES
+            and self.limit is not None
+            and self.url.partition(b"?")[0] not in self.limit.probes
+        ):
+            self._refuse_for_want_of_room()
+        elif encodings not in ([], [b"chunked"]):
             text = "no transfer encoding but `chunked` is understood; send the body as it is"
             self._refuse(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", text)
         elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):

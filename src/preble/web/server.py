@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 
 import uvicorn
 
-from preble.web.connection import BoundedConnection, ConnectionLimit
+from preble.web.connection import BoundedConnection
+from preble.web.connection_limit import ConnectionLimit
 
 _KEEP_ALIVE_S = 75
 """How long an idle connection is kept. Longer than the 60 s of common load balancers and than our own clients: then the
@@ -20,13 +21,18 @@ class Server(uvicorn.Server):
     """Serves until `should_exit`. The caller handles signals; `listening` is set once connections are accepted."""
 
     def __init__(
-        self, app: Callable[..., Awaitable[None]], *, grace_s: int, most_connections: int | None = None
+        self,
+        app: Callable[..., Awaitable[None]],
+        *,
+        grace_s: int,
+        most_connections: int | None = None,
+        probes: Collection[bytes] = (),
     ) -> None:
         """`app`: an ASGI application. `grace_s`: how long running requests may continue at the end.
 
-        `most_connections`: the most open connections; None for no limit.
+        `most_connections`: the most open connections; None for no limit. `probes`: paths that are answered beyond it.
         """
-        limit = ConnectionLimit(most_connections) if most_connections is not None else None
+        limit = ConnectionLimit(most_connections, probes) if most_connections is not None else None
         super().__init__(
             uvicorn.Config(
                 app,
