@@ -1,4 +1,4 @@
-"""The evaluation in docs/evaluation.md: the paper's figures, every peer's rule, and the cases that do harm.
+"""The evaluation in docs/bursts.md: the paper's figures, every peer's rule, and the cases that do harm.
 
     python benchmarks/repro/evaluation.py                      # what is not there yet (hours; see --list)
     python benchmarks/repro/evaluation.py toolbench video      # these cases
@@ -8,7 +8,7 @@
 
 A case is a comparison as `preble compare` makes it; each has a file in benchmarks/results/evaluation/, and what is
 interrupted goes on where it was. Cases of real traces need them in the folder named by PREBLE_DATA. To draw, the extra
-`plot` is needed. The details in docs/evaluation-details/ are written as a whole, of docs/evaluation.md the tables.
+`plot` is needed. The details in docs/evaluation-details/ are written as a whole, of docs/bursts.md the tables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from preble.compare.progress import run_progress
 from preble.compare.result import write_result
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "evaluation.md"
+PAGE = DOCS / "bursts.md"
 DETAILS = DOCS / "evaluation-details"
 FIGURES = DOCS / "evaluation"
 DRAWN = (TTFT_P99, E2E_MEAN)
@@ -88,7 +88,7 @@ def figure_name(case: Case, number: Number) -> str:
 
 
 def tables(results: Results) -> dict[str, str]:
-    """What stands between the markers of docs/evaluation.md, by name."""
+    """What stands between the markers of docs/bursts.md, by name."""
     made = {
         **{name: overview_table(results, group) if of_group(results, group) else None for name, group in OVERVIEWS},
         "distance": distance_table(results, found) if (found := known_bounds(results)) else None,
@@ -101,7 +101,7 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def values(results: Results) -> dict[str, str]:
-    """What sentences of docs/evaluation.md quote, by marker; nothing until all cases that they quote have run."""
+    """What sentences of docs/bursts.md quote, by marker; nothing until all cases that they quote have run."""
     four, sizes = ([case.name for case in CASES.values() if case.group in groups] for groups in (("four",), SIZES))
     if not results.keys() >= {*four, *sizes}:
         return {}
@@ -143,7 +143,7 @@ OVERVIEWS = (
 """Every policy's share of the best one's capacity: the name of the table, and the group of its cases."""
 
 IN_PAGE = ("azure", "ablation")
-"""Cases of which docs/evaluation.md itself shows the details."""
+"""Cases of which docs/bursts.md itself shows the details."""
 
 
 def details(results: Results) -> dict[str, str]:
@@ -153,7 +153,7 @@ def details(results: Results) -> dict[str, str]:
             [
                 f"# {page.title}",
                 "",
-                f"{page.text} What the columns mean and what is to be seen: the [evaluation](../evaluation.md).",
+                f"{page.text} What the columns mean and what is to be seen: [bursts from cold](../bursts.md).",
                 *(line for case in of_group(results, *page.groups) for line in _section(results[case.name], case)),
             ]
         )

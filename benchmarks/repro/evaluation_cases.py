@@ -1,4 +1,4 @@
-"""What docs/evaluation.md compares: workloads, clusters, rates, and what counts as served well."""
+"""What docs/bursts.md compares: workloads, clusters, rates, and what counts as served well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/evaluation.md and of the pages of its details."""
+"""The tables of docs/bursts.md and of the pages of its details."""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+from evaluation_cases import CASES as EVALUATED
+from evaluation_cases import DATA
 
 from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
 from preble.compare.progress import run_progress
@@ -54,6 +56,9 @@ BLOCK_TOKENS = 64
 """Four times vLLM's block: a simulation takes less than half as long, and what is cached differs by a few tokens."""
 ROOM_TOKENS = 20_000
 """KV of a replica beside what is meant for prefixes: the requests that run need it."""
+LASTING_GROUPS = ("four", "harm", "2", "70b", "fleets", "caches", "traffic")
+"""The groups of cases that make sense in a run that lasts: all but losses, recorded arrivals and ablations."""
+SCREEN_GROUPS = ("four", "harm")
 WARM_LOAD = 0.6
 """How busy the replicas are in the warm-up, in which every prefix is computed once."""
 
@@ -65,42 +70,54 @@ class Cell:
 
     name: str
     title: str
-    streams: tuple[Stream, ...]
-    replicas: int = 4
+    workload: WorkloadPlan
+    cluster: SimConfig
+    rates: tuple[float, ...] = ()
+    slo: CapacitySlo = SLO
     population: int = 0
     caches: float = 0.0
-    kv_tokens: int | None = None
-    rates: tuple[float, ...] = ()
-    cluster: Mapping[str, object] = field(default_factory=dict)
     is_screen: bool = True
 
     def plan(
         self, policies: tuple[str, ...], seeds: tuple[int, ...], loads: tuple[float, ...] = SCREEN_LOADS
     ) -> ComparePlan:
-        warm_s = sum(stream.prefixes * CostModel(PROFILE).prefill_s(stream.prefix_tokens) for stream in self.streams)
-        workload = WorkloadPlan(
-            source=self.name, streams=self.streams, warm_s=round(warm_s / self.replicas / WARM_LOAD, 1)
-        )
-        kv_tokens = self.kv_tokens
-        if self.caches:
-            kv_tokens = ROOM_TOKENS + round(self.caches * self.population * PREFIX_TOKENS / self.replicas)
-        cluster = SimConfig(
-            profile=PROFILE, replicas=self.replicas, kv_tokens=kv_tokens, block_size=BLOCK_TOKENS, **self.cluster
-        )  # type: ignore[arg-type]
         return ComparePlan(
-            workloads={self.name: workload},
+            workloads={self.name: self.workload},
             policies=policies,
-            cluster=cluster,
+            cluster=self.cluster,
             seeds=seeds,
             rates=self.rates,
             loads=loads,
-            slo=SLO,
+            slo=self.slo,
             lasting_s=LASTING_S,
         )
 
     @property
     def path(self) -> Path:
         return RESULTS / f"{self.name}.json"
+
+    @property
+    def replicas(self) -> int:
+        return self.cluster.replicas
+
+
+def _stream_cell(
+    name: str,
+    title: str,
+    streams: tuple[Stream, ...],
+    replicas: int = 4,
+    *,
+    kv_tokens: int | None = None,
+    cluster: Mapping[str, object] | None = None,
+    **more: object,
+) -> Cell:
+    """A cell of streams, whose prefixes are all asked for once before anything counts."""
+    warm_s = sum(stream.prefixes * CostModel(PROFILE).prefill_s(stream.prefix_tokens) for stream in streams)
+    workload = WorkloadPlan(source=name, streams=streams, warm_s=round(warm_s / replicas / WARM_LOAD, 1))
+    config = SimConfig(
+        profile=PROFILE, replicas=replicas, kv_tokens=kv_tokens, block_size=BLOCK_TOKENS, **cluster or {}
+    )  # type: ignore[arg-type]
+    return Cell(name, title, workload, config, **more)  # type: ignore[arg-type]
 
 
 def _asked(population: int, zipf: float = 0.0, **more: object) -> tuple[Stream, ...]:
@@ -115,7 +132,17 @@ def _map() -> Iterator[Cell]:
         name = f"map-{population}-{caches:g}-{replicas}" + (f"-zipf{zipf:g}" if zipf else "")
         popularity = f", Zipf {zipf:g}" if zipf else ""
         title = f"{population:,} prefixes{popularity}, caches for {_share(caches, replicas)}, {replicas} replicas"
-        return Cell(name, title, _asked(population, zipf), replicas, population, caches, is_screen=is_screen)
+        kv_tokens = ROOM_TOKENS + round(caches * population * PREFIX_TOKENS / replicas)
+        return _stream_cell(
+            name,
+            title,
+            _asked(population, zipf),
+            replicas,
+            kv_tokens=kv_tokens,
+            population=population,
+            caches=caches,
+            is_screen=is_screen,
+        )
 
     for caches in (0.5, 1.0, 0.1, 4.0):
         for population in (100, 1000):
@@ -143,7 +170,7 @@ def _harm() -> Iterator[Cell]:
     """What may harm a policy that knows caches; each at four fifths of what least load carries for ever."""
 
     def cell(name: str, title: str, rate: float, *streams: Stream, **more: object) -> Cell:
-        return Cell(f"harm-{name}", title, streams, rates=(rate,), **{"kv_tokens": 60_000} | more)  # type: ignore[arg-type]
+        return _stream_cell(f"harm-{name}", title, streams, rates=(rate,), **{"kv_tokens": 60_000} | more)  # type: ignore[arg-type]
 
     usual = Stream(name="everyday", prefixes=100, question_tokens=200, output_tokens=40)
     few = msgspec.structs.replace(usual, prefixes=40, prefix_tokens=1500)
@@ -202,10 +229,27 @@ def _harm() -> Iterator[Cell]:
 def _purer() -> Iterator[Cell]:
     """The two cases in which the default policy once destroyed its own caches."""
     pure = Stream(prefixes=100, question_tokens=100, output_tokens=20)
-    yield Cell("pure", "100 prefixes, 60,000 KV tokens a replica", (pure,), kv_tokens=60_000, rates=(60.0,))
+    yield _stream_cell("pure", "100 prefixes, 60,000 KV tokens a replica", (pure,), kv_tokens=60_000, rates=(60.0,))
 
 
-CELLS: Mapping[str, Cell] = MappingProxyType({cell.name: cell for cell in (*_map(), *_purer(), *_harm())})
+def _cases() -> Iterator[Cell]:
+    """The cases that the bursts have, too: the paper's workloads, other sizes, GPUs and mixes; no recorded traces."""
+    for case in EVALUATED.values():
+        if case.group not in LASTING_GROUPS or "{data}" in case.source:
+            continue
+        plan = case.plan(DATA)
+        [workload] = plan.workloads.values()
+        yield Cell(
+            f"case-{case.name}",
+            case.full_title,
+            msgspec.structs.replace(workload, requests=None),
+            msgspec.structs.replace(plan.cluster, block_size=BLOCK_TOKENS),
+            slo=plan.slo,
+            is_screen=case.group in SCREEN_GROUPS,
+        )
+
+
+CELLS: Mapping[str, Cell] = MappingProxyType({cell.name: cell for cell in (*_map(), *_purer(), *_harm(), *_cases())})
 
 
 def run(

@@ -1,4 +1,4 @@
-"""docs/evaluation.md and decision 0008: are those of the results."""
+"""docs/bursts.md and decision 0008: are those of the results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_seeds_of_the_page_are_others_than_those_that_the_policy_was_chosen_
 
 
 def test_every_figure_of_the_pages_is_there_and_no_other(evaluation: ModuleType) -> None:
-    pages = [evaluation.PAGE, *evaluation.DETAILS.glob("*.md")]
+    pages = [evaluation.PAGE, evaluation.DOCS / "evaluation.md", *evaluation.DETAILS.glob("*.md")]
     shown = {figure for page in pages for figure in re.findall(r"evaluation/([\w-]+\.svg)\)", page.read_text("utf-8"))}
     assert shown == {path.name for path in evaluation.FIGURES.glob("*.svg")} != set()
 
