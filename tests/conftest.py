@@ -17,7 +17,12 @@ ENGINE_DIED = ("EngineGone", "EngineTimeout", "ClientConnectorError", "ServerDis
 deaths: list[str] = []
 """What became of real engines in this run."""
 
-collect_ignore = ["support/fake_vllm.py", "support/inside_vllm.py", "support/inside_sglang.py"]
+collect_ignore = [
+    "support/fake_vllm.py",
+    "support/inside_vllm.py",
+    "support/inside_sglang.py",
+    "support/make_tiny_llava.py",
+]
 """Programs that tests start; importing them, as the search for doctests would, runs them or needs an engine."""
 
 
