@@ -14,12 +14,14 @@ import msgspec
 import pytest
 
 from preble.core.types import (
+    BlocksDemoted,
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
     EventsLost,
     KvEvent,
     ReplicaId,
+    Tier,
     namespace_of,
     pack_tokens,
     unpack_tokens,
@@ -504,46 +506,17 @@ def on_host(*blocks: int) -> dict[str, Any]:
     return stored(*blocks, medium="CPU") | {"token_ids": [], "block_size": 0}
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [[on_host(2), on_host(1)], [stored(1, 2, medium="CPU_PINNED")]],
-    ids=["vllm, child before parent", "sglang, whole"],
-)
-async def test_a_block_is_cached_until_its_copy_in_host_memory_is_gone_too(copied: list[dict[str, Any]]) -> None:
-    medium = copied[0]["medium"]
+async def test_demotions_of_one_message_are_one_and_keep_their_tier() -> None:
     async with ScriptedPublisher() as publisher, following(publisher) as follower:
-        await publisher.publish(stored(1, 2), *copied, stored(9))
-        await publisher.publish(removed(2), removed(1))
-        await publisher.publish(stored(5))
-        await follower.sees(1, 2, 5, 9)
-        await publisher.publish(removed(2, medium=medium))
-        await follower.sees(1, 5, 9)
+        await publisher.publish(stored(1, 2, 3), on_host(2), on_host(1))
+        await publisher.publish(removed(3), removed(2), removed(1), removed(2, medium="CPU"), stored(9))
+        await follower.sees(1, 9)
+        assert follower.events[2:5] == [
+            BlocksEvicted(REPLICA, (3,)),
+            BlocksDemoted(REPLICA, (2, 1), Tier.HOST),
+            BlocksEvicted(REPLICA, (2,), Tier.HOST),
+        ]
         assert follower.stream.counters.malformed == 0
-
-
-async def test_a_copy_in_host_memory_that_goes_first_leaves_the_block_cached() -> None:
-    async with ScriptedPublisher() as publisher, following(publisher) as follower:
-        await publisher.publish(on_host(1), stored(1), removed(1, medium="CPU"), stored(2))
-        await follower.sees(1, 2)
-        await publisher.publish(removed(1))
-        await follower.sees(2)
-
-
-async def test_a_block_that_comes_back_from_host_memory_is_not_told_anew() -> None:
-    async with ScriptedPublisher() as publisher, following(publisher) as follower:
-        await publisher.publish(stored(1), on_host(1))
-        await publisher.publish(removed(1))
-        await publisher.publish(stored(1), stored(3, parent=1))
-        await follower.sees(1, 3)
-        told = [event.block_hashes for event in follower.events if isinstance(event, BlocksStored)]
-        assert told == [(1,), (3,)]
-
-
-async def test_copies_of_unknown_blocks_and_in_shared_stores_say_nothing() -> None:
-    async with ScriptedPublisher() as publisher, following(publisher) as follower:
-        await publisher.publish(on_host(7), stored(1), stored(1, medium="STORAGE", locality="REMOTE"))
-        await publisher.publish(removed(1), removed(7), stored(2))
-        await follower.sees(2)
 
 
 async def test_a_block_in_engine_memory_needs_its_tokens() -> None:

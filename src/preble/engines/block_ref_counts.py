@@ -4,9 +4,8 @@ vLLM does not merge equal blocks: two requests that compute the same prompt at t
 announces and removes one by one, while the block stays usable until the last copy is gone. So copies are counted here,
 and the scheduler hears of the first one stored and the last one removed.
 
-A copy in the host's memory counts too: the engine loads it back when it is needed. Such copies are matched by hash
-alone, in whatever order they are announced, because vLLM may leave out everything else and announces a block before its
-parent. Copies in stores that several replicas share are ignored. Facts: docs/reference/engine-facts.md.
+Copies in the host's memory and in a store are matched by hash alone, in whatever order they are announced: vLLM may
+leave out everything else and announces a block before its parent. Facts: docs/reference/engine-facts.md.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ from itertools import takewhile
 
 from preble.core.types import (
     BlockHash,
+    BlocksDemoted,
     BlocksEvicted,
+    BlocksShared,
     BlocksStored,
     CacheCleared,
     KvEvent,
     ReplicaId,
+    Tier,
     namespace_of,
     pack_tokens,
 )
@@ -46,6 +48,9 @@ beside the full attention that decides whether a prefix can be used."""
 _HOST_MEDIA = frozenset({"CPU", "CPU_PINNED"})
 """Memory of the host: vLLM's word for it and SGLang's."""
 
+_STORE_MEDIA = frozenset({"STORAGE", "DISK", "EXTERNAL"})
+"""Disks and shared stores: vLLM's word first. What is removed there is not announced by whoever put it there."""
+
 _UNMATCHABLE = None
 """Namespace of blocks with which no client's prompt can be compared (prompt embeddings, SGLang's images), and of all
 that follow them."""
@@ -57,11 +62,16 @@ class BlockRefCounts:
     `num_orphans`: stored events so far whose parent, or an ancestor of it, was never seen here.
     """
 
-    def __init__(self, replica_id: ReplicaId) -> None:
+    def __init__(self, replica_id: ReplicaId, *, reset_keeps_host: bool = True) -> None:
+        """`reset_keeps_host`: whether a reset of the engine's cache leaves what it has put into its host's memory."""
         self._replica_id = replica_id
+        self._reset_keeps_host = reset_keeps_host
         self._copies: dict[BlockHash, int] = {}
-        """In GPU memory; 0 where only a copy in the host's memory is left."""
-        self._on_host: set[BlockHash] = set()
+        """In the engine's memory; 0 where only a copy in the host's is left."""
+        self._on_host: dict[BlockHash, None] = {}
+        """In the order in which they were put there. Some may not be in `_copies` yet."""
+        self._shared_early: dict[BlockHash, None] = {}
+        """Announced as put into the store before it was announced what they hold."""
         self._namespaces: dict[BlockHash, str | None] = {}
         self._ignored_groups: set[int | None] = set()
         self._orphans: set[BlockHash] = set()
@@ -72,51 +82,47 @@ class BlockRefCounts:
 
     def clear(self) -> CacheCleared:
         """Forget every block."""
-        self._copies.clear()
-        self._on_host.clear()
-        self._namespaces.clear()
+        for table in (self._copies, self._on_host, self._shared_early, self._namespaces):
+            table.clear()
         self._ignored_groups.clear()
         self._orphans.clear()
         return CacheCleared(self._replica_id)
 
-    def apply(self, event: WireEvent) -> KvEvent | None:
-        """Count this event. Returns what changed for the scheduler, None for nothing."""
+    def apply(self, event: WireEvent) -> Sequence[KvEvent]:
+        """Count this event. Returns what changed for the scheduler."""
         match event:
+            case WireStored(medium=medium) if medium in _HOST_MEDIA:
+                return self._put_on_host(event)
+            case WireStored(medium=medium) if medium in _STORE_MEDIA:
+                return self._put_into_store(event.block_hashes)
             case WireStored():
                 return self._stored(event)
             case WireRemoved():
                 return self._removed(event)
             case WireCleared():
-                return self.clear()
+                return self._engine_cleared()
 
-    def _stored(self, event: WireStored) -> BlocksStored | None:
-        if event.medium in _HOST_MEDIA and len(self._on_host) < MAX_BLOCKS:
-            self._on_host.update(event.block_hashes)
+    def _stored(self, event: WireStored) -> Sequence[KvEvent]:
         if not self._is_ours(event):
-            return None
+            return ()
         parent = event.parent_block_hash
         # Its parent may have been stored before anybody listened. The scheduler may know where it belongs.
         is_orphan = parent is not None and (parent not in self._copies or parent in self._orphans)
         hashes = tuple(event.block_hashes)
-        known = all(block in self._copies for block in hashes)
+        known = all(self._copies.get(block) for block in hashes)
         if len(self._copies) + len(hashes) > MAX_BLOCKS and not known:
-            return None
+            return ()
         namespace, usable = self._namespace(event)
         self._remember(hashes, namespace, usable)
         if known or not usable:
-            return None
+            return ()
         if is_orphan:
             self._orphans.update(hashes)
             self.num_orphans += 1
-        return BlocksStored(
-            self._replica_id,
-            hashes[:usable],
-            parent,
-            pack_tokens(_marked(event)[: usable * event.block_size]),
-            event.block_size,
-            namespace or "",
-            is_orphan,
-        )
+        tokens = pack_tokens(_marked(event)[: usable * event.block_size])
+        named = hashes[:usable]
+        stored = BlocksStored(self._replica_id, named, parent, tokens, event.block_size, namespace or "", is_orphan)
+        return stored, *self._put_into_store([block for block in named if block in self._shared_early])
 
     def _remember(self, hashes: tuple[BlockHash, ...], namespace: str | None, usable: int) -> None:
         for i, block in enumerate(hashes):
@@ -125,29 +131,47 @@ class BlockRefCounts:
             if own != "":
                 self._namespaces[block] = own
 
-    def _removed(self, event: WireRemoved) -> BlocksEvicted | None:
-        if event.group_idx in self._ignored_groups:
-            return None
+    def _put_on_host(self, event: WireStored) -> Sequence[KvEvent]:
+        if event.kv_cache_spec_kind not in _PARTIAL_KINDS and len(self._on_host) < MAX_BLOCKS:
+            self._on_host |= dict.fromkeys(event.block_hashes)
+        return ()
+
+    def _put_into_store(self, blocks: Sequence[BlockHash]) -> Sequence[KvEvent]:
+        for block in blocks:
+            if block in self._copies:
+                self._shared_early.pop(block, None)
+            elif len(self._shared_early) < MAX_BLOCKS:
+                self._shared_early[block] = None
+        shared = tuple(block for block in blocks if block in self._copies and self._is_matchable(block))
+        return [BlocksShared(self._replica_id, shared)] if shared else ()
+
+    def _removed(self, event: WireRemoved) -> Sequence[KvEvent]:
+        if event.group_idx in self._ignored_groups or event.medium in _STORE_MEDIA:
+            return ()
         if event.medium in _HOST_MEDIA:
-            drop_copy = self._drop_from_host
-        elif event.medium in (None, "GPU"):
-            drop_copy = self._drop_copy
-        else:
-            return None
-        gone = tuple(block for block in event.block_hashes if drop_copy(block))
-        return BlocksEvicted(self._replica_id, gone) if gone else None
+            gone = tuple(block for block in event.block_hashes if self._drop_from_host(block))
+            return [BlocksEvicted(self._replica_id, gone, Tier.HOST)] if gone else ()
+        dropped = [block for block in event.block_hashes if self._drop_copy(block)]
+        return [change for block in dropped for change in self._left(block)]
 
     def _drop_copy(self, block: BlockHash) -> bool:
-        """Whether that was the last copy of a block that the scheduler knows."""
-        left = self._copies.get(block, 0) - 1
-        if left > 0 or (block in self._on_host and block in self._copies):
-            self._copies[block] = max(left, 0)
-            return False
-        return self._forget(block)
+        """Whether that was the last copy of a block in the engine's memory."""
+        if (copies := self._copies.get(block, 0)) > 0:
+            self._copies[block] = copies - 1
+        return copies == 1
+
+    def _left(self, block: BlockHash) -> Sequence[KvEvent]:
+        """What the scheduler hears of a block that is no longer in the engine's memory."""
+        if block not in self._on_host:
+            return [BlocksEvicted(self._replica_id, (block,))] if self._forget(block) else ()
+        return [BlocksDemoted(self._replica_id, (block,), Tier.HOST)] if self._is_matchable(block) else ()
+
+    def _is_matchable(self, block: BlockHash) -> bool:
+        return self._namespaces.get(block, "") is not _UNMATCHABLE
 
     def _drop_from_host(self, block: BlockHash) -> bool:
-        """As `_drop_copy`, for the copy in the host's memory."""
-        self._on_host.discard(block)
+        """Whether that was the last copy of a block that the scheduler knows."""
+        self._on_host.pop(block, None)
         return self._copies.get(block) == 0 and self._forget(block)
 
     def _forget(self, block: BlockHash) -> bool:
@@ -155,6 +179,17 @@ class BlockRefCounts:
         known = self._copies.pop(block, None) is not None
         self._orphans.discard(block)
         return self._namespaces.pop(block, "") is not _UNMATCHABLE and known
+
+    def _engine_cleared(self) -> Sequence[KvEvent]:
+        """The engine's memory is empty, which does not say that its host's is."""
+        kept = [block for block in self._on_host if block in self._copies] if self._reset_keeps_host else []
+        if not kept:
+            return [self.clear()]
+        demoted = [change for block in kept if self._copies[block] for change in self._left(block)]
+        self._copies = dict.fromkeys(kept, 0)
+        self._namespaces = {block: name for block, name in self._namespaces.items() if block in self._copies}
+        self._orphans &= self._copies.keys()
+        return [*demoted, CacheCleared(self._replica_id, engine_only=True)]
 
     def _is_ours(self, event: WireStored) -> bool:
         """Whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""

@@ -29,7 +29,7 @@ from itertools import groupby
 
 import structlog
 
-from preble.core.types import BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
 from preble.engines.block_ref_counts import BlockRefCounts
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
 from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_batch, decode_large
@@ -122,11 +122,11 @@ class Turn:
 class Intake:
     """Messages in, changes of the cache out: what is known of one replica, whichever way a message came."""
 
-    def __init__(self, replica_id: ReplicaId) -> None:
+    def __init__(self, replica_id: ReplicaId, reset_keeps_host: bool) -> None:
         self.replica_id = replica_id
         self.line = Line()
         self.counters = KvEventCounters()
-        self._copies = BlockRefCounts(replica_id)
+        self._copies = BlockRefCounts(replica_id, reset_keeps_host=reset_keeps_host)
         self._said: set[str] = set()
         self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
 
@@ -147,18 +147,17 @@ class Intake:
         changes: list[KvEvent] = []
         turn = Turn()
         for event in await self.decoded(message):
-            change = self._copies.apply(event)
-            if isinstance(change, CacheCleared):
-                change = replace(change, is_past=is_past)
-            if change is not None:
-                changes.append(change)
+            changes += [
+                replace(change, is_past=is_past) if isinstance(change, CacheCleared) else change
+                for change in self._copies.apply(event)
+            ]
             await turn.over()
         self.line.accept(message)
         self.counters.messages += 1
         if self._copies.num_orphans > self.counters.orphans:
             self.counters.orphans = self._copies.num_orphans
             self.say_once("kv_events_without_their_parents", reason="the engine no longer replays the oldest events")
-        return merged_evictions(changes)
+        return merged(changes)
 
     def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
         if isinstance(bad, Malformed):
@@ -226,15 +225,16 @@ class KvEventStream:
         idle_check_s: float = 10.0,
         replay_timeout_s: float = 10.0,
         lost_after_s: float = 5.0,
+        reset_keeps_host: bool = True,
     ) -> None:
         """`idle_check_s`: quiet time after which it first checks that nothing was missed. `replay_timeout_s`: how long
         to wait for each past message. `lost_after_s`: time without a connection after which the events count as lost;
-        an engine that is up accepts one at once."""
+        an engine that is up accepts one at once. `reset_keeps_host`: see `BlockRefCounts`."""
         self._lost_after_s = lost_after_s
         self._endpoints = endpoints
         self._idle_check_s = idle_check_s
         self._replay_timeout_s = replay_timeout_s
-        self._intake = Intake(replica_id)
+        self._intake = Intake(replica_id, reset_keeps_host)
         self._subscription: Subscription | None = None
         self._closed = False
         self._resync = False
@@ -370,14 +370,18 @@ class KvEventStream:
         intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
 
 
-def merged_evictions(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
-    """The same changes, evictions that follow one another as one: vLLM sends one for each block."""
-    merged: list[KvEvent] = []
-    for evicting, run in groupby(changes, key=lambda change: isinstance(change, BlocksEvicted)):
-        if not evicting:
-            merged += run
-            continue
-        evictions = [change for change in run if isinstance(change, BlocksEvicted)]
-        hashes = tuple(block for eviction in evictions for block in eviction.block_hashes)
-        merged.append(BlocksEvicted(evictions[0].replica_id, hashes))
-    return merged
+def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
+    """The same changes, evictions that follow one another as one, and so demotions: vLLM sends one for each block."""
+    result: list[KvEvent] = []
+    for _, run in groupby(changes, key=_kind):
+        first, *more = run
+        if more and isinstance(first, (BlocksEvicted, BlocksDemoted)):
+            blocks = (block for change in (first, *more) for block in getattr(change, "block_hashes", ()))
+            result.append(replace(first, block_hashes=tuple(blocks)))
+        else:
+            result += [first, *more]
+    return result
+
+
+def _kind(change: KvEvent) -> tuple[type[KvEvent], Tier | None]:
+    return type(change), change.tier if isinstance(change, (BlocksEvicted, BlocksDemoted)) else None

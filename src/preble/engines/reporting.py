@@ -22,12 +22,13 @@ RANK_HEADER = "x-data-parallel-rank"
 class EventStreams:
     """The streams of KV events that follow one replica."""
 
-    def __init__(self, replica_id: ReplicaId) -> None:
+    def __init__(self, replica_id: ReplicaId, reset_keeps_host: bool) -> None:
         self._replica_id = replica_id
+        self._reset_keeps_host = reset_keeps_host
         self._streams: list[KvEventStream] = []
 
     def follow(self, endpoints: KvEventEndpoints) -> AsyncIterator[KvEvent]:
-        stream = KvEventStream(self._replica_id, endpoints)
+        stream = KvEventStream(self._replica_id, endpoints, reset_keeps_host=self._reset_keeps_host)
         self._streams = [*(other for other in self._streams if not other.closed), stream]
         return stream.events()
 
@@ -46,11 +47,13 @@ class ReportingEngine(OpenAIEngine):
     for each data-parallel rank, or none."""
 
     takes_cache_salt = True
+    reset_keeps_host = True
+    """Whether a reset of its cache leaves what is in the host's memory."""
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
         self._endpoints: tuple[KvEventEndpoints, ...] = () if kv_events is None else (kv_events,)
-        self._streams = EventStreams(self.replica_id)
+        self._streams = EventStreams(self.replica_id, self.reset_keeps_host)
         self._ranks: tuple[RankEngine, ...] = ()
         self._block_size: int | None = None
         """Of its KV events, where that is not what it says of itself."""
@@ -118,7 +121,7 @@ class RankEngine(Engine):
         self._server = server
         self.rank = rank
         self.model_path = server.model_path
-        self.streams = EventStreams(self.replica_id)
+        self.streams = EventStreams(self.replica_id, server.reset_keeps_host)
 
     @property
     def replica_id(self) -> ReplicaId:

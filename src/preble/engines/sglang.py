@@ -63,6 +63,8 @@ class LoadsAnswer(msgspec.Struct):
 class SglangEngine(ReportingEngine):
     """The client of one SGLang replica."""
 
+    reset_keeps_host = False
+
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
         self._load_endpoints: KvEventEndpoints | None = None
