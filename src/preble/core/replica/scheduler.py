@@ -7,11 +7,13 @@ sequence is preempted: it loses its blocks, waits in front of all others, and is
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
+from itertools import takewhile
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.decoding import Decoding
-from preble.core.replica.prefix_cache import PrefixCache
+from preble.core.replica.prefix_cache import PrefixCache, hash_blocks
 from preble.core.replica.sequence import Finished, Sequence
 from preble.core.replica.waiting_queue import QueueOrder, WaitingQueue
 from preble.core.types import TOKEN_BYTES, KvEvent, PackedTokens, ReplicaId, Request, RequestId
@@ -76,6 +78,7 @@ class LocalScheduler:
     """The scheduler of one replica. Synchronous and deterministic; call `next_batch` and `complete` in turn.
 
     `max_batch_tokens`: new tokens in one iteration; at least `max_running`, so that every decode always fits.
+    `drops_last_block`: the last block that is found is computed all the same, as with some speculative decoding.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class LocalScheduler:
         max_running: int = 256,
         order: QueueOrder = QueueOrder.FCFS,
         num_groups: int = 10,
+        drops_last_block: bool = False,
     ) -> None:
         if not 1 <= max_running <= max_batch_tokens:
             raise ValueError(f"need 1 <= max_running <= max_batch_tokens, got {max_running} and {max_batch_tokens}")
@@ -96,6 +100,7 @@ class LocalScheduler:
         self.stats = LocalStats()
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
+        self._num_dropped = int(drops_last_block)
         self._cache = PrefixCache(replica_id, num_blocks, block_size)
         self._queue = WaitingQueue(self._cached_tokens_of, order, num_groups)
         self._sequences: dict[str, Sequence] = {}
@@ -157,6 +162,25 @@ class LocalScheduler:
             self._decoding.leave(sequence)
         self._release(sequence)
         return True
+
+    def load(self, request: Request, kept: Container[int]) -> list[int]:
+        """Put blocks of a prompt that are `kept` elsewhere into the prefix cache, behind those that it has.
+
+        Returns their hashes. Stops at the first block that is not kept, and where no block is free. O(prompt).
+        """
+        cache = self._cache
+        hashes = hash_blocks(request.prompt, self.block_size, namespace=request.namespace)
+        start = cache.match(hashes)
+        found = list(takewhile(kept.__contains__, hashes[start:]))
+        prefix = cache.lock(hashes[:start])
+        found = found[: cache.pool.num_free]
+        blocks, stop = prefix + cache.allocate(len(found)), start + len(found)
+        if found:
+            block_bytes = self.block_size * TOKEN_BYTES
+            tokens = PackedTokens(request.prompt[start * block_bytes : stop * block_bytes])
+            cache.insert(blocks, hashes, start, stop, tokens, request.namespace)
+        cache.release(blocks)
+        return found
 
     def reset_cache(self) -> bool:
         """Forget every cached prefix, if no sequence runs; otherwise change nothing and return False."""
@@ -239,7 +263,7 @@ class LocalScheduler:
     def _match(self, sequence: Sequence) -> int:
         """Leading blocks found in the cache; the last token is always computed, since its output is needed."""
         sequence.last_match = self._cache.match(sequence.hashes, sequence.last_match)
-        return min(sequence.last_match, (sequence.num_tokens - 1) // self.block_size)
+        return min(max(sequence.last_match - self._num_dropped, 0), (sequence.num_tokens - 1) // self.block_size)
 
     def _cached_tokens_of(self, request_id: str) -> int:
         return self._match(self._sequences[request_id]) * self.block_size

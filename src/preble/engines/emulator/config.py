@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from preble.core.replica.waiting_queue import QueueOrder
@@ -18,6 +20,10 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     for the profile's. `max_model_len`: longest prompt with its output, in tokens, None for all that the cache holds.
     `metrics_block_size`: what its metrics say of its block size, None for the truth.
     `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
+    `host_tokens`: of KV that its host's memory keeps too. `store`: folder in which it shares KV with other replicas,
+    None for none. Loading takes the profile's time. `replay_batches`: of KV events that can be asked for again.
+    `drops_last_block`: computes the last block that it finds cached, as with speculative decoding. `said_events_port`:
+    where it says that its KV events are, None for the truth.
     `image_tokens`: what each image, video or sound in a chat counts.
     `max_batch_tokens`, `max_running`: of one iteration. `default_output_tokens`: length of a chat answer for which the
     client gave no limit.
@@ -38,6 +44,11 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     metrics_block_size: int | None = None
     data_parallel_size: int = 1
     image_tokens: int = 64
+    host_tokens: int = 0
+    store: str | None = None
+    replay_batches: int = 10_000
+    drops_last_block: bool = False
+    said_events_port: int | None = None
     max_batch_tokens: int = 2048
     max_running: int = 256
     order: QueueOrder = QueueOrder.FCFS
@@ -51,11 +62,14 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "default_output_tokens",
             "data_parallel_size",
             "image_tokens",
+            "replay_batches",
         ):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("port", "events_port", "replay_port"):
+        for name in ("port", "events_port", "replay_port", "said_events_port"):
             port = getattr(self, name)
             _require(port is None or 0 <= port <= 65535, f"{name} must be from 0 to 65535, got {port}")
+        _require(self.host_tokens >= 0, f"host_tokens must be at least 0, got {self.host_tokens}")
+        _require(self.store is None or Path(self.store).is_dir(), f"there is no folder {self.store!r} for the store")
         _require(self.speed > 0, f"speed must be more than 0, got {self.speed}")
         _require(
             self.kv_tokens is None or self.kv_tokens >= 2 * self.block_size,

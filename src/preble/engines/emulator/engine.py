@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice
+from pathlib import Path
 from zlib import crc32
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats
 from preble.core.replica.sequence import Finished
-from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId, pack_tokens
+from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.events import KvEventPublisher
+from preble.engines.emulator.tiers import Tiers
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
 from preble.errors import PromptTooLong
 
@@ -95,7 +97,11 @@ class EmulatedEngine:
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
             order=config.order,
+            drops_last_block=config.drops_last_block,
         )
+        self._tiers = Tiers(config.host_tokens // config.block_size, Path(config.store) if config.store else None)
+        self._loading_s = 0.0
+        """What the next iteration takes longer, because KV is loaded for it."""
         self._live: dict[RequestId, _Live] = {}
         self._ids = count()
         self._wake = asyncio.Event()
@@ -152,6 +158,7 @@ class EmulatedEngine:
     def _start(self, prompt: Prompt, generation: Generation, index: int) -> RequestId:
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
+        self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
         place = (crc32(prompt.tokens) + prompt.seed) % len(self._output_ids)
         self._scheduler.add(request, self._output(place, prompt.output_tokens), asyncio.get_running_loop().time())
         self._live[request_id] = _Live(generation, index, place)
@@ -180,8 +187,16 @@ class EmulatedEngine:
             self._deliver(batch, loop.time())
             await self._publish()
 
+    def _load_s(self, block: BlockHash) -> float:
+        """Seconds to load a block from where it is kept."""
+        profile = self._cost_model.profile
+        is_on_host = self._tiers.tier_of(block) is Tier.HOST
+        rate_s = profile.host_load_s_per_token if is_on_host else profile.store_load_s_per_token
+        return self.block_size * (rate_s or 0.0)
+
     def _iteration_s(self, batch: Batch) -> float:
-        return batch.iteration_s(self._cost_model) / self._speed
+        loading_s, self._loading_s = self._loading_s, 0.0
+        return (batch.iteration_s(self._cost_model) + loading_s) / self._speed
 
     def _deliver(self, batch: Batch, now: float) -> None:
         result = self._scheduler.complete(batch, now)
@@ -200,5 +215,6 @@ class EmulatedEngine:
 
     async def _publish(self) -> None:
         events = self._scheduler.take_events()
+        copies = self._tiers.follow(events)
         if self._publisher is not None:
-            await self._publisher.publish(events)
+            await self._publisher.publish(events, copies)

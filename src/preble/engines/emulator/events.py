@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,23 +12,25 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, unpack_tokens
+from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, Tier, unpack_tokens
 from preble.engines.emulator.media import EmulatedMedia, Keys
+from preble.engines.emulator.tiers import Change
 from preble.errors import ConfigError
 
 BUFFER_STEPS = 10_000
 """Batches kept for replay, vLLM's default."""
+_MEDIA = ((Tier.HOST, "CPU"), (Tier.STORE, "STORAGE"))
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 _log = structlog.get_logger("preble.engines.emulator")
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: Sequence[BlockHash]
     parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
-    extra_keys: Keys
+    extra_keys: Keys | None
     lora_id: int | None = None
     medium: str = "GPU"
     lora_name: str | None = None
@@ -37,7 +39,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
 
 
 class _Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type"):
-    block_hashes: tuple[BlockHash]
+    block_hashes: Sequence[BlockHash]
     medium: str = "GPU"
     group_idx: int = 0
 
@@ -79,25 +81,42 @@ def wire_events(events: Iterable[KvEvent], media: EmulatedMedia) -> Iterator[_St
                 yield _Cleared()
 
 
+def wire_copy(change: Change) -> _Stored | _Removed:
+    """A change beside the engine's memory as vLLM tells it unless it is asked for more: by hash alone."""
+    tier, blocks, is_put = change
+    medium = dict(_MEDIA)[tier]
+    return _Stored(blocks, None, [], 0, None, medium=medium) if is_put else _Removed(blocks, medium)
+
+
 class KvEventPublisher:
-    """Publishes batches of events under growing numbers from 0, and repeats the last 10,000 to who asks.
+    """Publishes batches of events under growing numbers from 0, and repeats the last ones to who asks.
 
     Run `serve_replay` as a task; `close` when it has ended.
     """
 
     def __init__(
-        self, host: str, port: int, replay_port: int, topic: str, rank: int = 0, media: EmulatedMedia | None = None
+        self,
+        host: str,
+        port: int,
+        replay_port: int,
+        topic: str,
+        rank: int = 0,
+        media: EmulatedMedia | None = None,
+        keeps: int = BUFFER_STEPS,
+        said_port: int | None = None,
     ) -> None:
-        """Binds both sockets. `rank`: named in each batch. `media`: in the prompts.
+        """Binds both sockets. `rank`: named in each batch. `media`: in the prompts. `keeps`: batches for replay.
+        `said_port`: where it says that it publishes, None for the truth.
 
         Raises: ConfigError: an address cannot be bound.
         """
         self._rank = rank
+        self._said_port = said_port
         self._media = media or EmulatedMedia(1)
         self._context = zmq.asyncio.Context()
         self._topic = topic
         self._seq = 0
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=BUFFER_STEPS)
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=keeps)
         self._encode = msgspec.msgpack.Encoder().encode
         try:
             self._publish_socket, self.endpoint = self._bind(zmq.PUB, host, port)
@@ -124,9 +143,9 @@ class KvEventPublisher:
         """Number of the newest batch, -1 before the first."""
         return self._seq - 1
 
-    async def publish(self, events: Iterable[KvEvent]) -> None:
-        """Send one batch; nothing where there is no event."""
-        wire = list(wire_events(events, self._media))
+    async def publish(self, events: Iterable[KvEvent], copies: Iterable[Change] = ()) -> None:
+        """Send one batch; nothing where there is no event. `copies`: what changed beside the engine's memory."""
+        wire = [*wire_events(events, self._media), *map(wire_copy, copies)]
         if not wire:
             return
         payload = self._encode(_Batch(time.time(), wire, self._rank))
@@ -151,21 +170,24 @@ class KvEventPublisher:
 
     def source(self) -> dict[str, Any]:
         """This publisher as `/kv_event_sources` describes it."""
-        return event_source(self.endpoint, self.replay_endpoint, self._topic)
+        said = self.endpoint if self._said_port is None else f"{self.endpoint.rpartition(':')[0]}:{self._said_port}"
+        return event_source(said, self.replay_endpoint, self._topic, self._buffer.maxlen)
 
     def close(self) -> None:
         """Close both sockets; unsent events are lost. May be called twice."""
         self._context.destroy(linger=0)
 
 
-def event_source(endpoint: str | None, replay_endpoint: str | None, topic: str) -> dict[str, Any]:
+def event_source(
+    endpoint: str | None, replay_endpoint: str | None, topic: str, keeps: int | None = BUFFER_STEPS
+) -> dict[str, Any]:
     """One rank's entry in `/kv_event_sources`; `endpoint` None for a replica that publishes none."""
     return {
         "enable_kv_cache_events": endpoint is not None,
         "publisher": "zmq" if endpoint else "null",
         "endpoint": endpoint or "tcp://*:5557",
         "replay_endpoint": replay_endpoint,
-        "buffer_steps": BUFFER_STEPS,
+        "buffer_steps": keeps,
         "hwm": 0,
         "max_queue_size": 0,
         "topic": topic,

@@ -95,7 +95,16 @@ class EmulatorServer:
             return
         for rank in range(config.data_parallel_size):
             port, replay_port = (port and port + rank for port in (config.events_port, config.replay_port))
-            publisher = KvEventPublisher(config.host, port, replay_port, config.events_topic, rank, self._media)
+            publisher = KvEventPublisher(
+                config.host,
+                port,
+                replay_port,
+                config.events_topic,
+                rank,
+                self._media,
+                config.replay_batches,
+                config.said_events_port,
+            )
             self.publishers.append(publisher)
 
     def _close_publishers(self) -> None:
