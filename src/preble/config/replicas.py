@@ -25,6 +25,13 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str | None, about("ZMQ address that replays past KV events.", why="vLLM reports it itself")
     ] = None
     kv_events_topic: Annotated[str, about("Topic of its KV events.", why="vLLM's own default")] = ""
+    kv_store: Annotated[
+        str,
+        about(
+            "A name for the store in which it shares KV blocks, the same for all replicas on that store.",
+            why="replicas do not say which store they use",
+        ),
+    ] = ""
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,11 +38,13 @@ def connect(
     api_key: str | None = None,
     timeouts: HttpTimeouts | None = None,
     kv_events: KvEventEndpoints | None = None,
+    kv_store: str = "",
 ) -> EngineServer:
     """The server at `url`. Opens no connection: it may be down.
 
     `engine`: an adapter's name (`preble.engines.registry`); "auto" asks the server at each probe. `replica_id`: the URL
-    where not given. `kv_events`: where its KV events are, for a program that cannot say so itself.
+    where not given. `kv_events`: where its KV events are, for a program that cannot say so itself. `kv_store`: name of
+    the store of KV blocks that it shares with others.
 
     Raises: ConfigError: the URL or the adapter is unusable.
     """
@@ -50,19 +52,24 @@ def connect(
     def http() -> HttpClient:
         return HttpClient(url, replica_id or ReplicaId(url), api_key=api_key, timeouts=timeouts)
 
-    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events)
+    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events, kv_store)
 
 
 class EngineServer:
     """One server, up or down. Its program may be another one after a restart, unless the adapter is given."""
 
     def __init__(
-        self, new_http: Callable[[], HttpClient], adapter: type[Engine] | None, kv_events: KvEventEndpoints | None
+        self,
+        new_http: Callable[[], HttpClient],
+        adapter: type[Engine] | None,
+        kv_events: KvEventEndpoints | None,
+        kv_store: str = "",
     ) -> None:
         """`adapter`: None finds it out at each probe."""
         self._new_http = new_http
         self._adapter = adapter
         self._kv_events = kv_events
+        self._kv_store = kv_store
         self._http = new_http()
         self._engine: Engine | None = None
 
@@ -77,7 +84,8 @@ class EngineServer:
     async def probe(self) -> Found:
         """Ask what runs there. While that is the same program, the client is the same object. Raises: EngineError."""
         engine = await self._current()
-        return Found(engine, await engine.probe())
+        info = await engine.probe()
+        return Found(engine, replace(info, spec=replace(info.spec, store=self._kv_store)))
 
     async def _current(self) -> Engine:
         adapter = self._adapter or await self._find_out()

@@ -261,4 +261,5 @@ def _server(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
         api_key=config.auth.engine_api_key,
         timeouts=timeouts,
         kv_events=endpoints,
+        kv_store=replica.kv_store,
     )
