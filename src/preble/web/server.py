@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 
 import uvicorn
@@ -15,6 +16,9 @@ from preble.web.connection_limit import ConnectionLimit
 _KEEP_ALIVE_S = 75
 """How long an idle connection is kept. Longer than the 60 s of common load balancers and than our own clients: then the
 client closes it, and no request meets a closed connection."""
+_ACCEPTED_AT_ONCE = 16
+"""The most connections that one turn of the event loop accepts. uvloop accepts one for each listening file, however
+many wait. With one file, a new connection to a busy server, such as a probe, would wait for many turns."""
 
 
 class Server(uvicorn.Server):
@@ -52,6 +56,13 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on `sockets`, which are closed at the end."""
+        listening = [*(sockets or [])]
+        if sys.platform != "win32":
+            listening += [sock.dup() for sock in listening for _ in range(_ACCEPTED_AT_ONCE - 1)]
+        await super().serve(listening)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

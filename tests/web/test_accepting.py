@@ -1,0 +1,48 @@
+"""New connections do not wait behind the work of those that are there, such as a probe at a busy gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from preble.web.listening import listen
+from preble.web.server import Server
+
+WAITING = 64
+
+
+async def app(scope: Mapping[str, Any], receive: object, send: object) -> None:
+    raise AssertionError("nobody asks")
+
+
+async def turns_until_all_are_accepted() -> int:
+    """How many turns of the event loop it takes until everybody who waits at the socket is connected."""
+    with ExitStack() as stack:
+        listener = listen("127.0.0.1", 0)
+        address = listener.getsockname()
+        server = Server(app, grace_s=1)
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.listening.wait()
+        for _ in range(WAITING):
+            stack.enter_context(socket.create_connection(address))
+        turns = 0
+        while len(server.server_state.connections) < WAITING:
+            await asyncio.sleep(0)
+            turns += 1
+    server.should_exit = True
+    await serving
+    return turns
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="uvloop, whose turns accept one connection a file, is not there")
+def test_one_turn_of_the_event_loop_accepts_many_connections() -> None:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_until_all_are_accepted()) <= WAITING / 4
