@@ -168,6 +168,9 @@ class WatchedClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watcher.cancel()
+        # The watcher keeps its cancellation, whose traceback holds the whole request: without a reference from here, it
+        # all goes at once, not in a full garbage collection, which is rare.
+        del self._watcher
         if self._is_gone and self._worker is not None:
             self._worker.uncancel()
             raise ClientGone from error

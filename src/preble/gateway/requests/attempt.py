@@ -53,6 +53,8 @@ class CancelScope:
             raise EngineGone(
                 f"replica {self._replica_id} {self._reason}", replica_id=self._replica_id, is_silent=True
             ) from cancelled
+        finally:
+            del self._scope  # it holds its task, whose result may hold us
 
 
 class Attempt:
@@ -182,7 +184,8 @@ class Attempt:
             if context is not None:
                 await context.__aexit__(None, None, None)
         finally:
-            self.placed.on_lost = None
+            # They hold this attempt, which holds the placement: as a circle, both would stay until a full collection.
+            self.placed.on_lost, self.placed.heard_at = None, _unheard
             if error is None:
                 self.placed.end()
             else:
@@ -201,6 +204,10 @@ def retry_after_s(header: str) -> float:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (ValueError, OverflowError):
         return 0.0
+
+
+def _unheard() -> None:
+    """A placement that has ended waits for nothing."""
 
 
 def _excerpt(raw: bytes) -> str:
