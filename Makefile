@@ -27,8 +27,9 @@ PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --dis
 ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 
-.PHONY: help demo test test-fast test-native native lint format types docs docs-serve bench repro golden engines constraints reference clean distclean
+.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines constraints reference clean distclean
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -96,6 +97,10 @@ test: lint types docs ## Everything that CI checks: lint, types, docs, all tests
 
 test-fast: $(DEV) ## The tests that need no engine and take seconds
 	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)
+
+# An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 280 --vllm 0 --json chaos.json'
+chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
 
 lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .

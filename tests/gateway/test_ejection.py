@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import Behaviour, FakeReplica, answer, gated, replicas, rubbish, status
@@ -59,15 +60,19 @@ async def standings(gateway: Served) -> dict[str, str]:
 async def test_a_replica_that_fails_every_request_is_ejected_and_costs_no_client_anything(
     serve: Serve, way: str, stream: bool
 ) -> None:
-    async with replicas(4) as fakes, serve(fakes, ejection=QUICK) as gateway:
-        breaks(fakes[0], WAYS[way])
-        for number in range(40):
-            async with gateway.http.post("/v1/completions", json={"prompt": f"p{number}", "stream": stream}) as reply:
-                assert reply.status == 200
-                await reply.read()
-        assert len(fakes[0].requests) == QUICK.consecutive_failures
-        assert (await standings(gateway))[fakes[0].url] == "ejected"
-        assert f'preble_replica_ejected{{replica="{fakes[0].url}"}} 1.0' in await gateway.metrics()
+    with capture_logs() as log:
+        async with replicas(4) as fakes, serve(fakes, ejection=QUICK) as gateway:
+            breaks(fakes[0], WAYS[way])
+            for number in range(40):
+                body = {"prompt": f"p{number}", "stream": stream}
+                async with gateway.http.post("/v1/completions", json=body) as reply:
+                    assert reply.status == 200
+                    await reply.read()
+            assert len(fakes[0].requests) == QUICK.consecutive_failures
+            assert (await standings(gateway))[fakes[0].url] == "ejected"
+            assert f'preble_replica_ejected{{replica="{fakes[0].url}"}} 1.0' in await gateway.metrics()
+    [ejected] = [event for event in log if event["event"] == "replica_ejected"]
+    assert repr(ejected["reason"]) == "'consecutive failures'"
 
 
 async def test_a_replica_that_hangs_is_ejected_and_what_waits_there_moves(serve: Serve) -> None:

@@ -214,9 +214,8 @@ class Telemetry:
         """A replica was ejected, is probed, or is back."""
         self.ejected.labels(change.replica_id).set(change.standing is Standing.EJECTED)
         if change.standing is Standing.EJECTED:
-            self.log.warning(
-                "replica_ejected", replica=change.replica_id, reason=change.reason, back_off_s=change.back_off_s
-            )
+            reason = str(change.reason)  # in words: the console shows an enumeration as code
+            self.log.warning("replica_ejected", replica=change.replica_id, reason=reason, back_off_s=change.back_off_s)
         else:
             self.log.info(
                 "replica_probed" if change.standing is Standing.PROBING else "replica_back", replica=change.replica_id

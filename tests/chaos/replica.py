@@ -1,0 +1,142 @@
+"""An emulated replica that does badly when it is told to: `python -m chaos.replica NAME PORT SPEED`.
+
+It answers as `preble emulate` does, until `POST /way` names one of `WAYS`. The name is in each answer's
+`system_fingerprint`, so that a client knows from the first event who answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
+from preble.engines.emulator import EmulatorConfig, run, server
+from preble.engines.emulator.app import EmulatorApp, Handler, Receive, Scope, Send, read_body
+
+PROFILE = "tiny-cpu"
+MODEL = "tiny"
+WELL = "well"
+SLOW_S = 1.0
+BLOCK = 16
+_CACHED = re.compile(rb'"cached_tokens":\d+')
+
+
+class MoodyApp(EmulatorApp):
+    """An emulated replica whose way of answering can be set."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._fingerprint = sys.argv[1]
+        self._way = WELL
+        self._is_well = asyncio.Event()
+        self._ways: Mapping[str, Handler] = {
+            "500": self._fail,
+            "error": self._error_as_answer,
+            "garbage": self._garbage,
+            "busy": self._busy,
+            "slow": self._slow,
+            "silent": self._silent,
+            "cut": self._cut,
+            "usage": self._lying_usage,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/way":
+            await self._set(scope, receive, send)
+        elif self._way == "unwell" and path in ("/health", "/v1/models"):
+            await self._json(send, {"error": {"message": "unwell"}}, 503)
+        elif path.endswith("/completions") and self._way in self._ways:
+            await self._ways[self._way](scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def _set(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._way = (await read_body(receive)).decode()
+        if self._way == WELL:
+            self._is_well.set()
+        else:
+            self._is_well.clear()
+        if self._way == "events":
+            await self._publish_lies()
+        await self._json(send, {"way": self._way})
+
+    async def _publish_lies(self) -> None:
+        """Claims of blocks that nobody asked for, without their parents, removals of unknown ones, and a gap."""
+        rng = random.Random(self._fingerprint)
+        me = ReplicaId("")
+        for publisher in self._publishers:
+            for _ in range(100):
+                blocks = [rng.getrandbits(63) for _ in range(5)]
+                tokens = pack_tokens([rng.randrange(4096) for _ in range(4 * BLOCK)])
+                parent = None if rng.random() < 0.5 else blocks[0]
+                stored = BlocksStored(me, tuple(blocks[1:]), parent, tokens, BLOCK)
+                await publisher.publish([stored, BlocksEvicted(me, (rng.getrandbits(63),))])
+            publisher._seq += 3
+
+    async def _fail(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._json(send, {"error": {"message": "CUDA error"}}, 500)
+
+    async def _error_as_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._json(send, {"error": {"message": "CUDA error"}})
+
+    async def _garbage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._send(send, b"<html>" + b"x" * 20_000, b"text/html")
+
+    async def _busy(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = b'{"error": {"message": "busy"}}'
+        await self._start(send, 429, b"application/json", (b"retry-after", b"1"))
+        await send({"type": "http.response.body", "body": message})
+
+    async def _slow(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(SLOW_S)
+        await super().__call__(scope, receive, send)
+
+    async def _silent(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nothing, until it is well again."""
+        await self._is_well.wait()
+        await super().__call__(scope, receive, send)
+
+    async def _cut(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The connection breaks after the first piece of an answer."""
+
+        async def send_once(message: MutableMapping[str, Any]) -> None:
+            await send(message | {"more_body": True} if "body" in message else message)
+            if message.get("body"):
+                raise ConnectionAbortedError("cut, as it was told")
+
+        await super().__call__(scope, receive, send_once)
+
+    async def _lying_usage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams say that millions of tokens were cached."""
+
+        async def send_lie(message: MutableMapping[str, Any]) -> None:
+            if message.get("more_body"):
+                message["body"] = _CACHED.sub(b'"cached_tokens":33554432', message["body"])
+            await send(message)
+
+        await super().__call__(scope, receive, send_lie)
+
+
+def main() -> None:
+    _, _, port, speed, *tokenizer = sys.argv
+    server.EmulatorApp = MoodyApp  # type: ignore[misc]
+    settings = EmulatorConfig(
+        profile=PROFILE,
+        model=MODEL,
+        port=int(port),
+        events_port=0,
+        block_size=BLOCK,
+        speed=float(speed),
+        tokenizer=tokenizer[0] if tokenizer else None,
+        max_model_len=2048,
+    )
+    run(settings)
+
+
+if __name__ == "__main__":
+    main()
