@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the script and of the requests")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long; the step that runs then is finished")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second")
+    parser.add_argument("--at-once", type=int, default=400, help="requests in flight at most")
     parser.add_argument("--replicas", type=int, default=4, help="emulated replicas")
     parser.add_argument("--vllm", type=int, default=int(vllm_is_here()), help="real vLLM replicas beside them")
     parser.add_argument("--hold", type=int, default=200, help="requests that end while one thing is wrong")

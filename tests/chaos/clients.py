@@ -27,8 +27,6 @@ FLOOD, ADMIN = "flood", "admin"
 PREFIXES, PREFIX_TOKENS, VOCABULARY = 6, 96, 4000
 KEEP_ALIVE_S = 1.0
 """Less than the gateway drains for, so that no idle connection outlives its gateway."""
-MOST_AT_ONCE = 400
-"""Requests in flight; clients wait beyond it, on a machine that cannot keep the rate."""
 MOST_EXAMPLES = 20
 PATIENCE_S = 300.0
 
@@ -156,10 +154,12 @@ class Clients:
     def session(self, name: str) -> aiohttp.ClientSession:
         return self._http[name]
 
-    async def run(self, rate: float) -> None:
-        """Send `rate` requests a second until cancelled; what runs then goes on. See `finish`."""
+    async def run(self, rate: float, at_once: int) -> None:
+        """Send `rate` requests a second, `at_once` in flight at most, until cancelled; what runs then goes on. See
+        `finish`.
+        """
         loop = asyncio.get_running_loop()
-        room = asyncio.Semaphore(MOST_AT_ONCE)
+        room = asyncio.Semaphore(at_once)
         self._tasks: set[asyncio.Task[None]] = set()
         started, number = loop.time(), 0
         while True:

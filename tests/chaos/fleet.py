@@ -177,14 +177,15 @@ class Cluster:
         self.keys_file.write_text("not TOML [" if broken else "\n".join(tables))
 
     def _write_config(self) -> None:
+        """Replicas come back soon, so that much can go wrong in a short time; a busy machine makes none look dead."""
         replicas = ", ".join(f'"{replica.url}"' for replica in self.replicas)
         self.config_file = self.folder / "preble.toml"
         self.config_file.write_text(
             f'replicas = [{replicas}]\nprofile = "tiny-cpu"\n'
             f'[auth]\nkeys_file = "{self.keys_file}"\n'
-            f"[timeouts]\ndrain_s = {DRAIN_S}\n"
-            "[health]\ncheck_interval_s = 1.0\nretry_min_s = 0.1\nretry_max_s = 0.5\n"
-            "[ejection]\nfirst_out_s = 0.5\nlongest_out_s = 2.0\nstall_s = 2.0\n"
+            f"[timeouts]\ndrain_s = {DRAIN_S}\nconnect_s = {PATIENCE_S}\n"
+            f"[health]\ncheck_interval_s = 1.0\ncheck_timeout_s = {PATIENCE_S}\nretry_min_s = 0.1\nretry_max_s = 0.5\n"
+            "[ejection]\nfirst_out_s = 0.5\nlongest_out_s = 2.0\nstall_s = 4.0\n"
             "[parity]\nenabled = false\n"
         )
 

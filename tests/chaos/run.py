@@ -33,12 +33,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to run.
 
     `hold`, `calm`: requests that end during a fault, and between two. `minutes`: None for one round of the script.
+    `at_once`: requests in flight at most, on a machine that cannot keep the rate.
     `speed`: of the emulated replicas, as a multiple of their profile's. `kinds`: of faults.
     """
 
     seed: int = 1
     minutes: float | None = None
     rate: float = 50.0
+    at_once: int = 400
     replicas: int = 4
     vllm: int = 0
     hold: int = 100
@@ -117,7 +119,7 @@ class Run:
     async def run(self) -> Result:
         await self._faults.all_back()
         first = newest = self._footprint()
-        load = asyncio.create_task(self._clients.run(self._plan.rate))
+        load = asyncio.create_task(self._clients.run(self._plan.rate, self._plan.at_once))
         sampling = asyncio.create_task(self._sample())
         try:
             newest = await self._go_through_script(newest)

@@ -21,7 +21,7 @@ EMULATED = "chaos-0"
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="fills a disk with prlimit")
 async def test_everything_goes_wrong_once_and_no_request_pays_for_it(tmp_path: Path) -> None:
-    result = await run(Plan(seed=2, rate=60.0, replicas=3, hold=20, calm=10), tmp_path, print)
+    result = await run(Plan(seed=2, rate=60.0, at_once=24, replicas=3, hold=20, calm=10), tmp_path, print)
     assert result.faults == dict.fromkeys(KINDS, 1)
     assert result.is_good, table(result)
     assert result.ends["ok"] >= 30 * len(KINDS)
