@@ -1,7 +1,7 @@
-"""Chat messages to prompt text, as engines do it: the model's own Jinja template in the environment that Hugging Face
-templates expect, fed with messages in the form that vLLM gives them.
+"""Renders chat messages as prompt text, as engines do: with the model's own Jinja template.
 
-Templates come with models and are run in Jinja's immutable sandbox. What a client can put into them is data only.
+The template runs in the environment that Hugging Face templates expect, and gets messages in the form that vLLM gives
+them. It comes with the model and runs in Jinja's immutable sandbox. A client adds only data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "tokenize", "chat_templ
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's words for training; here its body is simply rendered."""
+    """`{% generation %}` marks the assistant's words for training. Here only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -45,7 +45,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which no model was trained on."""
+    """As Jinja's own filter, without its HTML escapes: models were trained without them."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -87,7 +87,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. `variables`: what the client adds for the template (`chat_template_kwargs`).
+        """Return the prompt's text. `variables`: what the client adds for the template (`chat_template_kwargs`).
 
         Raises: RequestError: messages of a wrong form, or the template refuses them.
         """
@@ -109,7 +109,7 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
     def _prepared(self, message: Message) -> Message:
-        """A message as engines hand it to the template: content flattened or in parts, tool arguments as objects."""
+        """Return a message as engines give it to the template: content as text or parts, tool arguments as objects."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestError("each message must be an object with a `role`", param="messages")
         role = message["role"]
@@ -146,7 +146,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def _developer_as_system(messages: list[Message], known: bool) -> list[Message]:
-    """Templates that do not know the `developer` role get it as `system`, all of them as one message in front."""
+    """Return the messages, with all `developer` ones as one `system` message in front unless the template knows them."""
     if known or not any(isinstance(message, dict) and message.get("role") == "developer" for message in messages):
         return messages
     system = [message for message in messages if message.get("role") in ("developer", "system")]
@@ -161,7 +161,7 @@ def _joined_text(content: Any) -> str:
 
 
 def _tool(tool: Any) -> Any:
-    """A tool with its keys in the order, and with the nulls, that engines show to templates."""
+    """Return a tool as engines show it to templates: the same order of keys, the same nulls."""
     if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
         raise RequestError("each of `tools` must be an object with a `function`", param="tools")
     shown = {key: function.get(key) for key in ("name", "description", "parameters")}
@@ -170,7 +170,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _tool_call(call: Any) -> Any:
-    """A tool call with its arguments as an object, and its keys in the order that vLLM shows to templates."""
+    """Return a tool call as vLLM shows it to templates: arguments as an object, the same order of keys."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         raise RequestError("each of `tool_calls` must be an object with a `function`", param="messages")
     shown = {"arguments": _arguments(function.get("arguments"))}
@@ -179,7 +179,10 @@ def _tool_call(call: Any) -> Any:
 
 
 def _arguments(given: Any) -> dict[str, Any]:
-    """Arguments that are no JSON object come from a model's mistake earlier in the conversation; it has to go on."""
+    """Return the arguments as an object; an empty one for anything else.
+
+    A model may have made that mistake earlier in the conversation, which must go on.
+    """
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -200,9 +203,9 @@ def _mark_final(conversation: list[Message]) -> None:
 
 
 def _cut_at_mark(text: str) -> str:
-    """The text up to the end of the last message.
+    """Return the text up to the end of the last message.
 
-    The mark ends in a space: where the template has trimmed that off, it would have trimmed the message's end too.
+    The mark ends in a space. A template that trims this space would have trimmed the message's end too.
     """
     head, found, tail = text.rpartition(_CONTINUE_MARK.rstrip())
     if not found:
@@ -211,7 +214,7 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _walks_content(tree: nodes.Template) -> bool:
-    """Whether the template loops over the parts of a message's content; others want it as one text."""
+    """Return whether the template loops over the parts of a message's content. Others expect one text."""
     return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
 
 
@@ -226,7 +229,7 @@ def _is_content(node: nodes.Node | None) -> bool:
 
 
 def _unwrapped(node: nodes.Node | None) -> Iterator[nodes.Node]:
-    """The expression, and what its filters and slices are applied to."""
+    """Yield the expression, then what its filters and slices apply to."""
     while node is not None:
         yield node
         sliced = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
