@@ -146,7 +146,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def _developer_as_system(messages: list[Message], known: bool) -> list[Message]:
-    """Return the messages, with all `developer` ones as one `system` message in front unless the template knows them."""
+    """Return the messages, with all `developer` ones as one `system` message first unless the template knows them."""
     if known or not any(isinstance(message, dict) and message.get("role") == "developer" for message in messages):
         return messages
     system = [message for message in messages if message.get("role") in ("developer", "system")]
