@@ -305,11 +305,11 @@ async def test_a_body_is_read_once() -> None:
             await anext(response.chunks())
 
 
-async def test_a_closed_client_may_be_closed_again_but_not_used() -> None:
+async def test_a_closed_client_may_be_closed_again_and_refuses_so_that_requests_go_elsewhere() -> None:
     client = HttpClient("http://127.0.0.1:1", ReplicaId("r0"))
     await client.close()
     await client.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(EngineRefused, match="watched no more"):
         await client.ask("/health")
 
 

@@ -19,7 +19,10 @@ Behaviour = Callable[["FakeReplica", web.Request, dict[str, Any]], Awaitable[web
 class FakeReplica:
     """One OpenAI-compatible replica. `script`: behaviours of the next requests; afterwards it answers normally."""
 
-    def __init__(self, models: list[dict[str, Any]] | None = None, max_model_len: int = 8192) -> None:
+    def __init__(
+        self, models: list[dict[str, Any]] | None = None, max_model_len: int = 8192, address: str = "127.0.0.1"
+    ) -> None:
+        self._address = address
         self.models = models or [{"id": "tiny", "max_model_len": max_model_len}]
         self.script: deque[Behaviour] = deque()
         self.requests: list[dict[str, Any]] = []
@@ -46,7 +49,7 @@ class FakeReplica:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._address}:{self.port}"
 
     async def start(self) -> None:
         """Listen; after a stop, on the same port again, which no client can have been given meanwhile."""
@@ -61,7 +64,7 @@ class FakeReplica:
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         self.port = self.port or free_ports(1)[0]
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+        await web.TCPSite(self._runner, self._address, self.port, reuse_address=True).start()
 
     async def stop(self) -> None:
         """Close the port and every connection."""

@@ -68,7 +68,7 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ("[limits]\nmax_inflight = 3", "did you mean 'limits.max_in_flight'"),
         ("[limit]\nmax_in_flight = 3", "unknown section [limit]; did you mean [limits]"),
         ("[server]\nport = 1", "unknown section [server]; sections: auth, "),
-        ("[server]\nport = 1", "; before the first of them: engine, host, "),
+        ("[server]\nport = 1", "; before the first of them: engine, groups, "),
         ("port = 'x'", "port = 'x': Expected `int`"),
         ("port = 70000", "port = 70000: Expected `int` <= 65535"),
         ("[timeouts]\nidle_s = 0", "timeouts.idle_s = 0: Expected `float` > 0"),

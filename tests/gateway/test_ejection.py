@@ -140,15 +140,18 @@ async def test_a_replica_that_was_never_up_is_seen_from_the_first_second(serve: 
             async with gateway.http.get("/ready") as page:
                 ready = await page.json()
             assert (ready["replicas"], ready["configured"]) == (1, 2)
+            assert ready["states"] == {"live": 1, "joining": 1}
             assert f'preble_replica_up{{replica="{fakes[1].url}"}} 0.0' in await gateway.metrics()
 
-            async def reason() -> str:
+            async def row() -> dict[str, Any]:
                 async with gateway.http.get("/debug/replicas") as page:
-                    return str((await page.json())["waiting"][fakes[1].url])
+                    return dict((await page.json())["members"][1])
 
-            while "refused" not in await reason():
-                pass
+            async def was_refused() -> bool:
+                return "refused" in str((await row())["last_error"])
+
+            await eventually(was_refused)
+            assert (await row())["state"] == "joining"
             await fakes[1].start()
             await eventually(lambda: gateway.num_live == 2)
-            async with gateway.http.get("/debug/replicas") as page:
-                assert (await page.json())["waiting"] == {}
+            assert (await row())["state"] == "live"

@@ -35,6 +35,7 @@ FLOORS = {
     "decisions": 3,
     "integrations": 3,
     "sim": 4,
+    "discovery": 4,
     "engines": 5,
     "compare": 5,
     "bench": 6,

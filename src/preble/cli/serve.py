@@ -36,7 +36,8 @@ from preble.logs import configure_logging
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with every setting; flags and PREBLE_* variables override it.",
+    help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
+    "settings change while serving.",
 )
 @log_options
 def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
@@ -44,7 +45,8 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
 
     Each request goes to the replica where it costs least: where its prefix is cached, unless waiting there costs more
     than computing the prefix elsewhere. The gateway also starts when some replicas are down; they join when they come
-    up.
+    up. A file can also name replicas through DNS or Kubernetes, and /replicas adds, drains and removes them
+    (docs/howto/fleet.md).
 
     \b
     Examples:
@@ -55,11 +57,12 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
       curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
-    from preble.config.load import load
+    from preble.config.load import ConfigSources
 
-    config = load(config_path, os.environ, flags)
+    sources = ConfigSources(config_path, os.environ, flags)
+    config = sources.load()
     log_losses = configure_logging(log_level, log_format)
 
     from preble.gateway.server import run
 
-    run(config, log_losses=log_losses)
+    run(config, sources=sources, log_losses=log_losses)

@@ -4,6 +4,7 @@
 """
 
 from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
+from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
@@ -12,8 +13,10 @@ from preble.config.scheduling import DecisionsConfig, RebalanceConfig, Scheduler
 __all__ = [
     "AuthConfig",
     "DecisionsConfig",
+    "DiscoveryConfig",
     "EjectionConfig",
     "GatewayConfig",
+    "GroupConfig",
     "HealthConfig",
     "Knob",
     "LimitsConfig",

@@ -167,7 +167,7 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     keys_file: Annotated[
         str | None,
         about(
-            "TOML file with named keys, their tenants and limits (docs/howto/tenants.md); read again at SIGHUP.",
+            "TOML file with named keys, their tenants and limits (docs/howto/tenants.md); read again when it changes.",
             why="most gateways have one tenant",
         ),
     ] = None

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
+from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
@@ -19,6 +20,13 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Annotated[
         tuple[ReplicaConfig, ...],
         about("The replicas: URLs, or tables with the keys below.", why="there is no sensible default"),
+    ] = ()
+    groups: Annotated[
+        tuple[GroupConfig, ...],
+        about(
+            "Replicas that are found through DNS or Kubernetes: tables with the keys below. In a file only.",
+            why="most fleets are named",
+        ),
     ] = ()
     engine: Annotated[
         str,
@@ -63,6 +71,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ejection: EjectionConfig = EjectionConfig()
     retries: RetryConfig = RetryConfig()
     parity: ParityConfig = ParityConfig()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     rebalance: RebalanceConfig = RebalanceConfig()

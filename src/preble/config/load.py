@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from preble.config import GatewayConfig, Knob, ReplicaConfig, knobs
+from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.errors import ConfigError
 from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
 _LISTS = ("replicas", "auth.api_keys", "auth.admin_keys", "queue.classes")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSources:
+    """Where a configuration comes from, so that it can be read again. See `load`."""
+
+    path: Path | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, Any]
+
+    def load(self) -> GatewayConfig:
+        """Raises: ConfigError."""
+        return load(self.path, self.environ, self.flags)
 
 
 def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> GatewayConfig:
@@ -43,6 +57,17 @@ def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str
     config = msgspec.convert(_nested(merged), GatewayConfig, from_attributes=True)
     _check_whole(config)
     return config
+
+
+def changed_settings(old: GatewayConfig, new: GatewayConfig) -> list[str]:
+    """Return the dotted keys of the settings that differ."""
+
+    def value(config: Any, key: str) -> Any:
+        for name in key.split("."):
+            config = getattr(config, name)
+        return config
+
+    return [knob.key for knob in knobs(GatewayConfig) if value(old, knob.key) != value(new, knob.key)]
 
 
 def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str, Any]:
@@ -97,6 +122,8 @@ def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, str
         raise ConfigError(f"{where}: unknown key {key!r}; {_hint(key, known)}")
     if key == "replicas":
         return _replicas(where, value)
+    if key == "groups":
+        return _groups(where, value)
     try:
         return msgspec.convert(value, knob.type, strict=strict)
     except msgspec.ValidationError as error:
@@ -123,10 +150,11 @@ def _sections(known: Mapping[str, Any]) -> set[str]:
 def _replicas(where: str, value: Any) -> tuple[ReplicaConfig, ...]:
     if isinstance(value, str) or not isinstance(value, (list, tuple)):
         raise ConfigError(f"{where}: replicas = {value!r}: give a list of URLs or of tables with a `url`")
-    return tuple(_replica(where, item) for item in value)
+    return tuple(replica_of(where, item) for item in value)
 
 
-def _replica(where: str, item: Any) -> ReplicaConfig:
+def replica_of(where: str, item: Any) -> ReplicaConfig:
+    """Return the replica that a URL or a table describes. `where`: what errors begin with. Raises: ConfigError."""
     if isinstance(item, ReplicaConfig):
         table: dict[str, Any] = msgspec.structs.asdict(item)
     else:
@@ -147,6 +175,22 @@ def _replica(where: str, item: Any) -> ReplicaConfig:
         raise ConfigError(f"{where}: replicas: {error}") from error
 
 
+def _groups(where: str, value: Any) -> tuple[GroupConfig, ...]:
+    names = dict.fromkeys(field.name for field in msgspec.structs.fields(GroupConfig))
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, (Mapping, GroupConfig)) for item in value):
+        raise ConfigError(f"{where}: groups: give tables, each headed by [[groups]] in a file")
+    for key in (key for item in value if isinstance(item, Mapping) for key in item):
+        if key not in names:
+            raise ConfigError(f"{where}: groups: unknown key {key!r}; {_hint(key, names)}")
+    try:
+        groups = msgspec.convert(value, tuple[GroupConfig, ...])
+        if twice := next((group.name for group in groups if sum(g.name == group.name for g in groups) > 1), None):
+            raise ConfigError(f"{twice!r} is given twice; name each group once")
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{where}: groups: {error}") from error
+    return groups
+
+
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in flat.items():
@@ -157,7 +201,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_whole(config: GatewayConfig) -> None:
     """Check what depends on several settings. Raises: ConfigError."""
-    if not config.replicas:
+    if not config.replicas and not config.groups:
         raise ConfigError("no replica given: name at least one, such as --replica http://127.0.0.1:8101")
     urls = [replica.url for replica in config.replicas]
     if twice := next((url for url in urls if urls.count(url) > 1), None):

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from preble.config import GatewayConfig, Knob, ReplicaConfig, knobs
+from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.config.load import ENV_PREFIX
 
 _HEAD = """\
@@ -44,8 +44,9 @@ def reference_page() -> str:
     for section, members in by_section.items():
         title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"
         parts.append(f"## {title}\n\n{_TABLE}\n" + "\n".join(_row(knob, environment=True) for knob in members) + "\n")
-    rows = "\n".join(_row(knob, environment=False) for knob in knobs(ReplicaConfig))
-    parts.append(f"## A replica's table in `replicas`\n\n{_TABLE}\n{rows}\n")
+    for title, struct in (("A replica's table in `replicas`", ReplicaConfig), ("A table in `groups`", GroupConfig)):
+        rows = "\n".join(_row(knob, environment=False) for knob in knobs(struct))
+        parts.append(f"## {title}\n\n{_TABLE}\n{rows}\n")
     return "\n".join(parts)
 
 

@@ -78,6 +78,11 @@ class EngineServer:
         return self._http.replica_id
 
     @property
+    def http(self) -> HttpClient:
+        """Its client now: another one after its program has changed."""
+        return self._http
+
+    @property
     def url(self) -> str:
         return self._http.url
 

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+import prometheus_client
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
@@ -20,6 +22,7 @@ from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
 from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList, error_form
 from preble.gateway.http.keys import KeyRing
+from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.requests.completions import Completions
 from preble.serving import CHAT, COMPLETIONS, METRICS_CONTENT_TYPE, Caller, Serving
 
@@ -35,6 +38,7 @@ _GONE = 499
 """The status that metrics show for clients that went away; no client sees it."""
 _BODIES_HELD = 64
 """How many bodies of the largest size fit into the memory budget."""
+_LARGEST_REPLICA_BYTES = 64 * 1024
 _UNAUTHORIZED = ErrorForm(
     401,
     "authentication_error",
@@ -44,6 +48,12 @@ _UNAUTHORIZED = ErrorForm(
 _FORBIDDEN = ErrorForm(
     403, "permission_error", "admin_key_needed", "this needs an admin key (auth.admin_keys, or admin = true of a key)"
 )
+_NO_ADMINS = ErrorForm(
+    403,
+    "permission_error",
+    "admin_key_needed",
+    "replicas are changed only with an admin key, and this gateway has no keys: set auth.admin_keys",
+)
 _STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
 
 
@@ -51,19 +61,15 @@ class App:
     """Answers every request. One instance serves all connections of one event loop."""
 
     def __init__(self, config: GatewayConfig, serving: Serving) -> None:
-        self._limits = config.limits
-        self._body_s = config.timeouts.body_s
-        self._bodies = BodyMemoryBudget(
-            _BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s
-        )
-        self.keys = KeyRing(config.auth, config.queue.classes)
-        self._for_admins = (DEBUG, *((_METRICS,) if config.auth.metrics_need_key else ()))
+        self._bodies = BodyMemoryBudget(0, retry_after_s=0)
         self._serving = serving
-        self._completions = Completions(serving, config)
+        self._classes = config.queue.classes
+        self._use(config, KeyRing(config.auth, self._classes))
         self._debug = DebugPages(serving)
+        self._replicas = ReplicaPages(serving)
         self._log = structlog.get_logger()
         registry = serving.telemetry.registry
-        self._responses = Counter(
+        self._responses = prometheus_client.Counter(
             "preble_responses", "Answers to clients; 499: the client went away.", ("path", "status"), registry=registry
         )
         body_bytes = Gauge("preble_body_bytes", "Bytes of requests that arrive or are being served.", registry=registry)
@@ -77,6 +83,24 @@ class App:
             "/ready": self._ready,
             _METRICS: self._metrics,
         }
+
+    def reconfigure(self, config: GatewayConfig) -> int:
+        """Use other settings from now on, and read the file of keys again. Return the number of keys.
+
+        Raises: ConfigError: a setting or the file is unusable; then nothing has changed.
+        """
+        keys = KeyRing(config.auth, self._classes)
+        self._serving.reconfigure(config)
+        self._use(config, keys)
+        return keys.num_keys
+
+    def _use(self, config: GatewayConfig, keys: KeyRing) -> None:
+        self._limits = config.limits
+        self._body_s = config.timeouts.body_s
+        self._bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
+        self.keys = keys
+        self._for_admins = (DEBUG, REPLICAS, *((_METRICS,) if config.auth.metrics_need_key else ()))
+        self._completions = Completions(self._serving, config)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
@@ -106,6 +130,8 @@ class App:
         """Return the path as metrics name it: one of few."""
         if path.startswith(DEBUG):
             return DEBUG
+        if path.startswith(REPLICAS):
+            return REPLICAS
         return path if path in self._gets or path in (COMPLETIONS, CHAT) else "other"
 
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
@@ -157,6 +183,8 @@ class App:
                 await self._not_allowed(client, method, b"POST")
         elif path == PARITY and method == "POST":
             await self._debug.check_parity(client)
+        elif path in (REPLICAS, DRAIN, UNDRAIN):
+            await self._answer_replicas(method, path, client)
         elif path.startswith(DEBUG) or path in self._gets:
             if method in ("GET", "HEAD"):
                 handler = self._gets.get(path)
@@ -165,9 +193,26 @@ class App:
                 await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
         else:
             there = ", ".join((COMPLETIONS, CHAT, *self._gets))
-            text = f"there is no {method} {path[:200]}; there are {there} and pages below {DEBUG}"
+            text = f"there is no {method} {path[:200]}; there are {there}, {REPLICAS} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body())
+
+    async def _answer_replicas(self, method: str, path: str, client: Client) -> None:
+        if path == REPLICAS and method in ("GET", "HEAD"):
+            await self._replicas.list(client)
+        elif method not in (("POST", "DELETE") if path == REPLICAS else ("POST",)):
+            await self._not_allowed(client, method, b"GET, HEAD, POST, DELETE" if path == REPLICAS else b"POST")
+        elif not self.keys.has_keys:
+            # Else any page in a browser on this machine could have prompts sent to a replica of its own.
+            await client.reply(403, _NO_ADMINS.headers(), _NO_ADMINS.body())
+        elif path != REPLICAS:
+            await self._replicas.drain(path, client)
+        elif method == "DELETE":
+            await self._replicas.remove(client)
+        else:
+            with self._bodies.share() as share:
+                body = await client.read_body(_LARGEST_REPLICA_BYTES, self._body_s, share)
+            await self._replicas.add(client, body)
 
     async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
         text = f"{method} is not allowed here; use {allowed.decode()}"
@@ -194,16 +239,20 @@ class App:
     async def _ready(self, client: Client) -> None:
         live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
-        status = "draining" if self.is_draining else "ready" if live else "no replica is up"
-        body = msgspec.json.encode(
-            {
-                "status": status,
-                "replicas": len(live),
-                "configured": self._serving.num_configured,
-                "untrusted": untrusted,
-            }
-        )
-        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], body)
+        can_serve = self._serving.num_taking_requests > 0
+        status = "draining" if self.is_draining else "ready" if can_serve else "no replica is up"
+        rows = list(self._serving.members)
+        page = {
+            "status": status,
+            "replicas": len(live),
+            "configured": len(rows),
+            "untrusted": untrusted,
+            "states": Counter(row.state for row in rows),
+        }
+        caller = self.keys.caller(client.headers)
+        if caller is not None and caller.is_admin:
+            page["members"] = {row.url: {"state": row.state, "last_error": row.last_error} for row in rows}
+        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
 
     async def _metrics(self, client: Client) -> None:
         headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]

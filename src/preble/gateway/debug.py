@@ -12,7 +12,7 @@ from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.http.client import Client
 from preble.gateway.http.errors import JSON_TYPE
-from preble.serving import LiveReplica, Outcome, ParityReport, Serving
+from preble.serving import LiveReplica, MemberRow, Outcome, ParityReport, Serving
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"
@@ -68,7 +68,7 @@ class ParityPage(msgspec.Struct, frozen=True):
 
 
 class ReplicasPage(msgspec.Struct, frozen=True):
-    """`/debug/replicas`. `waiting`: the configured replicas that are not in the rotation, each with the reason."""
+    """`/debug/replicas`. `members`: every replica that is watched, whether or not it is up."""
 
     policy: str
     in_flight: int
@@ -77,7 +77,7 @@ class ReplicasPage(msgspec.Struct, frozen=True):
     unindexed: int
     replicated_prefixes: int
     replicas: list[ReplicaPage]
-    waiting: dict[str, str]
+    members: list[MemberRow]
 
 
 class DebugPages:
@@ -133,7 +133,7 @@ class DebugPages:
                 _replica(one, state.replicas[replica_id], self._serving.standing(replica_id))
                 for replica_id, one in self._serving.replicas.items()
             ],
-            waiting={str(replica_id): reason for replica_id, reason in self._serving.waiting().items()},
+            members=list(self._serving.members),
         )
 
 

@@ -13,13 +13,16 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 
 from preble.config import GatewayConfig
+from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import PROBES, App
+from preble.gateway.reloading import is_changeable, watch_files
 from preble.logs import LogLosses
 from preble.serving import Serving
 from preble.web.listening import inherited, listen, url_of
@@ -34,13 +37,18 @@ _LARGE_BYTES = 256 * 1024
 
 
 def run(
-    config: GatewayConfig, on_listening: Callable[[str], None] | None = None, *, log_losses: LogLosses | None = None
+    config: GatewayConfig,
+    on_listening: Callable[[str], None] | None = None,
+    *,
+    sources: ConfigSources | None = None,
+    log_losses: LogLosses | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; a second one does not wait for running requests. SIGHUP reloads the keys. Blocks.
+    """Serve until SIGINT or SIGTERM; a second one does not wait for running requests. SIGHUP reloads. Blocks.
 
     SIGTERM first drains for `timeouts.drain_s`. Listens on the socket that systemd passed, if it did.
 
-    `on_listening`: called with the gateway's URL; by default that is printed. `log_losses`: shown in the metrics.
+    `on_listening`: called with the gateway's URL; by default that is printed. `sources`: what is reloaded; without it
+    only the keys are. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
     tell = on_listening or _print_url
@@ -48,7 +56,7 @@ def run(
     return_large_memory()
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve_until_signal(config, tell, log_losses))
+        runner.run(_serve_until_signal(config, tell, sources, log_losses))
 
 
 def freeze_gc() -> None:
@@ -85,19 +93,22 @@ def _print_url(url: str) -> None:
     sys.stdout.flush()
 
 
-async def _serve_until_signal(config: GatewayConfig, tell: Callable[[str], None], log_losses: LogLosses | None) -> None:
+async def _serve_until_signal(
+    config: GatewayConfig, tell: Callable[[str], None], sources: ConfigSources | None, log_losses: LogLosses | None
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    async with serving(config, log_losses=log_losses) as gateway:
-        loop.add_signal_handler(signal.SIGINT, _on_signal, stop, gateway, 0.0)
-        loop.add_signal_handler(signal.SIGTERM, _on_signal, stop, gateway, config.timeouts.drain_s)
+    async with serving(config, sources=sources, log_losses=log_losses) as gateway:
+        loop.add_signal_handler(signal.SIGINT, _on_signal, stop, gateway, False)
+        loop.add_signal_handler(signal.SIGTERM, _on_signal, stop, gateway, True)
         if sys.platform != "win32":
             loop.add_signal_handler(signal.SIGHUP, gateway.reload)
         tell(gateway.url)
         await stop.wait()
 
 
-def _on_signal(stop: asyncio.Event, gateway: Gateway, drain_s: float) -> None:
+def _on_signal(stop: asyncio.Event, gateway: Gateway, drains: bool) -> None:
+    drain_s = gateway.config.timeouts.drain_s if drains else 0.0
     if gateway.is_draining:
         gateway.hurry()
         drain_s = 0.0
@@ -106,21 +117,40 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway, drain_s: float) -> None:
 
 
 class Gateway:
-    """A running gateway. `url`: where it listens."""
+    """A running gateway. `url`: where it listens. `config`: as it was last read."""
 
-    def __init__(self, url: str, serving: Serving, app: App, server: Server) -> None:
+    def __init__(
+        self, url: str, config: GatewayConfig, sources: ConfigSources | None, serving: Serving, app: App, server: Server
+    ) -> None:
         self.url = url
+        self.config = config
         self.serving = serving
+        self._sources = sources
         self._app = app
         self._server = server
 
     def reload(self) -> None:
-        """Read the file of keys again. If it is unusable, the old keys stay, and the log says why."""
+        """Read the configuration and the keys again. If one is unusable, nothing changes, and the log says why.
+
+        A warning names changed settings that count only after a restart.
+        """
         log = structlog.get_logger()
         try:
-            log.info("reloaded", keys=self._app.keys.reload())
+            config = self.config if self._sources is None else self._sources.load()
+            num_keys = self._app.reconfigure(config)
         except ConfigError as error:
             log.error("reload_failed", error=str(error), consequence="everything stays as it was")
+            return
+        changed = changed_settings(self.config, config)
+        self.config = config
+        log.info("reloaded", keys=num_keys, changed=changed)
+        if fixed := [key for key in changed if not is_changeable(key)]:
+            log.warning("restart_needed", settings=fixed, consequence="they stay as they were until then")
+
+    def files(self) -> list[Path]:
+        """Return the files that `reload` reads."""
+        named = (self._sources.path if self._sources is not None else None, self.config.auth.keys_file)
+        return [Path(file).expanduser() for file in named if file is not None]
 
     @property
     def is_draining(self) -> bool:
@@ -140,12 +170,17 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(
-    config: GatewayConfig, scheduler: GlobalScheduler | None = None, *, log_losses: LogLosses | None = None
+    config: GatewayConfig,
+    scheduler: GlobalScheduler | None = None,
+    *,
+    sources: ConfigSources | None = None,
+    log_losses: LogLosses | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.
 
-    `scheduler`: made as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
+    `scheduler`: made as configured unless given; one that is given is not logged. `sources`: where `config` comes from;
+    its file is watched. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
     started = await Serving.start(config, scheduler, log_losses=log_losses)
@@ -157,11 +192,17 @@ async def serving(
             await _until_one_is_up(started, config.health.check_timeout_s)
         with given or listen(config.host, config.port) as sock:
             async with _accepting(app, sock, config) as server:
-                gateway = Gateway(url_of(config.host, sock.getsockname()[1]), started, app, server)
+                url = url_of(config.host, sock.getsockname()[1])
+                gateway = Gateway(url, config, sources, started, app, server)
                 structlog.get_logger().info(
                     "listening", url=gateway.url, policy=config.policy, replicas=len(config.replicas)
                 )
-                yield gateway
+                watch = watch_files(gateway.files, lambda: gateway.config.discovery.file_interval_s, gateway.reload)
+                watching = asyncio.create_task(watch)
+                try:
+                    yield gateway
+                finally:
+                    watching.cancel()
     finally:
         await started.close()
 

@@ -9,18 +9,22 @@ from preble.serving.callers import ANYBODY, Caller
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.placements import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rows import MemberRow, SourceRow
+from preble.serving.replicas.wanted import UnknownReplica
 from preble.serving.requests import ParsedRequest
-from preble.serving.serving import Serving
+from preble.serving.serving import CHANGEABLE, Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
 
 __all__ = [
     "ANYBODY",
+    "CHANGEABLE",
     "CHAT",
     "COMPLETIONS",
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
     "Caller",
     "LiveReplica",
+    "MemberRow",
     "Outcome",
     "ParityReport",
     "ParsedRequest",
@@ -28,7 +32,9 @@ __all__ = [
     "Prompt",
     "PromptTokensDetails",
     "Serving",
+    "SourceRow",
     "StreamMeter",
+    "UnknownReplica",
     "Usage",
     "decode_answer",
     "has_error_event",

@@ -26,7 +26,7 @@ class Dispatcher:
         self._scheduler = placements.scheduler
         self._ejection = placements.ejection
         self._telemetry = placements.telemetry
-        self._retries = RetryBudget(retries or RetryConfig())
+        self.retries = RetryBudget(retries or RetryConfig())
         self._loop = asyncio.get_running_loop()
 
     def place(
@@ -36,7 +36,7 @@ class Dispatcher:
 
         `streams`: whether `first_token` will be called. Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
-        self._retries.placed(self._loop.time())
+        self.retries.placed(self._loop.time())
         return self._place(request, model, caller, streams)
 
     def _place_again(
@@ -44,12 +44,12 @@ class Dispatcher:
     ) -> Placed:
         """See `Placed.place_again`."""
         now = self._loop.time()
-        if not is_free and not self._retries.allows_one(now):
+        if not is_free and not self.retries.allows_one(now):
             self._telemetry.retries_denied.inc()
             raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
         again = self._place(_avoiding(request, frozenset((tried,))), model, caller, streams)
         if not is_free:
-            self._retries.placed_again(now)
+            self.retries.placed_again(now)
         self._telemetry.moves.labels(tried).inc()
         return again
 
@@ -57,7 +57,7 @@ class Dispatcher:
         now, started = self._loop.time(), time.perf_counter()
         others = self.replicas.not_serving(model)
         request = dataclasses.replace(request, model=self.replicas.base_model(others))
-        placement = self._chosen(request, others, now)
+        placement = self._chosen(request, others | self.replicas.held_back, now)
         took_s = time.perf_counter() - started
         try:
             record = self._recent.placed(placement, now)
@@ -76,7 +76,7 @@ class Dispatcher:
         return placed
 
     def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
-        """Place, if possible on a replica that is not ejected. `others`: replicas of other models."""
+        """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""
         avoided = self._ejection.avoided(now)
         try:
             return self._scheduler.place(_avoiding(request, others | avoided), now)

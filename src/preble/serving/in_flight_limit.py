@@ -29,6 +29,10 @@ class InFlightLimit:
         self.num_admitted = 0
         """Prompts between admission and the end of their answer."""
 
+    def configure(self, limits: LimitsConfig) -> None:
+        """Admit within these limits from now on."""
+        self._limits = limits
+
     @asynccontextmanager
     async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[None]:
         """Raises: Overloaded: there is no room now. RequestError: there never is."""

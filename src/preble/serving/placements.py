@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from preble.config import EjectionConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, RequestId
 from preble.decisions.recent import DecisionRecord
+from preble.engines.http import HttpClient
 from preble.errors import EngineError, EngineFailed, EngineRefused, PrebleError
 from preble.serving.callers import Caller
 from preble.serving.replicas.ejection import EjectionTable
@@ -61,6 +63,12 @@ class Placements:
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.observer: PlacementObserver | None = None
         self.in_flight: dict[RequestId, Placed] = {}
+        self._lost: set[Placed] = set()
+        """Those whose replica has left the rotation, and which may still end well there."""
+
+    def running(self) -> Counter[HttpClient]:
+        """Return how many requests run at each server, by its client. O(placements that have not ended)."""
+        return Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
 
     def sent(self, placement: Placement, caller: Caller, now: float, *, streams: bool) -> None:
         """A request goes to a replica, where its answer should begin after its prefill."""
@@ -74,6 +82,7 @@ class Placements:
         """The scheduler has forgotten a request whose replica has left the rotation. It may still end well there."""
         placed = self.in_flight.pop(request_id)
         placed._record.replica_lost = True
+        self._lost.add(placed)
         if placed.on_lost is not None:
             placed.on_lost(reason, silent_since)
 
@@ -231,6 +240,7 @@ class Placed:
             del placements.in_flight[request_id]
             placements.scheduler.on_finish(request_id, output_tokens, now, cached_tokens=cached_tokens)
             placements.timer.arm()
+        placements._lost.discard(self)
         self._judge_replica(outcome, is_engines_failure, now)
         self._record.finished(now, outcome, output_tokens, cached_tokens)
         e2e_s = now - self._record.placed_at

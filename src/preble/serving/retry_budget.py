@@ -19,6 +19,10 @@ class RetryBudget:
         self._retries = [0, 0]
         """Of the last period and of the current one."""
 
+    def configure(self, config: RetryConfig) -> None:
+        """Allow so much from now on."""
+        self._config = config
+
     def placed(self, now: float) -> None:
         """Count a request that is placed for the first time."""
         self._move_to(now)

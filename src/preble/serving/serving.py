@@ -9,13 +9,16 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from math import inf
 
+import msgspec
 import structlog
 
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
 from preble.decisions.recent import RecentDecisions
+from preble.discovery import Member, Source, make_source
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
+from preble.errors import ConfigError
 from preble.logs import LogLosses
 from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
@@ -27,15 +30,25 @@ from preble.serving.parity.watch import ParityWatch
 from preble.serving.placements import Placed, Placements
 from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.live import LiveReplicas
+from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.scheduler_setup import Scheduling, start_scheduling
-from preble.serving.telemetry.collectors import EngineLoadCollector, SchedulerCollector
+from preble.serving.telemetry.collectors import EngineLoadCollector, MembersCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
+CONFIGURATION = "configuration"
+"""The source that the configuration's `replicas` are."""
+CHANGEABLE = frozenset(
+    {
+        *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
+        *("limits", "health", "ejection", "retries", "parity", "discovery", "auth"),
+    }
+)
+"""Settings, and sections, that a reload changes."""
 RANK_HEADER = b"x-data-parallel-rank"
 _EJECTION_CHECK_S = 1.0
 _PARSED_AT_ONCE_BYTES = 128 * 1024
@@ -84,8 +97,9 @@ class Serving:
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
-        self._monitors: list[asyncio.Task[None]] = []
-        self._watched: dict[ReplicaId, ReplicaMonitor] = {}
+        self.members = Members(placements, self._monitor, config.health)
+        telemetry.registry.register(MembersCollector(self.members))
+        self._ejecting = asyncio.create_task(self._eject_outliers())
 
     @classmethod
     async def start(
@@ -96,7 +110,7 @@ class Serving:
         `scheduler`: as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
         Raises: ConfigError: a setting is unusable.
         """
-        servers = [_server(config, replica) for replica in config.replicas]
+        sources = _sources(config)
         scheduling = start_scheduling(config, scheduler)
         try:
             telemetry = Telemetry(log_losses)
@@ -109,16 +123,59 @@ class Serving:
             await scheduling.close()
             raise
         serving = cls(config, scheduling, placements, tokens)
-        serving._watch(servers)
+        try:
+            serving._follow(config, sources)
+        except BaseException:
+            await serving.close()
+            raise
         return serving
 
-    def _watch(self, servers: list[EngineServer]) -> None:
-        for server in servers:
-            self.telemetry.replica_expected(server.replica_id)
-            monitor = ReplicaMonitor(server, self._rotation, self._config.health, self._parity)
-            self._watched[server.replica_id] = monitor
-        self._monitors = [asyncio.create_task(monitor.run()) for monitor in self._watched.values()]
-        self._monitors.append(asyncio.create_task(self._eject_outliers()))
+    def _follow(self, config: GatewayConfig, sources: list[Source]) -> None:
+        """Raises: ConfigError: a replica is unusable; then nothing has changed."""
+        replicas = [self._with_engine(replica, config) for replica in config.replicas]
+        self.members.check(replicas)
+        self.members.wanted.set(CONFIGURATION, map(Member, replicas))
+        self.members.follow(sources)
+
+    @staticmethod
+    def _with_engine(replica: ReplicaConfig, config: GatewayConfig) -> ReplicaConfig:
+        return msgspec.structs.replace(replica, engine=replica.engine or config.engine)
+
+    def _monitor(self, replica: ReplicaConfig) -> ReplicaMonitor:
+        """Raises: ConfigError: the replica is unusable."""
+        return ReplicaMonitor(_server(self._config, replica), self._rotation, self._config.health, self._parity)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Use other settings from now on, where they can be changed: see `CHANGEABLE`.
+
+        Raises: ConfigError: one is unusable; then nothing has changed.
+        """
+        sources = _sources(config)
+        old, self._config = self._config, config
+        try:
+            self._follow(config, sources)
+        except ConfigError:
+            self._config = old
+            raise
+        self.members.configure(config.health)
+        self._placements.ejection.configure(config.ejection)
+        self._dispatcher.retries.configure(config.retries)
+        self._in_flight_limit.configure(config.limits)
+        self._parity.configure(config.parity)
+
+    def add_replica(self, replica: ReplicaConfig) -> bool:
+        """Watch a replica that an operator names. Return whether it was not wanted before.
+
+        Where a source names the replica too, its URL alone is enough.
+        Raises: Conflict: a source names it with other settings. ConfigError: it is unusable.
+        """
+        named = self.members.wanted.named(replica.url)
+        is_bare = replica == ReplicaConfig(replica.url)
+        replica = named if is_bare and named is not None else self._with_engine(replica, self._config)
+        self.members.check([replica])
+        is_new = self.members.wanted.add(replica)
+        self.members.reconcile()
+        return is_new
 
     async def _eject_outliers(self) -> None:
         while True:
@@ -129,14 +186,9 @@ class Serving:
                 structlog.get_logger().exception("ejection_check_failed")
 
     @property
-    def num_configured(self) -> int:
-        """Replicas that are watched, whether or not they are up."""
-        return len(self._watched)
-
-    def waiting(self) -> dict[ReplicaId, str]:
-        """Return the configured replicas that are not in the rotation, each with the reason."""
-        reasons = ((replica_id, monitor.waits_because) for replica_id, monitor in self._watched.items())
-        return {replica_id: reason for replica_id, reason in reasons if reason is not None}
+    def num_taking_requests(self) -> int:
+        """Live replicas that are not drained."""
+        return len(self.replicas) - len(self.replicas.held_back)
 
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""
@@ -144,9 +196,9 @@ class Serving:
 
     async def close(self) -> None:
         """Leave the replicas and write the rest of the decision log. End every placement before."""
-        for task in self._monitors:
-            task.cancel()
-        await asyncio.gather(*self._monitors, return_exceptions=True)
+        self._ejecting.cancel()
+        await asyncio.gather(self._ejecting, return_exceptions=True)
+        await self.members.close()
         self._tokens.close()
         self._turns.close()
         self._placements.timer.close()
@@ -242,6 +294,12 @@ class Serving:
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""
         return await self._parity.check_all()
+
+
+def _sources(config: GatewayConfig) -> list[Source]:
+    """Raises: ConfigError: a group is incomplete, or its library is not installed."""
+    groups = (msgspec.structs.replace(group, engine=group.engine or config.engine) for group in config.groups)
+    return [make_source(group, config.discovery) for group in groups]
 
 
 def _server(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:

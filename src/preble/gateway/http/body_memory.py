@@ -25,6 +25,11 @@ class BodyMemoryBudget:
         """Bytes that failed requests have held since the last collection."""
         self._collect_at = 0.0
 
+    def configure(self, most: int, *, retry_after_s: float) -> None:
+        """Keep to this budget from now on."""
+        self._most = most
+        self._retry_after_s = retry_after_s
+
     @contextmanager
     def share(self) -> Iterator[BodyReservation]:
         """A context with one request's reservation, released at its end."""

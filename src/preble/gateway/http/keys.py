@@ -11,20 +11,15 @@ from preble.serving import ANYBODY, Caller
 
 
 class KeyRing:
-    """The keys that are accepted. Without any, everybody is let in and may do everything."""
+    """The keys that are accepted. Without any, everybody is let in and may do everything.
+
+    Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
+    """
 
     def __init__(self, config: AuthConfig, classes: tuple[str, ...] = ()) -> None:
         """`classes`: of priority, which keys may name. Raises: ConfigError: the file of keys is unusable."""
         self._config = config
         self._classes = classes
-        self._callers: Mapping[str, Caller] = {}
-        self.reload()
-
-    def reload(self) -> int:
-        """Read the file of keys again; return the number of keys. Raises: ConfigError; then the old keys stay.
-
-        Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
-        """
         callers = {}
         for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
             for key in given:
@@ -33,12 +28,21 @@ class KeyRing:
         if self._config.keys_file is not None:
             named = load_keys(self._config.keys_file, self._classes)
             callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
-        self._callers = callers
-        return len(callers)
+        self._callers: Mapping[str, Caller] = callers
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody is asked for a key."""
+        return bool(self._callers) or self._config.keys_file is not None
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys are accepted."""
+        return len(self._callers)
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Return who sends a request with these headers; None if the key is missing or wrong."""
-        if not self._callers and self._config.keys_file is None:
+        if not self.has_keys:
             return ANYBODY
         return self._callers.get(sha256(_given(headers)).hexdigest())
 

@@ -41,6 +41,10 @@ class ParityWatch:
         self._settings = settings
         self._rng = rng or SystemRandom()
 
+    def configure(self, settings: ParityConfig) -> None:
+        """Check in this way from now on."""
+        self._settings = settings
+
     async def watch(self, replica: LiveReplica) -> None:
         """Check a replica that has joined, ever less often again until it is verified. The root of a task."""
         wait_s = self._settings.retry_s

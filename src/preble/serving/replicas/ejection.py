@@ -117,6 +117,10 @@ class EjectionTable:
         self._suspended: set[ReplicaId] = set()
         """A superset of those to keep away from, mostly empty: each placement asks."""
 
+    def configure(self, config: EjectionConfig) -> None:
+        """Judge in this way from now on."""
+        self._config = config
+
     def add(self, replica_id: ReplicaId, group: Hashable = None) -> None:
         """A replica has joined, with a clean record."""
         self._replicas[replica_id] = _Replica(group)

@@ -64,6 +64,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, LiveReplica] = {}
         self._not_serving: dict[str, frozenset[ReplicaId]] = {}
+        self.held_back: frozenset[ReplicaId] = frozenset()
+        """Live replicas that get no new requests, because they are drained."""
 
     def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
         return self._replicas[replica_id]
@@ -85,6 +87,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def remove(self, replica_id: ReplicaId) -> None:
         del self._replicas[replica_id]
+        self.held_back -= {replica_id}
         self._not_serving.clear()
 
     def of_other_ranks(self, rank: bytes | None) -> frozenset[ReplicaId]:
@@ -128,8 +131,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         return others
 
     def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
-        """Return the live replicas that serve the model and can hold the prompt. Raises: UnknownModel."""
-        unable = self.not_serving(model) | request.avoid
+        """Return the live replicas that take requests for the model and can hold the prompt. Raises: UnknownModel."""
+        unable = self.not_serving(model) | request.avoid | self.held_back
         length = request.num_prompt_tokens
         able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
         return frozenset(able)

@@ -10,11 +10,15 @@ from math import inf
 import structlog
 
 from preble.config import HealthConfig
+from preble.core.types import ReplicaId
 from preble.engines import Engine, EngineServer, Found
+from preble.engines.http import HttpClient
 from preble.errors import EngineError, EngineRefused
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
+
+_IDLE_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,43 @@ class ReplicaMonitor:
         self._health = health
         self._parity = parity
         self._log = structlog.get_logger().bind(replica=server.replica_id)
+        self._live: list[LiveReplica] = []
         self.waits_because: str | None = "it has not answered yet"
         """Why the replica is not in the rotation; None while it is."""
+        self.last_error: str | None = None
+        """Why it was last not up; kept when it is up again."""
+        self.held_back: str | None = None
+        """Why it gets no new requests; None if it gets some while it is up."""
+        self.replica_ids: dict[ReplicaId, None] = {}
+        """The ids with which it has been in the rotation, one for each data-parallel rank; empty if never."""
+        self.lets_end = False
+        """Whether requests that run there when this is cancelled may end."""
+        self.has_left = asyncio.Event()
+        """Set when it is out of the rotation for good."""
 
-    async def run(self) -> None:
-        """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed."""
+    @property
+    def http(self) -> HttpClient:
+        """The client of the server."""
+        return self._server.http
+
+    def configure(self, health: HealthConfig) -> None:
+        """Check in this way from now on."""
+        self._health = health
+
+    def hold_back(self, reason: str | None) -> None:
+        """Give the replica no new requests for this reason, also when it comes back; None: give it some again."""
+        self.held_back = reason
+        for replica in self._live:
+            self._rotation.hold_back(replica.engine.replica_id, held_back=reason is not None)
+
+    async def run(self, after: asyncio.Event | None = None) -> None:
+        """Watch over the replica until cancelled; then it is out of the rotation and its connections are closed.
+
+        `after`: begin only when this is set: another monitor of the same address has left.
+        """
         try:
+            if after is not None:
+                await after.wait()
             while True:
                 try:
                     await self._one_life()
@@ -47,13 +82,25 @@ class ReplicaMonitor:
                     self._log.exception("replica_monitor_failed")
                     await asyncio.sleep(self._health.retry_max_s)
         finally:
-            await self._server.close()
+            self.has_left.set()
+            try:
+                if self.lets_end:
+                    await self._until_idle()
+            finally:
+                await self._server.close()
+
+    async def _until_idle(self) -> None:
+        while self._rotation.runs_at(self.http):  # noqa: ASYNC110 (requests end with nobody to tell)
+            await asyncio.sleep(_IDLE_CHECK_S)
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
         self._found = await self._until_up()
         replicas = self._join(self._found)
         self.waits_because = None
+        self._live = replicas
+        self.replica_ids = dict.fromkeys(replica.engine.replica_id for replica in replicas)
+        self.hold_back(self.held_back)
         async with asyncio.TaskGroup() as aside:
             parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
             try:
@@ -89,7 +136,9 @@ class ReplicaMonitor:
                 for task in told:
                     task.cancel()
         finally:
+            self._live = []
             self.waits_because = down.reason
+            self.last_error = down.reason or self.last_error
             for replica in replicas:
                 self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
@@ -102,7 +151,7 @@ class ReplicaMonitor:
                 async with asyncio.timeout(self._health.check_timeout_s):
                     return await self._server.probe()
             except (EngineError, TimeoutError) as error:
-                self.waits_because = reason = _reason(error)
+                self.waits_because = self.last_error = reason = _reason(error)
                 if reason != told:
                     self._log.warning("replica_waited_for", error=reason)
                     told = reason

@@ -9,6 +9,7 @@ import asyncio
 
 from preble.core.types import BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
+from preble.engines.http import HttpClient
 from preble.serving.placements import Placements
 from preble.serving.replicas.live import LiveReplica
 
@@ -40,6 +41,14 @@ class Rotation:
             observer.replica_added(replica_id)
         return replica
 
+    def hold_back(self, replica_id: ReplicaId, *, held_back: bool) -> None:
+        """Give a live replica no new requests, or some again. What runs there goes on, and its cache stays known."""
+        if held_back == (replica_id in self.replicas.held_back):
+            return
+        self.replicas.held_back ^= {replica_id}
+        if (observer := self._placements.observer) is not None:
+            (observer.replica_removed if held_back else observer.replica_added)(replica_id)
+
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
         """A live replica has loaded or unloaded adapters or further models."""
         self.replicas.set_models(replica, names)
@@ -60,6 +69,10 @@ class Rotation:
         self._telemetry.replica_down(replica_id, reason, len(orphans))
         if (observer := self._placements.observer) is not None:
             observer.replica_removed(replica_id)
+
+    def runs_at(self, http: HttpClient) -> bool:
+        """Whether any request runs at this server, also one that began before the replica left the rotation."""
+        return bool(self._placements.running()[http])
 
     def set_trust(self, replica: LiveReplica, trusted: bool) -> None:
         """Have matches on a replica count or not. Nothing happens if it has left the rotation."""

@@ -13,6 +13,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import ReplicaId
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rows import MemberRow, SourceRow
 
 _LABELS = ("replica",)
 _ENGINE_LOAD = MappingProxyType(
@@ -122,6 +123,46 @@ class EngineLoadCollector(Collector):
             for replica_id, load in known.items():
                 family.add_metric([replica_id], getattr(load, field))
             yield family
+
+
+class MemberRows(Protocol):
+    """The replicas that are watched, and who names them."""
+
+    def __iter__(self) -> Iterator[MemberRow]: ...
+
+    def sources(self) -> list[SourceRow]: ...
+
+
+class MembersCollector(Collector):
+    """Every replica that is watched with its state, also those that were never up; and the sources that name them."""
+
+    def __init__(self, members: MemberRows) -> None:
+        self._members = members
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing, so that registering does not read the members."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "preble_replica_state",
+            "1 for the state of each watched replica: joining, live, down, draining or drained.",
+            labels=("replica", "state"),
+        )
+        removable = GaugeMetricFamily(
+            "preble_replica_safe_to_remove", "1 for a replica that is drained and runs nothing.", labels=_LABELS
+        )
+        for row in self._members:
+            state.add_metric([row.url, row.state], 1)
+            removable.add_metric([row.url], row.safe_to_remove)
+        named = GaugeMetricFamily("preble_source_replicas", "Replicas that a source names.", labels=("source",))
+        current = GaugeMetricFamily(
+            "preble_source_current", "1 while what a source names is known to be current.", labels=("source",)
+        )
+        for source in self._members.sources():
+            named.add_metric([source.name], source.replicas)
+            current.add_metric([source.name], source.error is None)
+        yield from (state, removable, named, current)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

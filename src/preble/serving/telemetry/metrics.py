@@ -110,6 +110,8 @@ class Telemetry:
             lost.set_function(lambda: log_losses.num_lines)
         self.tokenizing = seconds("tokenizing", "Making token ids of one prompt, waiting included.", buckets=_TINY_S)
 
+        self._of_one_replica = [m for m in vars(self).values() if "replica" in getattr(m, "_labelnames", ())]
+
     def exposition(self) -> bytes:
         """Every metric in Prometheus' text form."""
         return generate_latest(self.registry)
@@ -220,6 +222,12 @@ class Telemetry:
             self.log.info(
                 "replica_probed" if change.standing is Standing.PROBING else "replica_back", replica=change.replica_id
             )
+
+    def forget_replica(self, replica: ReplicaId) -> None:
+        """Show a replica no more: it is gone for good, and fleets change for months."""
+        self._replicas.pop(replica, None)
+        for metric in self._of_one_replica:
+            metric.remove_by_labels({"replica": replica})
 
     def replica_expected(self, replica: ReplicaId) -> None:
         """A replica is configured: it counts as down until it is up."""

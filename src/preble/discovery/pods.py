@@ -1,0 +1,143 @@
+"""From Kubernetes objects, as the API sends them, to members. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from preble.config import GroupConfig
+from preble.discovery.member import Member, member_at
+from preble.errors import ConfigError
+
+Object = Mapping[str, Any]
+"""A Kubernetes object as decoded JSON."""
+
+NOT_READY = "the pod is not ready"
+TERMINATING = "the pod is terminating"
+_NUMBERS = MappingProxyType(
+    {
+        "preble/port": "port",
+        "preble/kv-events-port": "kv_events_port",
+        "preble/kv-events-replay-port": "kv_events_replay_port",
+    }
+)
+_WORDS = MappingProxyType({"preble/engine": "engine", "preble/kv-events-topic": "kv_events_topic"})
+_OVER = ("Succeeded", "Failed")
+_HIGHEST_PORT = 65535
+
+
+class Named(NamedTuple):
+    """The members that objects name, ordered by URL, and what is wrong with objects that name none."""
+
+    members: tuple[Member, ...]
+    problems: tuple[str, ...]
+
+
+def members_of_slices(slices: Iterable[Object], group: GroupConfig) -> Named:
+    """Return the members in all EndpointSlices of a service.
+
+    A pod may be in several slices: while it is moved between them, and with an address of each family. It is one
+    member, at its IPv4 address if it has one.
+    """
+    best: dict[str, tuple[tuple[bool, bool], Member]] = {}
+    problems = []
+    for one in slices:
+        if one.get("addressType") not in ("IPv4", "IPv6") or not one.get("endpoints"):
+            continue
+        try:
+            port = _port(group.port, {p.get("name") or "": p.get("port") for p in one.get("ports") or ()})
+        except ConfigError as error:
+            problems.append(f"slice {_name(one)}: {error}")
+            continue
+        for endpoint in one["endpoints"]:
+            member = _of_endpoint(endpoint, port, group)
+            rank = (one["addressType"] == "IPv4", member.held_back is None)
+            key = member.incarnation or member.url
+            if key not in best or best[key][0] < rank:
+                best[key] = (rank, member)
+    return _named((member for _, member in best.values()), problems)
+
+
+def _of_endpoint(endpoint: Object, port: int, group: GroupConfig) -> Member:
+    conditions = endpoint.get("conditions") or {}
+    return member_at(
+        group,
+        endpoint["addresses"][0],
+        port,
+        incarnation=(endpoint.get("targetRef") or {}).get("uid") or "",
+        held_back=_held_back(conditions.get("ready") is not False, bool(conditions.get("terminating"))),
+    )
+
+
+def members_of_pods(pods: Iterable[Object], group: GroupConfig) -> Named:
+    """Return a member for each pod that has an address and has not ended.
+
+    Annotations of a pod (`preble/port`, `preble/engine`, `preble/kv-events-port`, ...) go before the group's settings.
+    """
+    members, problems = [], []
+    for pod in pods:
+        try:
+            if (member := _of_pod(pod, group)) is not None:
+                members.append(member)
+        except ConfigError as error:
+            problems.append(f"pod {_name(pod)}: {error}")
+    return _named(members, problems)
+
+
+def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
+    metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
+    address = status.get("podIP")
+    if not address or status.get("phase") in _OVER:
+        return None
+    is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    settings = dict(_annotated(metadata.get("annotations") or {}))
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    ports = {port.get("name") or "": port.get("containerPort") for c in containers for port in c.get("ports") or ()}
+    return member_at(
+        group,
+        address,
+        _port(settings.pop("port", group.port), ports),
+        incarnation=metadata.get("uid", ""),
+        held_back=_held_back(is_ready, "deletionTimestamp" in metadata),
+        settings=settings,
+    )
+
+
+def _annotated(annotations: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
+    """Raises: ConfigError: a port is no number."""
+    for key, setting in _NUMBERS.items():
+        if (value := annotations.get(key)) is not None:
+            if not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= _HIGHEST_PORT):
+                raise ConfigError(f"annotation {key}={value[:50]!r} is no port")
+            yield setting, int(value)
+    for key, setting in _WORDS.items():
+        if (value := annotations.get(key)) is not None:
+            yield setting, value
+
+
+def _port(wanted: int | str | None, ports: Mapping[str, int | None]) -> int:
+    """Return the number of a port: given as such, by its name, or the first one. Raises: ConfigError: there is none."""
+    if isinstance(wanted, int):
+        return wanted
+    if wanted is None:
+        number = next(iter(ports.values()), None)
+    elif wanted.isdigit():
+        number = int(wanted)
+    else:
+        number = ports.get(wanted)
+    if number is None:
+        raise ConfigError(f"no port {wanted or ''!r}; there are: {', '.join(map(repr, ports)) or 'none'}")
+    return number
+
+
+def _held_back(is_ready: bool, is_terminating: bool) -> str | None:
+    return TERMINATING if is_terminating else None if is_ready else NOT_READY
+
+
+def _named(members: Iterable[Member], problems: Iterable[str]) -> Named:
+    return Named(tuple(sorted(members, key=lambda member: member.url)), tuple(problems))
+
+
+def _name(item: Object) -> str:
+    return str((item.get("metadata") or {}).get("name"))

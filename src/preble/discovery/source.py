@@ -1,0 +1,47 @@
+"""What every source of members has: a name, the set it yields, and what it says when it cannot look."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+
+import structlog
+
+from preble.discovery.member import Member
+
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+
+
+class Source(ABC):
+    """Names replicas. `error`: why what it named last may be out of date; None while it is not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.error: str | None = None
+        self._wait_s = FIRST_WAIT_S
+
+    @abstractmethod
+    def members(self) -> AsyncIterator[tuple[Member, ...]]:
+        """Yield the wanted members, at first and whenever they change, without end.
+
+        While a source cannot look, it yields nothing, so that what it named last stays.
+        """
+
+    def failed(self, error: BaseException) -> float:
+        """Note that a look has failed; each new reason is logged. Return the seconds until the next try."""
+        reason = (str(error) or type(error).__name__)[:200]
+        if reason != self.error:
+            self.error = reason
+            structlog.get_logger().warning(
+                "members_unknown", source=self.name, error=reason, consequence="the replicas known so far stay"
+            )
+        wait_s = self._wait_s
+        self._wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        return wait_s
+
+    def worked(self) -> None:
+        """Note that a look has succeeded."""
+        if self.error is not None:
+            structlog.get_logger().info("members_known_again", source=self.name)
+        self.error, self._wait_s = None, FIRST_WAIT_S

@@ -1,0 +1,162 @@
+"""EndpointSlices and pods followed through the real client, against a server that lists and watches as the API does.
+
+No cluster was used: see support/kubernetes_api.py for what the server keeps of the API's contract.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from preble.config import DiscoveryConfig, GroupConfig
+from preble.discovery import Source, make_source
+from preble.discovery.pods import TERMINATING
+from support.kubernetes_api import kubernetes_api
+from support.members import followed
+from support.waiting import eventually
+
+PODS = GroupConfig(pods="app=vllm", namespace="prod", port="http")
+SERVICE = GroupConfig(service="vllm", namespace="prod", port="http")
+
+
+def source(kubeconfig: str, group: GroupConfig = PODS) -> Source:
+    return make_source(group, DiscoveryConfig(kubeconfig=kubeconfig))
+
+
+def pod(name: str, address: str, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", **metadata},
+        "spec": {"containers": [{"ports": [{"name": "http", "containerPort": 8000}]}]},
+        "status": {"podIP": address, "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def endpoint_slice(name: str, *addresses: str) -> dict[str, Any]:
+    endpoints = [{"addresses": [address], "conditions": {"ready": True}} for address in addresses]
+    head = {"metadata": {"name": name}, "addressType": "IPv4", "ports": [{"name": "http", "port": 8000}]}
+    return {**head, "endpoints": endpoints}
+
+
+def at(*hosts: int) -> list[str]:
+    return [f"http://10.0.0.{host}:8000" for host in hosts]
+
+
+async def test_pods_are_listed_then_watched(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        await api.put(pod("a", "10.0.0.1"))
+        async with followed(source(kubeconfig)) as found:
+            await eventually(lambda: found.urls == at(1))
+            await api.put(pod("b", "10.0.0.2"))
+            await eventually(lambda: found.urls == at(1, 2))
+            await api.put(pod("a", "10.0.0.1", deletionTimestamp="2026-11-22T11:00:00Z"))
+            await eventually(lambda: [member.held_back for member in found.sets[-1]] == [TERMINATING, None])
+            await api.delete("a")
+            await eventually(lambda: found.urls == at(2))
+        assert [query["labelSelector"] for query in (*api.lists, *api.watches)] == ["app=vllm"] * 2
+        [watch] = api.watches
+        assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("101", "True")
+
+
+async def test_all_slices_of_a_service_count(tmp_path: Path) -> None:
+    async with kubernetes_api("endpointslices", tmp_path) as (api, kubeconfig):
+        await api.put(endpoint_slice("vllm-x", "10.0.0.1"))
+        await api.put(endpoint_slice("vllm-y", "10.0.0.2"))
+        async with followed(source(kubeconfig, SERVICE)) as found:
+            await eventually(lambda: found.urls == at(1, 2))
+            await api.put(endpoint_slice("vllm-y", "10.0.0.2", "10.0.0.3"))
+            await eventually(lambda: found.urls == at(1, 2, 3))
+            await api.delete("vllm-x")
+            await eventually(lambda: found.urls == at(2, 3))
+        assert api.lists[0]["labelSelector"] == "kubernetes.io/service-name=vllm"
+
+
+async def test_a_watch_that_ends_goes_on_from_the_version_that_it_had_reached(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        async with followed(source(kubeconfig)) as found:
+            await eventually(lambda: len(api.watches) == 1)
+            await api.put(pod("a", "10.0.0.1"))
+            await api.bookmark()
+            await eventually(lambda: found.urls == at(1))
+            await api.end_watches()
+            await eventually(lambda: len(api.watches) == 2)
+            await api.put(pod("b", "10.0.0.2"))
+            await eventually(lambda: found.urls == at(1, 2))
+        assert len(api.lists) == 1, "nothing is listed anew"
+        assert api.watches[1]["resourceVersion"] == "102", "the bookmark's"
+
+
+@pytest.mark.parametrize("as_status", [False, True])
+async def test_versions_that_the_api_has_forgotten_are_listed_anew_and_what_was_missed_is_seen(
+    tmp_path: Path, as_status: bool
+) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        api.gone_as_status = as_status
+        await api.put(pod("a", "10.0.0.1"))
+        async with followed(source(kubeconfig)) as found:
+            await eventually(lambda: len(api.watches) == 1)
+            api.status = 503  # nobody hears of the changes
+            await api.end_watches()
+            await api.delete("a")
+            await api.put(pod("b", "10.0.0.2"))
+            await api.forget()
+            api.status = 200
+            await eventually(lambda: found.urls == at(2))
+            await eventually(lambda: found.source.error is None)
+        assert len(api.lists) >= 2
+
+
+async def test_an_api_that_is_down_changes_nothing_and_is_asked_again(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        await api.put(pod("a", "10.0.0.1"))
+        async with followed(source(kubeconfig)) as found:
+            await eventually(lambda: len(api.watches) == 1)
+            api.status = 403
+            await api.end_watches()
+            await eventually(lambda: found.source.error is not None)
+            assert "the Kubernetes API answers 403" in str(found.source.error)
+            assert found.sets == [found.sets[0]]
+            api.status = 200
+            await api.put(pod("b", "10.0.0.2"))
+            await eventually(lambda: found.urls == at(1, 2))
+            assert found.source.error is None
+
+
+async def test_an_error_within_a_watch_is_survived(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        await eventually(lambda: len(api.watches) == 1)
+        await api.fail(500, "etcd leader changed")
+        await eventually(lambda: len(api.lists) == 2)
+        await api.put(pod("a", "10.0.0.1"))
+        await eventually(lambda: found.urls == at(1))
+
+
+async def test_events_are_read_however_large_they_are_and_however_they_are_cut(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        await eventually(lambda: len(api.watches) == 1)
+        await api.put(pod("a", "10.0.0.1", annotations={"note": "x" * 300_000}))
+        await eventually(lambda: found.urls == at(1))
+        api.pieces_of = 7
+        await api.put(pod("b", "10.0.0.2"))
+        await eventually(lambda: found.urls == at(1, 2))
+
+
+async def test_changes_that_concern_no_member_are_not_told(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        await eventually(lambda: len(api.watches) == 1)
+        await api.put(pod("a", "10.0.0.1"))
+        await api.put(pod("a", "10.0.0.1", annotations={"note": "x"}))
+        await api.put(pod("b", "10.0.0.2"))
+        await eventually(lambda: found.urls == at(1, 2))
+        assert found.sets[0] == () and len(found.sets) == 3
+
+
+async def test_without_a_cluster_or_a_kubeconfig_the_source_says_so(tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ):
+        os.environ.pop("KUBERNETES_SERVICE_HOST", None)
+        async with followed(source(str(tmp_path / "missing"))) as found:
+            await eventually(lambda: found.source.error is not None)
+            assert found.sets == [] and "missing" in str(found.source.error)
