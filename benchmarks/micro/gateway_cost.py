@@ -272,7 +272,7 @@ def event_us(by: dict[tuple[Arm, Case], float], arm: Arm) -> float:
 
 
 def added_table(rows: Sequence[Added]) -> str:
-    """Microseconds that each gateway adds to an idle replica's answer."""
+    """Return the table of the microseconds that each gateway adds to an idle replica's answer."""
     lines = [f"{'us added':12} {'through':27} {'first byte p50':>14} {'p99':>6} {'end p50':>8} {'p99':>6}"]
     for row in rows:
         first = f"{row.first_byte_p50_us:14.0f} {row.first_byte_p99_us:6.0f}"
@@ -309,11 +309,13 @@ def version_of(router: Path | None) -> str | None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=24, help="of each kind, a round (default 24)")
-    parser.add_argument("--rounds", type=int, default=8, help="the cheapest counts (default 8)")
-    parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router, to be measured beside")
+    parser.add_argument("--requests", type=int, default=24, help="requests of each kind in a round (default: 24)")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds; the cheapest counts (default: 8)")
+    parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router; measures it too")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, not the tables")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the tables"
+    )
     return parser.parse_args()
 
 

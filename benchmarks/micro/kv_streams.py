@@ -58,7 +58,7 @@ class Publisher:
 
 @asynccontextmanager
 async def following(publisher: Publisher, count: int) -> AsyncIterator[list[KvEventStream]]:
-    """That many streams that follow the publisher."""
+    """Start `count` streams that follow the publisher."""
     streams = [KvEventStream(ReplicaId(f"r{i}"), publisher.endpoints) for i in range(count)]
 
     async def follow(stream: KvEventStream) -> None:
@@ -75,7 +75,7 @@ async def following(publisher: Publisher, count: int) -> AsyncIterator[list[KvEv
 
 
 async def idle(count: int) -> dict[str, float]:
-    """What that many quiet streams cost: share of a core, threads, files."""
+    """Return what quiet streams cost: share of a core, threads, files."""
     publisher = Publisher()
     async with following(publisher, count):
         await asyncio.sleep(SETTLE_S)
@@ -92,7 +92,7 @@ def num_entries(folder: str) -> int:
 
 
 def message(tokens: int, first_block: int) -> bytes:
-    """A message that stores this many tokens."""
+    """Return a message that stores this many tokens."""
     events = []
     for start in range(0, tokens, EVENT_TOKENS):
         ids = list(range(start, min(start + EVENT_TOKENS, tokens) // BLOCK * BLOCK))

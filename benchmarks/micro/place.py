@@ -1,9 +1,10 @@
 """How fast the global scheduler places requests, and how that grows.
 
-Everything is on (of E2: rebalancing, replication and prefill/decode balance), and everything a request causes is in
-the time: its placement, first token, end, the evictions that make room for it, and timers. The tokens are given. The
-traces have the sizes and sharing of Table 1 of the paper and go on without end: some prefixes are in use at a time,
-each for as many requests as the table says, then another takes its place. The garbage collector is set as in a gateway.
+Everything is on (of E2: rebalancing, replication and prefill/decode balance). The time includes all that a request
+causes: its placement, first token and end, the evictions that make room for it, and timers. It does not include making
+the tokens. The traces have the sizes and sharing of Table 1 of the paper and never end: some prefixes are in use at a
+time, each for as many requests as in the table; then a new one replaces it. The garbage collector is set as in a
+gateway.
 
     python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
     python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json result.json
@@ -298,16 +299,20 @@ def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--policy", choices=policy_names(), default=DEFAULT_POLICY, metavar="NAME", help="default: e2")
-    parser.add_argument("--trace", choices=SHAPES, action="append", help="default: both")
-    parser.add_argument("--replicas", type=int, action="append", help="default: 4, 64 and 400")
-    parser.add_argument("--requests", type=int, action="append", help="default: 5000")
+    parser.add_argument(
+        "--policy", choices=policy_names(), default=DEFAULT_POLICY, metavar="NAME", help="the policy (default: e2)"
+    )
+    parser.add_argument("--trace", choices=SHAPES, action="append", help="the trace; repeatable (default: both)")
+    parser.add_argument(
+        "--replicas", type=int, action="append", help="the number of replicas; repeatable (default: 4, 64 and 400)"
+    )
+    parser.add_argument("--requests", type=int, action="append", help="requests of a run; repeatable (default: 5000)")
     parser.add_argument("--evictions", choices=("belief", "events"), default="belief")
-    parser.add_argument("--budget-mib", type=float, default=256.0, help="of the index (default 256)")
+    parser.add_argument("--budget-mib", type=float, default=256.0, help="memory budget of the index (default: 256)")
     parser.add_argument("--memory", action="store_true", help="measure the index's memory instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the table"
+        "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the table"
     )
     arguments = parser.parse_args()
     freeze_gc()

@@ -1,8 +1,8 @@
 """How fast the simulator runs: eight replicas near saturation, E2 with everything on, one core.
 
-Short answers, conversations with long answers, and prompts of ten thousand tokens: what costs differs. Told are the
-simulated seconds for each second of the processor, and the processor's time for each iteration and request. The
-workloads are made before the clock starts; the garbage collector is set as in `preble simulate`.
+Short answers, conversations with long answers, and prompts of ten thousand tokens cost time in different places. The
+result is the simulated seconds per CPU second, and the CPU time per iteration and request. The workloads are made
+before the clock starts; the garbage collector is set as in `preble simulate`.
 
     python benchmarks/micro/simulate.py                                   # all three, three runs each
     python benchmarks/micro/simulate.py --workload toolbench --rps 45 --requests 20000 --json result.json
@@ -81,13 +81,13 @@ def measure(source: str, rps: float, args: argparse.Namespace) -> Row:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workload", help="name or trace file; all three if not given")
-    parser.add_argument("--rps", type=float, help="requests a second, where --workload is given")
+    parser.add_argument("--workload", help="name or trace file (default: all three)")
+    parser.add_argument("--rps", type=float, help="requests a second, with --workload")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--policy", default="e2")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", type=int, default=3, help="the fastest counts")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each workload; the fastest counts")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the text"
     )

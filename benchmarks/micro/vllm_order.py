@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=100)
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the numbers; - for stdout, in place of the table"
+        "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the table"
     )
     args = parser.parse_args()
     from preble.cli.output import STDOUT, write_json

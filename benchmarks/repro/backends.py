@@ -162,7 +162,7 @@ def _gain(backends: Sequence[Backend], name: str, number: tuple[str, str]) -> fl
 
 
 def known_results() -> list[Backend]:
-    """Raises: FileNotFoundError: nobody has measured it."""
+    """Raises: FileNotFoundError: it was not measured yet."""
     return msgspec.json.decode(PATH.read_bytes(), type=list[Backend])
 
 
@@ -171,7 +171,7 @@ def runs_of(backends: Sequence[Backend]) -> list[Run]:
 
 
 def keep(backend: Backend) -> None:
-    """In place of what was known of that engine."""
+    """Replace the results of that engine."""
     others = [one for one in (known_results() if PATH.exists() else []) if one.engine != backend.engine]
     ordered = sorted([*others, backend], key=lambda one: list(TITLES).index(one.engine))
     PATH.write_bytes(msgspec.json.format(msgspec.json.encode(ordered)))
@@ -179,8 +179,8 @@ def keep(backend: Backend) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Real engines under each policy.")
-    parser.add_argument("--engine", choices=ENGINES, help="only this one")
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="of each run")
+    parser.add_argument("--engine", choices=ENGINES, help="only this engine")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--draw", action="store_true", help="fill in the page from the results that are there")
     options = parser.parse_args()

@@ -139,7 +139,7 @@ async def run(way: str, handler: Handler, *, guarded: bool) -> Run:
         gateway = await stack.enter_async_context(serving(gateway_config(urls, guarded=guarded)))
         while any(ReplicaId(url) not in gateway.serving.replicas for url in urls):  # noqa: ASYNC110 (a test of its own)
             await asyncio.sleep(0.05)
-        # Clients give up in the end, so that a hang that nobody notices is a failure.
+        # Clients give up after a while, so that a hang counts as a failure.
         timeout = aiohttp.ClientTimeout(total=60.0)
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url, timeout=timeout))
         times = await _load(http, stream=way in STREAMED)

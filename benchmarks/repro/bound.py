@@ -1,10 +1,10 @@
 """The bound: `preble` is never worse than least load by more than 5 %, whatever the workload or the mishap.
 
-Least load knows no cache and nothing of costs, so nobody should have to go back to it. Every sharing level from none to
-97 %, 2 to 32 replicas, caches that hold half or nothing, bursts, replicas that come and go, a cost profile that is
-wrong by a factor of two, and output lengths reported wrong by a factor of four: each is simulated under both policies,
-with the same requests, at a rate that least load carries with ease and at one near its capacity. Where latencies near
-its capacity hold the bound, so does capacity.
+Least load knows neither caches nor costs, so no user should have a reason to go back to it. Every sharing level from
+none to 97 %, 2 to 32 replicas, caches that hold half or nothing, bursts, replicas that come and go, a cost profile
+that is wrong by a factor of two, and output lengths reported wrong by a factor of four: each is simulated under both
+policies, with the same requests, at a rate that least load carries with ease and at one near its capacity. Where
+latencies near its capacity hold the bound, so does capacity.
 
     python benchmarks/repro/bound.py                        # all cases; status 1 if the bound is broken
     python benchmarks/repro/bound.py on-off lost --json result.json
@@ -55,7 +55,7 @@ MIXED = "toolbench:0.3+unshared:0.7"
 
 @dataclass(frozen=True)
 class Told:
-    """What the scheduler believes that is not so: times of the profile and output lengths, multiplied."""
+    """What is wrong in the scheduler's knowledge: factors on the profile's times and on output lengths."""
 
     times: CostFactors = field(default_factory=CostFactors)
     outputs: float = 1.0
@@ -85,7 +85,7 @@ class Case:
 
 
 def misled(name: str, source: str, capacity_rps: float) -> Iterator[Case]:
-    """The scheduler is wrong about the same workload in every way."""
+    """Cases of one workload, each with another error in the scheduler's knowledge."""
     wrongs = {
         "slow": Told(CostFactors(2.0, 2.0)),
         "fast": Told(CostFactors(0.5, 0.5)),
@@ -174,7 +174,7 @@ NUMBERS: MappingProxyType[str, Callable[[Summary], float]] = MappingProxyType(
 
 
 class Known(NamedTuple):
-    """A bound that is known to be broken: up to which ratio, and why."""
+    """A bound that is known to be broken: the largest ratio allowed, and the reason."""
 
     limit: float
     reason: str
@@ -281,7 +281,7 @@ def values(result: Result) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(CASES)}")
-    parser.add_argument("--json", type=Path, help="write the result there")
+    parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--draw", action="store_true", help="only fill in the page from the kept result")
     options = parser.parse_args()
     if options.draw:

@@ -89,9 +89,9 @@ def trace(requests: int, rps: float, seed: int) -> Workload:
 
 @asynccontextmanager
 async def replicas(engine: EngineName, log_dir: Path) -> AsyncIterator[list[ReplicaProcess]]:
-    """Replicas that are ready and have computed something, each on a core of its own where there are as many.
+    """Start replicas that are ready and have computed something, each on a core of its own if there are enough.
 
-    They and this process go before all others on the machine, where that is allowed.
+    They and this process get priority over all others on the machine, where that is allowed.
     """
     go_first(os.getpid())
     options = LaunchOptions(
@@ -128,9 +128,9 @@ def _engine_args(engine: EngineName) -> tuple[str, ...]:
 
 
 def go_first(pid: int) -> bool:
-    """Have a process, and what it starts from now on, go before all others on this machine; False where it does not.
+    """Give a process, and those that it starts later, priority over all others on this machine. False if that failed.
 
-    Who starts us with a priority of their own (`nice -n 10 python ...`) keeps it, for all processes.
+    A priority with which this script was started (`nice -n 10 python ...`) stays, for all processes.
     """
     priority = os.getpriority(os.PRIO_PROCESS, 0) or HIGHEST_PRIORITY
     session = Path(f"/proc/{pid}/autogroup")  # Linux shares the processor between sessions first, where it does so
@@ -158,7 +158,7 @@ async def _up(replica: ReplicaProcess) -> None:
 
 
 async def empty_caches(engine: EngineName, urls: Sequence[str]) -> None:
-    """Nothing is cached any more, and events say so: an engine sends them with its next step."""
+    """Empty all caches. The engine sends the events with its next step."""
     path = "/flush_cache" if engine == "sglang" else "/reset_prefix_cache"
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         for url in urls:
@@ -168,7 +168,7 @@ async def empty_caches(engine: EngineName, urls: Sequence[str]) -> None:
 
 
 async def measurements(url: str, seed: int, *, quick: bool = False) -> Measurements:
-    """What `preble profile` measures of this replica."""
+    """Return what `preble profile` measures of this replica."""
     engine = connect(url)
     try:
         measuring = Measuring(
@@ -193,7 +193,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def disturbed(self) -> float:
-        """The share of a core that was taken from it."""
+        """Return the share of a core that other work took from it."""
         return 0.0 if self.went_first else self.busy["others"]
 
 

@@ -210,8 +210,8 @@ def run(case: Case) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CASE")
-    parser.add_argument("--list", action="store_true", help="the names of the cases")
-    parser.add_argument("--draw", action="store_true", help="only fill in and draw what is there")
+    parser.add_argument("--list", action="store_true", help="list the names of the cases")
+    parser.add_argument("--draw", action="store_true", help="only fill in the pages and draw from the kept results")
     options = parser.parse_args()
     if unknown := set(options.names) - set(CASES) - set(EXTRAS):
         parser.error(f"there is no case {', '.join(sorted(unknown))}; --list shows them")

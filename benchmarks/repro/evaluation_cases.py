@@ -233,7 +233,7 @@ def _fleets() -> Iterator[Case]:
 
 
 def _caches() -> Iterator[Case]:
-    """Caches that hold everything, half or nothing of what is shared, every policy."""
+    """Caches that hold all, half or nothing of the shared prefixes, every policy."""
 
     def case(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
         return Case(name, title, "caches", source, requests, rates, seeds=SEEDS[:2], **other)

@@ -1,6 +1,6 @@
 """What docs/bursts.md shows beside the comparisons: the oracle's bounds, and latencies around a replica's loss.
 
-Each is made at one of the rates of its case, with all of its seeds; what is kept already is not made again.
+Each is computed at one of the rates of its case, with all of its seeds. Kept results are not computed again.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def simulated(order: QueueOrder, seed: int, load: Workload) -> list[RequestRecor
 async def measure_all(engine: str, rounds: int) -> Results:
     """Each order has a replica of its own, and all get the same load at the same time.
 
-    One after the other would leave each to what else the machine does meanwhile. So they share it evenly.
+    One after the other, each would run beside different other work on the machine; this way they share it evenly.
     """
     case, arms, runs = CASES[engine], ARMS[engine], []
     async with AsyncExitStack() as stack:
@@ -281,10 +281,10 @@ def results_of(engine: str) -> Results:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Hits and misses in the queue of one replica.")
     parser.add_argument("--engine", choices=ENGINES, default="simulator")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each order is measured on replicas")
-    parser.add_argument("--draw", action="store_true", help="draw from the results that are there")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each order on replicas")
+    parser.add_argument("--draw", action="store_true", help="draw from the kept results")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write them there too; - for stdout, in place of the table"
+        "--json", type=Path, metavar="FILE", help="also write the results to FILE; - for stdout, instead of the table"
     )
     options = parser.parse_args()
     if not options.draw:

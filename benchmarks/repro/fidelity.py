@@ -206,7 +206,7 @@ def taken_share(measured: Measured) -> float:
 
 
 def slower(profile: CostProfile, factor: float) -> CostProfile:
-    """Everything takes `factor` times as long."""
+    """Return the profile with every time multiplied by `factor`."""
     return replace(
         profile,
         prefill_points=tuple((tokens, factor * seconds) for tokens, seconds in profile.prefill_points),
@@ -437,10 +437,10 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The same trace on real replicas and in the simulator.")
     parser.add_argument("--engine", choices=ENGINES, default="vllm")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second")
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="at each rate")
-    parser.add_argument("--quick", action="store_true", help="a rough profile, and only print the results")
-    parser.add_argument("--again", action="store_true", help="keep what was measured before, and show means")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="rates, in requests a second")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="requests at each rate")
+    parser.add_argument("--quick", action="store_true", help="measure a rough profile, and only print the results")
+    parser.add_argument("--again", action="store_true", help="keep earlier measurements, and show means")
     parser.add_argument("--simulate", action="store_true", help="simulate again, for the kept measurements")
     parser.add_argument("--draw", action="store_true", help="fill in the page from the results that are there")
     options = parser.parse_args()

@@ -128,10 +128,10 @@ def processor_time_s(pid: int | None) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--policy", choices=POLICIES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this workload; repeatable")
+    parser.add_argument("--policy", choices=POLICIES, action="append", help="only this policy; repeatable")
     parser.add_argument("--simulate", action="store_true", help="only simulate")
-    parser.add_argument("--draw", action="store_true", help="only fill in and draw what is there")
+    parser.add_argument("--draw", action="store_true", help="only fill in the page and draw from the kept results")
     options = parser.parse_args()
     results = known_results()
     if options.draw:

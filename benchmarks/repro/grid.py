@@ -313,10 +313,10 @@ def draw_page() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="BEGINNING", help="cells whose names begin so")
-    parser.add_argument("--full", action="store_true", help="refine what the screen found")
+    parser.add_argument("--only", default="", metavar="BEGINNING", help="only cells whose names begin with this")
+    parser.add_argument("--full", action="store_true", help="refine the results of the screen")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--draw", action="store_true", help="only fill in and draw what is there")
+    parser.add_argument("--draw", action="store_true", help="only fill in the page and draw from the kept results")
     options = parser.parse_args()
     cells = [cell for name, cell in CELLS.items() if name.startswith(options.only)]
     if options.list:

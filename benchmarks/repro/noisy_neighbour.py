@@ -153,7 +153,7 @@ def simulated(how: str, seed: int) -> tuple[Run, TTFTs]:
     steady, flood = tenants(case, seed)
     workload = mixed("tenants", [steady] if how == "alone" else [steady, flood])
     profile = load_profile(case.profile)
-    # Everybody waits for as long as it takes, so that all runs serve the same requests.
+    # Requests wait as long as it takes, so that all runs serve the same requests.
     patient = QueueSettings(max_waiting=10**6, max_wait_s=1e9)
     admission = Admission(CostModel(profile), patient) if how == "in turns" else None
     config = SimConfig(profile=profile, replicas=case.replicas)

@@ -89,7 +89,7 @@ CASES = {
 class Part:
     """`preble` with some of its terms only: each is multiplied by 0 or 1. M is E2's.
 
-    A class of its own, for a plain one cannot inherit from a compiled one.
+    It is a class of its own, since a plain class cannot inherit from a compiled one.
     """
 
     name = "preble"

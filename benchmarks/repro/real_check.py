@@ -274,7 +274,7 @@ def values(results: Results | None) -> dict[str, str]:
 
 
 def known_results() -> Results | None:
-    """None: nobody has measured it."""
+    """Return the kept results, None if there are none."""
     return msgspec.json.decode(PATH.read_bytes(), type=Results) if PATH.exists() else None
 
 
@@ -284,8 +284,8 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="search and turns together")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each policy")
+    parser.add_argument("--minutes", type=float, default=30.0, help="minutes of search and turns together")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds: one turn of each policy in each")
     parser.add_argument("--try", dest="tried", action="store_true", help="only print the results")
     parser.add_argument("--draw", action="store_true", help="fill in the page from the results that are there")
     options = parser.parse_args()

@@ -304,7 +304,9 @@ def set_up(recipe: EngineRecipe, root: Path, with_model: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="+", choices=sorted(RECIPES), metavar="ENGINE", help="vllm, sglang")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where environments go (default: .engines)")
+    parser.add_argument(
+        "--root", type=Path, default=DEFAULT_ROOT, help="folder for the environments (default: .engines)"
+    )
     parser.add_argument("--no-model", action="store_true", help="do not make the tiny model")
     args = parser.parse_args(argv)
     try:
