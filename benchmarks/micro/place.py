@@ -97,13 +97,14 @@ def prompts(shape: Shape, seed: int) -> Iterator[PackedTokens]:
 class EngineCache:
     """The seam of the benchmark: a replica's block cache, LRU, which says what it stores and evicts. Not timed."""
 
-    def __init__(self, replica_id: ReplicaId, capacity_tokens: int) -> None:
+    def __init__(self, replica_id: ReplicaId, capacity_tokens: int, block: int) -> None:
         self.replica_id = replica_id
-        self.capacity = capacity_tokens // BLOCK
+        self.block = block
+        self.capacity = capacity_tokens // block
         self.blocks: OrderedDict[int, None] = OrderedDict()
 
     def run(self, prompt: PackedTokens) -> tuple[BlocksStored | None, BlocksEvicted | None]:
-        size = BLOCK * TOKEN_BYTES
+        size = self.block * TOKEN_BYTES
         hashes: list[int] = []
         parent = 0
         for start in range(0, len(prompt) // size * size, size):
@@ -116,7 +117,7 @@ class EngineCache:
         gone = [self.blocks.popitem(last=False)[0] for _ in range(max(0, len(self.blocks) - self.capacity))]
         fresh = tuple(hashes[known:])
         tokens = PackedTokens(prompt[known * size : len(hashes) * size])
-        stored = BlocksStored(self.replica_id, fresh, hashes[known - 1] if known else None, tokens, BLOCK)
+        stored = BlocksStored(self.replica_id, fresh, hashes[known - 1] if known else None, tokens, self.block)
         return (stored if fresh else None), (BlocksEvicted(self.replica_id, tuple(gone)) if gone else None)
 
 
@@ -172,6 +173,7 @@ class Run:
         seed: int,
         *,
         policy: str = DEFAULT_POLICY,
+        block: int = BLOCK,
     ) -> None:
         self.shape, self.trace, self.num_requests, self.evictions = SHAPES[trace], trace, requests, evictions
         self.budget_mib = budget_mib
@@ -182,8 +184,8 @@ class Run:
         names = [ReplicaId(f"replica-{i}") for i in range(replicas)]
         reports = evictions == "events"
         for name in names:
-            self.scheduler.add_replica(ReplicaSpec(name, profile.kv_capacity_tokens, None, BLOCK, reports), 0.0)
-        self.engines = {name: EngineCache(name, profile.kv_capacity_tokens) for name in names} if reports else {}
+            self.scheduler.add_replica(ReplicaSpec(name, profile.kv_capacity_tokens, None, block, reports), 0.0)
+        self.engines = {name: EngineCache(name, profile.kv_capacity_tokens, block) for name in names} if reports else {}
         self.clock = Clock()
         self.due: list[tuple[float, int, RequestId]] = []
         self.next_timer: float | None = None
@@ -282,14 +284,15 @@ def row(r: Result) -> str:
     )
 
 
-def traced_bytes_per_packed_byte(trace: str, seed: int) -> tuple[float, float]:
+def traced_bytes_per_packed_byte(trace: str, seed: int, evictions: str, block: int) -> tuple[float, float]:
     """The index's memory as the interpreter counts it and as the scheduler does, by packed token bytes; 4 replicas."""
-    run = Run(trace, 4, 3000, "belief", 4096.0, seed)
+    run = Run(trace, 4, 3000 if block == BLOCK else 600, evictions, 4096.0, seed, block=block)
     tracemalloc.start()
     before = tracemalloc.take_snapshot()
     run.measure()
     run.due.clear()
     del run.prompts
+    run.engines.clear()
     core = [tracemalloc.Filter(True, "*/core/prefixes/*.py")]
     grown = tracemalloc.take_snapshot().filter_traces(core).compare_to(before.filter_traces(core), "filename")
     tracemalloc.stop()
@@ -309,6 +312,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, action="append", help="requests of a run; repeatable (default: 5000)")
     parser.add_argument("--evictions", choices=("belief", "events"), default="belief")
     parser.add_argument("--budget-mib", type=float, default=256.0, help="memory budget of the index (default: 256)")
+    parser.add_argument("--block-size", type=int, default=BLOCK, metavar="TOKENS", help="of the replicas (default: 16)")
     parser.add_argument("--memory", action="store_true", help="measure the index's memory instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -321,7 +325,9 @@ def main() -> None:
         if global_scheduler.__file__.endswith(".so"):
             parser.error("--memory counts what Python's allocator was asked for: run it on the plain core (.venv)")
         for trace in traces:
-            measured, counted = traced_bytes_per_packed_byte(trace, arguments.seed)
+            measured, counted = traced_bytes_per_packed_byte(
+                trace, arguments.seed, arguments.evictions, arguments.block_size
+            )
             print(f"{trace}: {measured:.2f} bytes in memory a packed token byte, {counted:.2f} as counted")
         return
     results = [
@@ -333,6 +339,7 @@ def main() -> None:
             arguments.budget_mib,
             arguments.seed,
             policy=arguments.policy,
+            block=arguments.block_size,
         ).measure()
         for trace in traces
         for requests in arguments.requests or [5000]
