@@ -9,7 +9,6 @@ import pytest
 from preble.compare import CompareResult
 from preble.metrics.capacity import Bound
 from preble.metrics.steady import Verdict
-from preble.sim.bound import steady_rate
 from support.scripts import script
 
 
@@ -62,11 +61,11 @@ def test_what_is_carried_was_judged_in_steady_state(results: dict[str, CompareRe
 
 
 def test_nobody_carries_more_than_is_possible_for_ever(grid: ModuleType, results: dict[str, CompareResult]) -> None:
-    name = "map-100-0.5-4"
-    [best, *_] = results[name].standings
-    cell = next(cell for cell in results[name].plan.cells({name: [10.0]}))
-    most = steady_rate(cell.workload.make(), cell.config, patience_s=grid.SLO.ttft_p99_s)
-    assert best.capacity_rps.mean <= most
+    pages = script("benchmarks/repro/grid_page.py")
+    bounds = {name: pages.bound_rps(grid.CELLS[name]) for name in results if name.startswith("map")}
+    assert bounds
+    for name, most in bounds.items():
+        assert most is not None and max(pages.capacities(results[name]).values()) <= most, name
 
 
 def test_the_seeds_are_others_than_those_that_the_policy_was_chosen_on(results: dict[str, CompareResult]) -> None:
