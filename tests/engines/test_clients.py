@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
+import zmq.asyncio
 from aiohttp import web
 
 from preble.core.types import CacheCleared, ReplicaId
 from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect
+from preble.engines.adapter import EngineLoad
+from preble.engines.commands import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
 from preble.engines.vllm import VllmEngine, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
 from support.kv_publisher import ScriptedPublisher, stored
+from support.waiting import eventually
 
 MODELS = {"data": [{"id": "sql", "parent": "base"}, {"id": "base", "max_model_len": 4096}]}
 METRICS = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="32",num_gpu_blocks="65"} 1.0\n'
@@ -280,11 +286,36 @@ async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:
         assert loads is not None
 
 
-@pytest.mark.parametrize("source", [{}, {"load_endpoint_port_base": 5559, "dp_size": 2}], ids=["off", "two ranks"])
-async def test_sglang_without_a_load_of_its_own_pushes_none(source: Any) -> None:
-    async with client_of(sglang(**source), "sglang") as client:
+async def test_sglang_without_a_load_of_its_own_pushes_none() -> None:
+    async with client_of(sglang(dp_size=2), "sglang") as client:
         await client.probe()
         assert client.loads() is None and all(rank.loads() is None for rank in client.ranks())
+
+
+async def test_each_rank_of_sglang_pushes_its_own_load() -> None:
+    first, second = free_ports(2)
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as busy, context.socket(zmq.PUB) as idle:
+        idle.bind(f"tcp://127.0.0.1:{first}")
+        busy.bind(f"tcp://127.0.0.1:{second}")
+        async with client_of(sglang(dp_size=2, load_endpoint_port_base=first), "sglang") as client:
+            await client.probe()
+            loads = [rank.loads() for rank in client.ranks()]
+            told: list[EngineLoad | None] = [None, None]
+
+            async def follow(rank: int) -> None:
+                async for load in loads[rank] or ():  # type: ignore[union-attr]
+                    told[rank] = load
+
+            async def both_are_told() -> bool:
+                for socket, running in ((idle, 0), (busy, 7)):
+                    stat = msgspec.msgpack.encode(["LoadStat", running, 0, 0])
+                    await socket.send_multipart([b"load", bytes(8), stat])
+                return told == [EngineLoad(0, 0, 0), EngineLoad(7, 0, 0)]
+
+            following = [asyncio.create_task(follow(rank)) for rank in range(2)]
+            await eventually(both_are_told, "each rank's load is its own")
+            for task in following:
+                task.cancel()
 
 
 async def test_each_rank_of_sglang_publishes_at_the_port_after_the_one_before() -> None:

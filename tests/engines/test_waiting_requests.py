@@ -23,6 +23,9 @@ BLOCKER_TOKENS = 600
 ATTEMPTS = 5
 """At having a queue before a blocker has all its output; a machine that is too busy for the first is not for all."""
 
+WORK_S = 600.0
+"""Patience with an engine that must compute thousands of tokens first, on a machine that does other work."""
+
 HITS = 12
 Blocker = asyncio.Task[tuple[int, bytes]]
 T = TypeVar("T")
@@ -153,16 +156,20 @@ async def test_preempted_requests_get_all_their_tokens(replica: Replica) -> None
 
 
 async def test_a_client_that_leaves_its_preempted_requests_leaves_nothing_behind(replica: Replica) -> None:
-    before = await replica.num_preempted()
-    request = asyncio.create_task(replica.generate([prompt_of(10 + i, LONG_PROMPT) for i in range(2)], LONG_OUTPUT))
+    async def leaves_a_preempted_one() -> bool:
+        """False if both had ended before their preemption could be seen."""
+        before = await replica.num_preempted()
+        request = asyncio.create_task(replica.generate([prompt_of(10 + i, LONG_PROMPT) for i in range(2)], LONG_OUTPUT))
 
-    async def one_is_preempted() -> bool:
-        return await replica.num_preempted() > before or request.done()
+        async def one_is_preempted() -> bool:
+            return await replica.num_preempted() > before or request.done()
 
-    await eventually(one_is_preempted, "one is preempted")
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
+        await eventually(one_is_preempted, "one is preempted", WORK_S)
+        left = request.cancel()
+        await asyncio.wait([request])
+        return left
+
+    await eventually(leaves_a_preempted_one, "a preempted one is left", WORK_S)
     await replica.emptied()
 
 
@@ -182,14 +189,14 @@ async def test_120_requests_with_preemptions_and_disconnects_leave_nothing(repli
         return await replica.runs(2) or await replica.num_preempted() > before
 
     async def some_wait() -> bool:
-        return await replica.num_waiting() >= 40
+        return await replica.num_waiting() > 0
 
     async with asyncio.TaskGroup() as tasks:
         requests = [tasks.create_task(two_long(0))]
-        await eventually(two_run, "the long ones run")
+        await eventually(two_run, "the long ones run", WORK_S)
         requests += [tasks.create_task(short(number)) for number in range(2, 118)]
         requests += [tasks.create_task(two_long(118))]
-        await eventually(some_wait, "some wait")
+        await eventually(some_wait, "some wait", WORK_S)
         num_cancelled = sum(request.cancel() for request in requests[5::9])
     answered = [request.result() for request in requests if not request.cancelled()]
     assert num_cancelled > 0

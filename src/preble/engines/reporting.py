@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import structlog
 
 from preble.core.types import KvEvent, ReplicaId
-from preble.engines.adapter import Engine, EngineInfo, EngineResponse, ModelNames
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse, ModelNames
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream
 from preble.engines.openai import OpenAIEngine
@@ -69,6 +69,13 @@ class ReportingEngine(OpenAIEngine):
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         return self._streams.follow(self._endpoints[0]) if self._endpoints else None
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        return self.loads_of(0)
+
+    def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
+        """The load that a rank reports, as `loads`."""
+        return None
 
     def resync_kv_events(self) -> None:
         self._streams.resync()
@@ -146,6 +153,9 @@ class RankEngine(Engine):
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         endpoints = self._server.endpoints_of(self.rank or 0)
         return None if endpoints is None else self.streams.follow(endpoints)
+
+    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+        return self._server.loads_of(self.rank or 0)
 
     def resync_kv_events(self) -> None:
         self.streams.resync()

@@ -68,6 +68,7 @@ class SglangEngine(ReportingEngine):
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
         self._load_endpoints: KvEventEndpoints | None = None
+        """Of its first rank."""
         self._load_streams: list[LoadStream] = []
 
     @classmethod
@@ -114,7 +115,7 @@ class SglangEngine(ReportingEngine):
 
     def _load_endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
         """Where its load is: in the same framing as KV events, without a past. Raises: EngineProtocolError."""
-        if source is None or source.load_endpoint_port_base is None or source.dp_size != 1:
+        if source is None or source.load_endpoint_port_base is None:
             return None
         return self._at(source.endpoint_host, source.load_endpoint_port_base, None, source.load_topic)
 
@@ -133,10 +134,10 @@ class SglangEngine(ReportingEngine):
             return self.http.send(path, body, headers)
         return AbortableExchange(self.http, self.http.send(path, named, headers), request_id)
 
-    def loads(self) -> AsyncIterator[EngineLoad | None] | None:
+    def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
         if self._load_endpoints is None:
             return None
-        stream = LoadStream(self.replica_id, self._load_endpoints)
+        stream = LoadStream(self.replica_id, self._load_endpoints.of_rank(rank))
         self._load_streams = [*(other for other in self._load_streams if not other.closed), stream]
         return stream.loads()
 
