@@ -65,7 +65,8 @@ class Case:
 SIMULATED = Case("a100-mistral-7b", 4, 70.0, 40.0, 15.0, 5.0, 6000)
 GATEWAY = Case("a100x2-llama-3-70b", 2, 2.5, 1.0, 160.0, 40.0, 800)
 SLOWER = 4.0
-"""How many times slower than the profile the emulated replicas are, so that a busy machine can keep their time."""
+"""How many times slower than the profile the emulated replicas are, so that a busy machine can keep their time. All
+times of the queue are as much longer."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -206,7 +207,12 @@ async def through_gateway(how: str, seed: int, folder: Path) -> tuple[Run, TTFTs
             port=0,
             parity=ParityConfig(enabled=False),
             auth=AuthConfig(keys_file=str(keys)),
-            queue=QueueConfig(enabled=how == "in turns", max_wait_s=1e6),
+            queue=QueueConfig(
+                enabled=how == "in turns",
+                depth_s=SLOWER * QueueConfig().depth_s,
+                credit_s=SLOWER * QueueConfig().credit_s,
+                max_wait_s=1e6,
+            ),
         )
         gateway = await stack.enter_async_context(serving(config))
         while any(ReplicaId(url) not in gateway.serving.replicas for url in fleet.urls):  # noqa: ASYNC110

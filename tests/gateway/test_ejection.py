@@ -91,6 +91,22 @@ async def test_a_replica_that_hangs_is_ejected_and_what_waits_there_moves(serve:
         assert (await standings(gateway))[fakes[0].url] == "ejected"
 
 
+async def test_whole_answers_move_when_a_probe_finds_that_their_replica_still_hangs(serve: Serve) -> None:
+    often = EjectionConfig(stall_s=0.3, first_out_s=0.1, longest_out_s=0.1)
+    async with replicas(4) as fakes, serve(fakes, ejection=often) as gateway:
+        breaks(fakes[0], hang)
+        whole = [asyncio.create_task(gateway.complete(prompt=f"w{number}")) for number in range(4)]
+        await eventually(lambda: fakes[0].running == 1)
+        streams: list[asyncio.Task[int]] = []
+        async with asyncio.timeout(60.0):
+            while not all(task.done() for task in whole):
+                streams.append(asyncio.create_task(streamed(gateway)))
+                await asyncio.sleep(0.02)
+        assert {(await task)[0] for task in whole} == {200}
+        fakes[0].gate.set()
+        await asyncio.gather(*streams)
+
+
 async def test_answers_that_come_whole_are_not_moved_however_long_they_take(serve: Serve) -> None:
     async with replicas(2) as fakes, serve(fakes, ejection=QUICK) as gateway:
         for fake in fakes:

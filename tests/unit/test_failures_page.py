@@ -35,6 +35,14 @@ def test_the_figures_are_those_of_the_kept_result() -> None:
     assert all(failed <= 0.02 * 200 for failed, _, _ in default), "the bar"
 
 
+def test_the_figures_of_restarts_are_those_of_the_kept_result_and_nothing_was_lost() -> None:
+    kept = msgspec.json.decode((ROOT / "benchmarks" / "results" / "restarts.json").read_bytes())
+    figures = (kept["requests"], kept["streams"], kept["restarts"], len(kept["lost"]))
+    times = (f"{kept['p99_s']} s", f"{kept['slowest_s']} s")
+    assert "| " + " | ".join(map(str, (*figures, *times))) + " |" in PAGE
+    assert (kept["lost"], kept["restarts"], set(kept["statuses"])) == ([], 5, {0}), "the bar"
+
+
 def test_the_figures_of_the_flood_are_those_of_the_kept_result() -> None:
     runs = msgspec.json.decode((ROOT / "benchmarks" / "results" / "noisy_neighbour.json").read_bytes())
     row = r"^\| (simulated|gateway) \| ([\w ]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| (\d+) \|$"

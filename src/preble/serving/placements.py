@@ -87,10 +87,10 @@ class Placements:
             placed.on_lost(reason, silent_since)
 
     def eject_outliers(self) -> None:
-        """Eject replicas that are slow or begin no answer, and move streams that wait there.
+        """Eject replicas that are slow or begin no answer, and move requests that wait there.
 
-        To be called every second or so. Requests whose answers come whole stay: they may be nearly done, and those that
-        hang time out.
+        To be called every second or so. Requests whose answers come whole stay the first time, since they may be nearly
+        done; they move when the replica has been tried again and still begins no answer.
         """
         now = asyncio.get_running_loop().time()
         last_heard: dict[ReplicaId, float] = {}
@@ -99,9 +99,10 @@ class Placements:
                 replica_id = placed.placement.replica_id
                 last_heard[replica_id] = max(heard_at, last_heard.get(replica_id, heard_at))
         stalled = self.ejection.check(last_heard, now)
+        hangs = {replica_id for replica_id in stalled if self.ejection.times_ejected(replica_id) > 1}
         for placed in list(self.in_flight.values()):
-            waits = placed._streams and placed.heard_at() is None
-            if waits and placed.placement.replica_id in stalled and placed.on_lost is not None:
+            moves = placed.placement.replica_id in (stalled if placed._streams else hangs)
+            if moves and placed.heard_at() is None and placed.on_lost is not None:
                 placed.on_lost("it begins no answer", now)
 
 
@@ -113,8 +114,8 @@ class Placed:
     `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
     leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
     is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
-    if the request streams and the replica is ejected because it begins no answer. `heard_at`: asked now and then, when
-    anything of the answer last came, by the event loop's clock; None for nothing yet.
+    if the replica is ejected because it begins no answer; if the answer comes whole, the second time. `heard_at`: asked
+    now and then, when anything of the answer last came, by the event loop's clock; None for nothing yet.
     """
 
     __slots__ = (

@@ -78,7 +78,7 @@ class Turns:
         )
         self._limits.charge(caller, tokens, self._loop.time())
         try:
-            if not (caller.tenant and self._config.enabled):
+            if not self._takes_turns(caller):
                 return place()
             return await self._place_in_turn(request, parsed, place)
         except (PrebleError, asyncio.CancelledError):
@@ -109,6 +109,9 @@ class Turns:
         except asyncio.CancelledError:
             self._give_up(request.request_id, future)
             raise
+
+    def _takes_turns(self, caller: Caller) -> bool:
+        return bool(caller.tenant) and self._config.enabled
 
     def _give_up(self, request_id: RequestId, future: asyncio.Future[Placed]) -> None:
         """The client has gone: it may have been placed in this very moment."""
@@ -141,7 +144,8 @@ class Turns:
         self._call_up()
 
     def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None:
-        self._admission.placed(placement, caller.tenant, self._loop.time(), told=streams)
+        if self._takes_turns(caller):
+            self._admission.placed(placement, caller.tenant, self._loop.time(), told=streams)
 
     def first_token(self, request_id: RequestId) -> None:
         self._admission.begun(request_id)

@@ -4,8 +4,9 @@ A replica that fails fast looks idle, so every policy would send it more and mor
 and never going back; a callback reports changes.
 
 Only a streamed answer shows when it begins, so only those make a replica slow or silent. Of an answer that comes whole,
-nothing comes until it is complete, however well the replica does. A replica that hangs and has no other requests is
-found when they time out (`timeouts.first_byte_s`), which counts as failures.
+nothing comes until it is complete, however well the replica does. Those move when a streamed probe gets no answer
+either. A replica that hangs and has no streamed requests is found when the others time out (`timeouts.first_byte_s`),
+which counts as failures.
 """
 
 from __future__ import annotations
@@ -137,6 +138,10 @@ class EjectionTable:
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Raises: KeyError: it is not in the rotation."""
         return self._replicas[replica_id].standing
+
+    def times_ejected(self, replica_id: ReplicaId) -> int:
+        """How often in a row, without a long good time between. Raises: KeyError: it is not in the rotation."""
+        return self._replicas[replica_id].num_ejections
 
     def avoided(self, now: float) -> frozenset[ReplicaId]:
         """Replicas that get no request now: ejected, at their one probe, or not to be asked before a time they gave.
