@@ -13,6 +13,7 @@ from chaos.clients import TENANTS, Clients, Questions
 from chaos.run import Plan, run
 from chaos.script import KINDS
 from preble.engines.emulator.tokenizer import BuiltinTokenizer
+from support.web_app import listening
 
 EMULATED = "chaos-0"
 
@@ -49,13 +50,6 @@ async def test_clients_notice_answers_that_are_wrong_or_cut_short(says: str, end
 
     app = web.Application()
     app.router.add_post("/v1/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with Clients(url, {TENANTS[0]: "key"}, questions, [EMULATED]) as clients:
-            assert await clients.ask(question) == end
-            assert [cut.replica for cut in clients.tally.cuts] == ([EMULATED] if end == "lost" else [])
-    finally:
-        await runner.cleanup()
+    async with listening(app) as url, Clients(url, {TENANTS[0]: "key"}, questions, [EMULATED]) as clients:
+        assert await clients.ask(question) == end
+        assert [cut.replica for cut in clients.tally.cuts] == ([EMULATED] if end == "lost" else [])

@@ -24,6 +24,7 @@ from preble.engines.vllm import VllmEngine, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
 from support.kv_publisher import ScriptedPublisher, stored
 from support.waiting import eventually
+from support.web_app import listening
 
 MODELS = {"data": [{"id": "sql", "parent": "base"}, {"id": "base", "max_model_len": 4096}]}
 METRICS = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="32",num_gpu_blocks="65"} 1.0\n'
@@ -58,14 +59,8 @@ async def url_of(answers: Mapping[str, Any]) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", respond)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 @asynccontextmanager

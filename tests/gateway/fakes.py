@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -113,10 +113,19 @@ class FakeReplica:
             self.running -= 1
 
 
+AnyFake = TypeVar("AnyFake", bound=FakeReplica)
+
+
 @asynccontextmanager
 async def replicas(count: int, **options: Any) -> AsyncIterator[list[FakeReplica]]:
     """`count` fake replicas, stopped at the end."""
-    fakes = [FakeReplica(**options) for _ in range(count)]
+    async with running([FakeReplica(**options) for _ in range(count)]) as fakes:
+        yield fakes
+
+
+@asynccontextmanager
+async def running(fakes: list[AnyFake]) -> AsyncIterator[list[AnyFake]]:
+    """Start them; stop them at the end."""
     try:
         for fake in fakes:
             await fake.start()

@@ -22,6 +22,7 @@ from preble.engines import Engine, HttpClient, connect, registry
 from preble.errors import ConfigError
 from preble.gateway.server import serving
 from support.waiting import eventually
+from support.web_app import listening
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "own-engine.md"
 
@@ -56,11 +57,8 @@ async def server() -> AsyncIterator[str]:
     app.router.add_get("/about", about)
     app.router.add_get("/ping", ping)
     app.router.add_post("/api/v1/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 async def answered(url: str, engine: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import FakeReplica, die_before, rubbish, status
+from gateway.fakes import FakeReplica, die_before, rubbish, running, status
 from preble.cli import cli
 from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
@@ -72,17 +72,8 @@ def agreement(one: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-@asynccontextmanager
-async def caching(count: int = 1) -> AsyncIterator[list[CachingReplica]]:
-    fakes = [CachingReplica() for _ in range(count)]
-    try:
-        for fake in fakes:
-            await fake.start()
-        yield fakes
-    finally:
-        for fake in fakes:
-            fake.gate.set()
-            await fake.stop()
+def caching(count: int = 1) -> AbstractAsyncContextManager[list[CachingReplica]]:
+    return running([CachingReplica() for _ in range(count)])
 
 
 @pytest.fixture

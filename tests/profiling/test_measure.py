@@ -25,6 +25,7 @@ from preble.errors import ConfigError, EngineProtocolError, EngineRefused, Prebl
 from preble.profiles import load_profile, profile_json
 from preble.profiling import Measurements, fit_profile
 from preble.profiling.measure import Measuring
+from support.web_app import listening
 
 
 async def measure(url: str, **options: Any) -> tuple[Measurements, int, int]:
@@ -115,14 +116,8 @@ async def server(answer: Answer, max_model_len: int | None = 512) -> AsyncIterat
 
     app = web.Application()
     app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 def exactly(body: dict[str, Any]) -> tuple[int, str]:

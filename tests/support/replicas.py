@@ -66,11 +66,10 @@ def require(program: Path, engine: str) -> None:
     pytest.skip(reason)
 
 
-@contextmanager
-def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
-    """Start one replica, stop it."""
-    options = LaunchOptions(
-        engine="sglang",
+def _options(engine: str, executable: Path, log_dir: Path, **others: Any) -> LaunchOptions:
+    """One replica of the tiny model."""
+    return LaunchOptions(
+        engine=engine,
         replicas=1,
         threads=1,
         log_dir=log_dir,
@@ -78,10 +77,16 @@ def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
         served_model_name=MODEL_NAME,
         kv_tokens=KV_TOKENS,
         max_model_len=MAX_MODEL_LEN,
-        executable=SGLANG,
+        executable=executable,
         ready_timeout_s=READY_TIMEOUT_S,
-        extra_args=("--max-running-requests", str(PLACES)),
+        **others,
     )
+
+
+@contextmanager
+def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
+    """Start one replica, stop it."""
+    options = _options("sglang", SGLANG, log_dir, extra_args=("--max-running-requests", str(PLACES)))
     with mock.patch.dict(os.environ, PREBLE_QUEUE_ORDER="groups"):
         fleet = Fleet(options)
     with running(fleet) as loop:
@@ -143,20 +148,7 @@ class VllmPair(RunningReplicas):
 @contextmanager
 def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
-    options = LaunchOptions(
-        engine="vllm",
-        replicas=1,
-        threads=1,
-        log_dir=log_dir,
-        model=str(TINY_MODEL),
-        served_model_name=MODEL_NAME,
-        kv_tokens=KV_TOKENS,
-        max_model_len=MAX_MODEL_LEN,
-        device="cpu",
-        executable=VLLM,
-        dev_endpoints=True,
-        ready_timeout_s=READY_TIMEOUT_S,
-    )
+    options = _options("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
     plain = Fleet(options)
     with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=WITH_PREBLE))
     with running(plain, with_preble) as loop:
