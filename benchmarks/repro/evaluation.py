@@ -2,7 +2,7 @@
 
     python benchmarks/repro/evaluation.py                      # what is not there yet (hours; see --list)
     python benchmarks/repro/evaluation.py toolbench video      # these cases
-    python benchmarks/repro/evaluation.py bounds loss          # the oracle's bounds; latencies around a loss
+    python benchmarks/repro/evaluation.py bounds loss          # the bounds; latencies around a loss
     python benchmarks/repro/evaluation.py --list
     python benchmarks/repro/evaluation.py --draw               # fill in the pages from the results that are there
 

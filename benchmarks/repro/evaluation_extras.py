@@ -1,4 +1,4 @@
-"""What docs/bursts.md shows beside the comparisons: the oracle's bounds, and latencies around a replica's loss.
+"""What docs/bursts.md shows beside the comparisons: the bounds, and latencies around a replica's loss.
 
 Each is computed at one of the rates of its case, with all of its seeds. Kept results are not computed again.
 """

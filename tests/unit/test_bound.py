@@ -1,4 +1,4 @@
-"""The oracle: bounds worked by hand, and that nothing in the simulator ever beats them; what the clairvoyant places."""
+"""The bounds: worked by hand, and nothing in the simulator ever beats them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,10 @@ class StickyUntilSaturated:
     replica caches that much, keep all. Then the least w + prompt tokens not cached there.
 
     Defaults: `affinity` 0.80 of the prompt, `max_penalty_s` 18 s, `prefill_tokens_per_s` 15,928 (measured by llm-d for
-    Qwen3-32B on two H100: calibrate it to your own). Source: llm-d 0.10, optimized baseline.
-    Theirs ignores the filter at random now and then, to explore; that is left out.
+    Qwen3-32B on two H100: calibrate it to your own). Source: llm-d-router 0.10.0, prefixcacheaffinity/plugin.go and
+    tokenload/token_load.go under pkg/epp/framework/plugins/scheduling. Theirs can ignore the filter at random, to
+    explore (`explorationProbability`, 0 by default since 0.9.0); of a request that is not streamed it counts the prompt
+    until the answer's end.
     """
 
     name = "sticky_until_saturated"
@@ -61,9 +63,12 @@ class LlmdBlend:
     all are equal. The rank spreads cold requests, those of which no replica has anything: 1 for the replica that got
     one longest ago or never, 0 for the one that got the last; all have 0.5 where the request is not cold.
 
-    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2, `lru_weight` 2. Source: llm-d before 0.10. Theirs
-    polls w and the KV usage from the engines, so they are late; here both are current. KV usage counts prompts in
-    flight only, and is 0 where the size of the cache is unknown. A candidate's score is the negative sum.
+    Defaults: `prefix_weight` 3, `queue_weight` 2, `kv_weight` 2, `lru_weight` 2. Source: llm-d-router 0.10.0,
+    test/perf/config/router-configs/optimized-baseline.yaml; its scorers prefix, queuedepth, kvcacheutilization and
+    nohitlru are under pkg/epp/framework/plugins/scheduling/scorer. In July 2026 llm-d's guides moved to the filter.
+    Theirs polls w (the engine's own queue) and the KV usage from the engines, so they are late; here both are current.
+    KV usage counts prompts in flight only, and is 0 where the size of the cache is unknown. Replicas that never got a
+    cold request are equal here; theirs ranks them in the order of its list. A candidate's score is the negative sum.
     """
 
     name = "llmd_blend"

@@ -20,7 +20,7 @@ class SglangCacheAware:
     tokens.
 
     Defaults: `cache_threshold` 0.5 of the prompt (its command line later said 0.3), `balance_abs` 32 requests,
-    `balance_rel` 1.0001 (later 1.5). Source: SGLang v0.4, `cache_aware` policy.
+    `balance_rel` 1.0001 (later 1.5). Source: SGLang v0.4, sgl-router, `cache_aware` policy (RouterArgs).
     Theirs matches characters and measures trees in characters; of several replicas with the same match it takes any.
     """
 
@@ -96,8 +96,11 @@ class SlimRouter:
     E <= min E + `margin` compete; of them those with p - min p > `pressure_abs` and p > `pressure_rel` x min p are
     vetoed; then the least (E, p).
 
-    Defaults: `margin` 1024 tokens, `pressure_abs` 8192 tokens, `pressure_rel` 1.5. Source: SGLang's slim router, 2026.
-    Theirs breaks the last tie by the replica's id.
+    Defaults: `margin` 1024 tokens, `pressure_abs` 8192 tokens, `pressure_rel` 1.5. Source: SGLang's experimental
+    router, experimental/sgl-router, `cache_aware` policy, 2026. Theirs as of September 2026 (src/policies)
+    has `pressure_abs` 1024; only replicas that cache 1024 tokens or more compete, at most the best eight or 5 %,
+    and where there is none, the better of two random replicas gets the request. It breaks the last tie by the replica's
+    id.
     """
 
     name = "slim_router"
