@@ -145,7 +145,7 @@ class Gateway:
         self.config = config
         log.info("reloaded", keys=num_keys, changed=changed)
         if fixed := [key for key in changed if not is_changeable(key)]:
-            log.warning("restart_needed", settings=fixed, consequence="they stay as they were until then")
+            log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")
 
     def files(self) -> list[Path]:
         """Return the files that `reload` reads."""

@@ -57,7 +57,9 @@ class Dispatcher:
         now, started = self._loop.time(), time.perf_counter()
         others = self.replicas.not_serving(model)
         request = dataclasses.replace(request, model=self.replicas.base_model(others))
-        placement = self._chosen(request, others | self.replicas.held_back, now)
+        if held_back := self.replicas.held_back:
+            others |= held_back
+        placement = self._chosen(request, others, now)
         took_s = time.perf_counter() - started
         try:
             record = self._recent.placed(placement, now)

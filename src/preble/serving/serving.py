@@ -45,7 +45,8 @@ CONFIGURATION = "configuration"
 CHANGEABLE = frozenset(
     {
         *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
-        *("limits", "health", "ejection", "retries", "parity", "discovery", "auth"),
+        *("limits", "health", "ejection", "retries", "parity", "discovery"),
+        *("auth.api_keys", "auth.admin_keys", "auth.keys_file", "auth.metrics_need_key", "auth.forward_authorization"),
     }
 )
 """Settings, and sections, that a reload changes."""
@@ -99,6 +100,7 @@ class Serving:
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
         self.members = Members(placements, self._monitor, config.health)
         telemetry.registry.register(MembersCollector(self.members))
+        self._followed: object = None
         self._ejecting = asyncio.create_task(self._eject_outliers())
 
     @classmethod
@@ -135,7 +137,12 @@ class Serving:
         replicas = [self._with_engine(replica, config) for replica in config.replicas]
         self.members.check(replicas)
         self.members.wanted.set(CONFIGURATION, map(Member, replicas))
-        self.members.follow(sources)
+        followed = (config.groups, config.discovery, config.engine)
+        if followed == self._followed:  # else each change of a key would list all pods anew
+            self.members.reconcile()
+        else:
+            self._followed = followed
+            self.members.follow(sources)
 
     @staticmethod
     def _with_engine(replica: ReplicaConfig, config: GatewayConfig) -> ReplicaConfig:

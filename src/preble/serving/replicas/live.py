@@ -150,8 +150,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         return dataclasses.replace(info, spec=dataclasses.replace(info.spec, model=model))
 
     def engines_for(self, model: str | None) -> list[Engine]:
-        """Return the clients of the live replicas that serve `model`. Raises: UnknownModel."""
-        others = self.not_serving(model)
+        """Return the clients of the live replicas that take requests for `model`. Raises: UnknownModel."""
+        others = self.not_serving(model) | self.held_back
         return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
 
     def longest_prompt(self, model: str | None = None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -200,10 +201,11 @@ class Members:
         )
 
     def sources(self) -> list[SourceRow]:
-        """Return every source that is followed."""
-        merged = self.wanted.merged()
-        counts = [self.wanted.source_of(url) for url in merged]
-        return [SourceRow(name, counts.count(name), source.error) for name, (source, _) in self._sources.items()]
+        """Return every source that is followed or names a replica."""
+        counts = Counter(map(self.wanted.source_of, self.wanted.merged()))
+        errors = {name: source.error for name, (source, _) in self._sources.items()}
+        names = dict.fromkeys([*counts, *errors])
+        return [SourceRow(name, counts[name], errors.get(name)) for name in names if name is not None]
 
     async def close(self) -> None:
         """Leave every replica at once."""
