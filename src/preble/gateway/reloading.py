@@ -10,6 +10,8 @@ import structlog
 
 from preble.serving import CHANGEABLE
 
+Contents = list[bytes | None]
+
 _OFF_S = 60.0
 
 
@@ -23,20 +25,23 @@ def is_changeable(key: str) -> bool:
 
 
 async def watch_files(
-    files: Callable[[], Iterable[Path]], interval_s: Callable[[], float], on_change: Callable[[], object]
+    files: Callable[[], Iterable[Path]],
+    known: Contents,
+    interval_s: Callable[[], float],
+    on_change: Callable[[], object],
 ) -> None:
     """Call `on_change` when a file's contents have changed and then stayed the same for one interval. Never returns.
 
     Contents are compared, not times or names: that sees swapped links (Kubernetes ConfigMaps), network file systems and
     bind mounts, and no half-written file is taken for a whole one. `files`, `interval_s`: asked each time; an interval
-    of 0 turns the watch off.
+    of 0 turns the watch off. `known`: what they held when they were last read.
     """
-    known = last = await asyncio.to_thread(_contents, files())
+    last = known
     while True:
         await asyncio.sleep(interval_s() or _OFF_S)
         if not interval_s():
             continue
-        now = await asyncio.to_thread(_contents, files())
+        now = await asyncio.to_thread(contents, files())
         if now == last and now != known:
             known = now
             try:
@@ -46,8 +51,8 @@ async def watch_files(
         last = now
 
 
-def _contents(files: Iterable[Path]) -> list[bytes | None]:
-    """None for a file that cannot be read."""
+def contents(files: Iterable[Path]) -> Contents:
+    """Return what the files hold; None for one that cannot be read."""
     return [_content(file) for file in files]
 
 

@@ -22,7 +22,7 @@ from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import PROBES, App
-from preble.gateway.reloading import is_changeable, watch_files
+from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
 from preble.logs import LogLosses
 from preble.serving import Serving
 from preble.web.listening import inherited, listen, url_of
@@ -147,10 +147,14 @@ class Gateway:
         if fixed := [key for key in changed if not is_changeable(key)]:
             log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")
 
-    def files(self) -> list[Path]:
-        """Return the files that `reload` reads."""
-        named = (self._sources.path if self._sources is not None else None, self.config.auth.keys_file)
-        return [Path(file).expanduser() for file in named if file is not None]
+    async def follow_files(self, known: Contents) -> None:
+        """Reload whenever a file that `reload` reads has changed. Never returns. `known`: what they held when read."""
+        await watch_files(
+            lambda: files_of(self.config, self._sources),
+            known,
+            lambda: self.config.discovery.file_interval_s,
+            self.reload,
+        )
 
     @property
     def is_draining(self) -> bool:
@@ -168,6 +172,12 @@ class Gateway:
         self._server.force_exit = True
 
 
+def files_of(config: GatewayConfig, sources: ConfigSources | None) -> list[Path]:
+    """Return the files that a configuration comes from."""
+    named = (sources.path if sources is not None else None, config.auth.keys_file)
+    return [Path(file).expanduser() for file in named if file is not None]
+
+
 @asynccontextmanager
 async def serving(
     config: GatewayConfig,
@@ -183,6 +193,7 @@ async def serving(
     its file is watched. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
+    known = await asyncio.to_thread(contents, files_of(config, sources))  # before the start, which may take minutes
     started = await Serving.start(config, scheduler, log_losses=log_losses)
     try:
         app = App(config, started)
@@ -197,8 +208,7 @@ async def serving(
                 structlog.get_logger().info(
                     "listening", url=gateway.url, policy=config.policy, replicas=len(config.replicas)
                 )
-                watch = watch_files(gateway.files, lambda: gateway.config.discovery.file_interval_s, gateway.reload)
-                watching = asyncio.create_task(watch)
+                watching = asyncio.create_task(gateway.follow_files(known))
                 try:
                     yield gateway
                 finally:
