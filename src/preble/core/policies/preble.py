@@ -86,22 +86,22 @@ class Preble:
         again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
         prefill_s = {best: view.prefill_s(best)}
         pieces = self._paid_by_others(view, best, expected_tokens) if min(matched) < best else []
-        tokens, prefill = -1, 0.0
+        tokens, prefill, has_tiers = -1, 0.0, view.has_tiers
         for i, replica in enumerate(replicas):
             if matched[i] != tokens:  # neighbours mostly match alike
                 tokens = matched[i]
                 if tokens not in prefill_s:
                     prefill_s[tokens] = _prefill_s(view, tokens, pieces)
                 prefill = prefill_s[tokens]
-            own = (prefill + view.loading_s(replica)) * view.slowness(replica)
+            slowness = view.slowness(replica)
+            loading_s, loaded = (view.loading_s(replica), view.loaded_tokens(replica)) if has_tiers else (0.0, 0)
+            own = (prefill + loading_s) * slowness
             waiting = waiting_s[replica]
             together = min(expected_tokens * num_requests[replica], float(output_tokens[replica]))
-            loads.append(value * waiting + together_s * together * view.slowness(replica))
+            loads.append(value * waiting + together_s * together * slowness)
             delay = own * (value + num_requests[replica] + crowd * (waiting + own / 2))
             prefills.append(delay)
-            evictions.append(
-                0.0 if view.has_room(replica, tokens_to_come - tokens + view.loaded_tokens(replica)) else again * delay
-            )
+            evictions.append(0.0 if view.has_room(replica, tokens_to_come - tokens + loaded) else again * delay)
         return view.table(replicas, matched, load_s=loads, prefill_s=prefills, eviction_s=evictions)
 
     def _paid_by_others(self, view: ClusterView, best: int, output_tokens: float) -> list[tuple[int, int, float]]:

@@ -268,6 +268,11 @@ class ClusterView:
     def _held_on(self, replica: ReplicaIndex) -> int:
         return self._cluster.tiers.matched_on(replica, self._match, self._cluster.index.caches)
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether any replica has KV outside its engine's memory, which it would have to load."""
+        return bool(self._cluster.tiers)
+
     def loaded_tokens(self, replica: ReplicaIndex) -> int:
         """Tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
         return sum([tokens for _, tokens in self._loads(replica)])
