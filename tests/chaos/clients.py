@@ -26,7 +26,6 @@ TENANTS = ("alice", "bob", "carol")
 FLOOD, ADMIN = "flood", "admin"
 PREFIXES, PREFIX_TOKENS, VOCABULARY = 6, 96, 4000
 KEEP_ALIVE_S = 1.0
-"""Less than the gateway drains for, so that no idle connection outlives its gateway."""
 MOST_EXAMPLES = 20
 PATIENCE_S = 300.0
 
@@ -136,17 +135,25 @@ class Clients:
 
     async def __aenter__(self) -> Clients:
         self._stack = AsyncExitStack()
-        self._http = {}
-        for name, key in self._keys.items():
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            session = aiohttp.ClientSession(
-                self._url,
-                connector=connector,
-                headers={"x-api-key": key},
-                timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
-            )
-            self._http[name] = await self._stack.enter_async_context(session)
+        self.renew()
         return self
+
+    def renew(self) -> None:
+        """Use no connection again that is open now, as clients do when their gateway is about to end.
+
+        Otherwise a request could be sent in the moment in which the gateway closes its idle connection.
+        """
+        self._http = {name: self._session(key) for name, key in self._keys.items()}
+
+    def _session(self, key: str) -> aiohttp.ClientSession:
+        session = aiohttp.ClientSession(
+            self._url,
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            headers={"x-api-key": key},
+            timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
+        )
+        self._stack.push_async_callback(session.close)
+        return session
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()

@@ -174,7 +174,9 @@ class Faults:
         """A new gateway takes the socket over, then the old one drains and ends."""
         old = self._cluster.gateway
         self._cluster.gateway = await self._cluster.new_gateway()
-        await old.stop()
+        old.end()
+        self._clients.renew()
+        await old.ended()
         await self.all_back()
 
     # what the gateway says

@@ -132,9 +132,11 @@ class Gateway:
         _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Raises: AssertionError: it ended with an error."""
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
+
+    async def ended(self) -> None:
+        """Raises: AssertionError: it ended with an error."""
         assert await self.process.wait() == 0
 
 
@@ -165,7 +167,8 @@ class Cluster:
 
     async def _stop_all(self) -> None:
         if hasattr(self, "gateway") and self.gateway.process.returncode is None:
-            await self.gateway.stop(signal.SIGINT)
+            self.gateway.end(signal.SIGINT)
+            await self.gateway.ended()
         await asyncio.gather(*(replica.process.stop() for replica in self.replicas))
 
     def write_keys(self, keys: dict[str, str], *, broken: bool = False) -> None:
