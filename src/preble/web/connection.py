@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from preble.web.connection_limit import ConnectionLimit, Room
 from preble.web.http10 import UntilClose
-from preble.web.tcp import bytes_in_socket, is_reset
+from preble.web.tcp import bytes_in_socket, bytes_unread, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
@@ -27,6 +27,8 @@ HEAD_S = 60.0
 """How long a connection may last without a complete request head."""
 PROBE_HEAD_S = 2.0
 """The same where only a probe is answered."""
+LAST_HEAD_S = 2.0
+"""The same when the server ends."""
 SEND_S = 60.0
 """How long a client may read nothing of its answer (as in nginx). A slow client reads something."""
 FIRST_PROBE_S = 0.02
@@ -53,6 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
     _is_refused = False
     _room = Room.NONE
     _has_ended = False
+    _is_ending = False
     _probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -100,6 +103,19 @@ class BoundedConnection(HttpToolsProtocol):
         if self._in_head or not self._is_answering():
             self._arm()
 
+    def shutdown(self) -> None:
+        """End the connection: after the answer that runs, and after the request that its client has just sent.
+
+        A client that has just connected is sending its request, which would be lost with the connection.
+        """
+        self._is_ending = True
+        if self._is_answering() or not (self.cycle is None or bytes_unread(self.transport)):
+            super().shutdown()
+            return
+        self._disarm()
+        self.head_s = LAST_HEAD_S
+        self._arm()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_heads += 1
@@ -113,7 +129,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._wants_upgrade or self._refuse_bad_head():
             return
         super().on_headers_complete()
-        if self._room is Room.PROBES:
+        if self._room is Room.PROBES or self._is_ending:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]

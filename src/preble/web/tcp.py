@@ -21,13 +21,22 @@ def is_reset(transport: asyncio.Transport) -> bool:
 
 def bytes_in_socket(transport: asyncio.Transport) -> int:
     """Return the bytes that the system holds and the other end has not confirmed; 0 where the system does not say."""
+    return _ask("TIOCOUTQ", transport)
+
+
+def bytes_unread(transport: asyncio.Transport) -> int:
+    """Return the bytes that have arrived and were not read; 0 where the system does not say."""
+    return _ask("FIONREAD", transport)
+
+
+def _ask(what: str, transport: asyncio.Transport) -> int:
     if sys.platform == "win32":
         return 0
     import fcntl
     import termios
 
     try:
-        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), getattr(termios, what), bytes(4))
     except (OSError, ValueError):
         return 0
     return int.from_bytes(count, sys.byteorder)
