@@ -28,22 +28,22 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def table(result: Result) -> str:
-    """The result as lines of a name and a value."""
+def rows(result: Result) -> dict[str, str]:
+    """Return the values of a result by their names, in words."""
     before, after = result.last_idle
-    rows = {
+    return {
         "requests": f"{result.requests} in {result.seconds:.0f} s ({result.requests / result.seconds:.0f} a second)",
         "faults": f"{sum(result.faults.values())} of {len(result.faults)} kinds",
-        "ok": result.ends.get("ok", 0),
-        "left by the client": result.ends.get("left", 0),
-        "lost, begun on a failed replica": result.lost,
-        "lost otherwise": len(result.lost_otherwise),
-        "failed": result.failed,
-        "refused": result.refused,
-        "wrong answers": result.wrong,
+        "answered, as they had to be": str(result.ends.get("ok", 0)),
+        "left by the client": str(result.ends.get("left", 0)),
+        "lost: begun on a failing replica": str(result.lost),
+        "lost otherwise": str(len(result.lost_otherwise)),
+        "failed": str(result.failed),
+        "refused": str(result.refused),
+        "wrong answers": str(result.wrong),
         "the flood's": ", ".join(f"{number} {end}" for end, number in sorted(result.flood.items())) or "none",
-        "in flight afterwards": result.left_over or "none",
-        "gateways": after.generation,
+        "in flight afterwards": str(result.left_over or "none"),
+        "gateways, one after the other": str(after.generation),
         "memory, first gateway idle": f"{result.first_idle.memory_mb} MB",
         "memory, last gateway": f"{before.memory_mb} MB, idle at the end {after.memory_mb} MB",
         "open files": f"{result.first_idle.open_files}, at the end {after.open_files}",
@@ -51,7 +51,11 @@ def table(result: Result) -> str:
         "whole answer p50, p99": f"{result.whole_p50_s} s, {result.whole_p99_s} s",
         "sent late at most": f"{result.late_s} s",
     }
-    lines = [f"{name:34}{value}" for name, value in rows.items()]
+
+
+def table(result: Result) -> str:
+    """Return the rows as lines, with examples of what was bad."""
+    lines = [f"{name:34}{value}" for name, value in rows(result).items()]
     return "\n".join([*lines, *(f"  {example}" for example in result.examples)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -68,8 +69,12 @@ class Faults:
                 await self._send_rubbish()
             case "restart":
                 await self._restart()
+            case "guest":
+                await self._have_a_guest()
+            case "upgrade":
+                await self._upgrade(self._emulated(replica))
             case way:
-                await self._misbehave(replica, way)
+                await self._misbehave(self._emulated(replica), way)
 
     @asynccontextmanager
     async def _broken(self, replica: Replica) -> AsyncIterator[None]:
@@ -94,8 +99,6 @@ class Faults:
             replica.signal(signal.SIGCONT)
 
     async def _misbehave(self, replica: Replica, way: str) -> None:
-        if not replica.is_emulated:  # a real engine cannot be told to
-            replica = next(other for other in self._cluster.replicas if other.is_emulated)
         async with self._broken(replica):
             await replica.do(way)
             await self.served()
@@ -103,6 +106,38 @@ class Faults:
             await self.all_back()
         if way not in BREAKING:
             replica.spells.pop()
+
+    def _emulated(self, replica: Replica) -> Replica:
+        """A replica that can be told to do badly, and starts in seconds."""
+        return replica if replica.is_emulated else self._cluster.replicas[0]
+
+    async def _upgrade(self, replica: Replica) -> None:
+        """Drain, stop and start a replica, as an operator does: that costs no answer at all."""
+        await self._ask("POST", f"/replicas/drain?url={replica.url}")
+        await eventually(partial(self._has, replica, safe_to_remove=True), "nothing runs on the drained replica")
+        await replica.process.stop()
+        await self.served()
+        await replica.start()
+        await self._ask("POST", f"/replicas/undrain?url={replica.url}")
+        await self.all_back()
+
+    async def _have_a_guest(self) -> None:
+        """Add a replica by hand, and remove it again."""
+        guest = self._cluster.guest
+        await guest.start()
+        await self._ask("POST", "/replicas", {"url": guest.url})
+        await eventually(partial(self._has, guest, state="live"), "the replica that was added is up")
+        await self.served()
+        await self._ask("DELETE", f"/replicas?url={guest.url}")
+        await eventually(partial(self._has_gone, guest), "the replica that was removed is gone")
+        await guest.process.stop()
+
+    async def _has(self, replica: Replica, **fields: object) -> bool:
+        rows = {row["url"]: row for row in (await self._ask("GET", "/replicas"))["replicas"]}
+        return all(rows[replica.url][name] == value for name, value in fields.items())
+
+    async def _has_gone(self, replica: Replica) -> bool:
+        return all(row["url"] != replica.url for row in (await self._ask("GET", "/replicas"))["replicas"])
 
     async def served(self) -> None:
         """Wait until `hold` more requests have ended."""
@@ -114,7 +149,7 @@ class Faults:
         await eventually(self._are_all_in, "every replica comes back")
 
     async def _are_all_in(self) -> bool:
-        page = await self.page("/debug/replicas")
+        page = await self._ask("GET", "/debug/replicas")
         standings = [one["standing"] for one in page["replicas"]]
         return standings == ["in"] * len(self._cluster.replicas)
 
@@ -129,6 +164,7 @@ class Faults:
             lost = await self._lines_lost()
         finally:
             gateway.limit_files(None)
+            os.truncate(self._cluster.log, 0)  # as an operator makes room, and so that long runs need little
         assert all(now > before for now, before in zip(lost, lost_before, strict=True)), (
             "the disk was full, and no line was lost"
         )
@@ -181,18 +217,19 @@ class Faults:
 
     # what the gateway says
 
-    async def page(self, path: str) -> Any:
-        """Of the gateway, over a connection of its own, as the admin."""
+    async def _ask(self, method: str, path: str, body: object = None) -> Any:
+        """Ask the gateway over a connection of its own, as the admin."""
         headers = {"x-api-key": KEYS[ADMIN], "connection": "close"}
-        async with aiohttp.ClientSession(self._cluster.url, headers=headers) as http, http.get(path) as reply:
+        session = aiohttp.ClientSession(self._cluster.url, headers=headers)
+        async with session as http, http.request(method, path, json=body) as reply:
             raw = await reply.read()
-            assert reply.status == 200, (path, reply.status, raw)
+        assert reply.status < 300, (method, path, reply.status, raw)
         return raw.decode() if path == "/metrics" else msgspec.json.decode(raw)
 
     async def metrics(self) -> Mapping[str, float]:
         """The sums over all labels, by name."""
         sums: dict[str, float] = {}
-        for line in (await self.page("/metrics")).splitlines():
+        for line in (await self._ask("GET", "/metrics")).splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 name = name.partition("{")[0]

@@ -143,9 +143,11 @@ class Gateway:
 class Cluster:
     """Replicas, and one gateway after another on the same socket. An async context manager."""
 
-    def __init__(self, folder: Path, replicas: Sequence[Replica]) -> None:
-        self.folder, self.replicas = folder, replicas
+    def __init__(self, folder: Path, replicas: Sequence[Replica], guest: Replica) -> None:
+        """`guest`: a replica that is not configured and does not run at first."""
+        self.folder, self.replicas, self.guest = folder, replicas, guest
         self.keys_file = folder / "keys.toml"
+        self.log = folder / "gateway.log"
         self.num_gateways = 0
 
     async def __aenter__(self) -> Cluster:
@@ -169,7 +171,7 @@ class Cluster:
         if hasattr(self, "gateway") and self.gateway.process.returncode is None:
             self.gateway.end(signal.SIGINT)
             await self.gateway.ended()
-        await asyncio.gather(*(replica.process.stop() for replica in self.replicas))
+        await asyncio.gather(*(replica.process.stop() for replica in (*self.replicas, self.guest)))
 
     def write_keys(self, keys: dict[str, str], *, broken: bool = False) -> None:
         limits = {ADMIN: "admin = true", FLOOD: "prompts_at_once = 256"}
@@ -189,16 +191,16 @@ class Cluster:
             f"[timeouts]\ndrain_s = {DRAIN_S}\nconnect_s = {PATIENCE_S}\n"
             f"[health]\ncheck_interval_s = 1.0\ncheck_timeout_s = {PATIENCE_S}\nretry_min_s = 0.1\nretry_max_s = 0.5\n"
             "[ejection]\nfirst_out_s = 0.5\nlongest_out_s = 2.0\nstall_s = 4.0\n"
-            "[parity]\nenabled = false\n"
+            "[parity]\nenabled = false\n[decisions]\nlog_max_mib = 64\n"
         )
 
     async def new_gateway(self) -> Gateway:
         """Start one more on the socket; return once it takes requests."""
         self.num_gateways += 1
         log = self.folder / f"decisions-{self.num_gateways}.jsonl"
-        argv = ("-m", "preble", "serve", "--config", str(self.config_file))
+        argv = ("-m", "preble", "serve", "--config", str(self.config_file), "--log-format", "json")
         number = self._listener.fileno()
-        with (self.folder / "gateway.log").open("ab") as stderr:
+        with self.log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", ON_GIVEN_SOCKET, str(number), *argv),
                 stdout=asyncio.subprocess.PIPE,

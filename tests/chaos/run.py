@@ -100,10 +100,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 async def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> Result:
     """`folder`: for logs. Raises: AssertionError: a fault had no end, or the gateway ended."""
     tokenizer = TINY_MODEL if plan.vllm else None
-    fleet = [emulated(i, folder, plan.speed, tokenizer) for i in range(plan.replicas)] + real_vllm(plan.vllm, folder)
+    *fleet, guest = [emulated(i, folder, plan.speed, tokenizer) for i in range(plan.replicas + 1)]
+    names = [replica.name for replica in (*fleet, guest)]
+    fleet += real_vllm(plan.vllm, folder)
     questions = Questions(plan.seed, load_tokenizer(str(tokenizer) if tokenizer else None))
-    names = [replica.name for replica in fleet if replica.is_emulated]
-    async with Cluster(folder, fleet) as cluster, Clients(cluster.url, KEYS, questions, names) as clients:
+    async with Cluster(folder, fleet, guest) as cluster, Clients(cluster.url, KEYS, questions, names) as clients:
         return await Run(plan, cluster, clients, say).run()
 
 

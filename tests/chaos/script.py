@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 WAYS = ("500", "error", "garbage", "busy", "slow", "silent", "cut", "usage", "events", "unwell")
 """What `chaos.replica` does when it is told to."""
-TO_REPLICAS = ("kill", "stop", *WAYS)
-TO_GATEWAY = ("full disk", "reload", "flood", "hostile", "restart")
+TO_REPLICAS = ("kill", "stop", "upgrade", *WAYS)
+TO_GATEWAY = ("full disk", "reload", "flood", "hostile", "restart", "guest")
 KINDS = (*TO_REPLICAS, *TO_GATEWAY)
 
 
