@@ -25,7 +25,7 @@ from preble.gateway.app import PROBES, App
 from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
 from preble.logs import LogLosses
 from preble.serving import Serving
-from preble.web.listening import inherited, listen, url_of
+from preble.web.listening import inherited, is_open_to_network, listen, url_of
 from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
 
@@ -208,6 +208,12 @@ async def serving(
                 structlog.get_logger().info(
                     "listening", url=gateway.url, policy=config.policy, replicas=len(config.replicas)
                 )
+                if is_open_to_network(sock) and not app.keys.has_keys:
+                    structlog.get_logger().warning(
+                        "open_to_everyone",
+                        consequence="whoever reaches this address may ask, and see in /debug what others ask",
+                        hint="set auth.api_keys or auth.keys_file",
+                    )
                 watching = asyncio.create_task(gateway.follow_files(known))
                 try:
                     yield gateway

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_address
 
 from preble.errors import ConfigError
 
@@ -60,6 +61,13 @@ def inherited(environ: Mapping[str, str]) -> socket.socket | None:
         raise ConfigError(f"socket {_FIRST_INHERITED} does not listen; unset LISTEN_FDS")
     listener.setblocking(False)
     return listener
+
+
+def is_open_to_network(listener: socket.socket) -> bool:
+    """Return whether other machines can reach a listening socket, by its address."""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    return not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _remedy(error: OSError) -> str:
