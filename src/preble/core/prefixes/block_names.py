@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from struct import error, pack
 
 from preble.core.prefixes.cache_entry import NAME_BYTES, CacheEntry, IndexSize
 from preble.core.types import BlockHash
@@ -29,10 +30,12 @@ def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
     >>> len(pack_names([-(2**63), b"an engine's hash", 2**64 - 1]))
     12
     """
-    try:
-        return array("I", array("q", block_hashes).tobytes())[::2].tobytes()  # type: ignore[type-var]
-    except (OverflowError, TypeError):
-        return b"".join([_name(block_hash) for block_hash in block_hashes])
+    for kind in ("q", "Q"):  # vLLM's hashes have 64 bits without a sign, SGLang's with one
+        try:
+            return array("I", pack(f"{len(block_hashes)}{kind}", *block_hashes))[::2].tobytes()
+        except error:
+            continue
+    return b"".join([_name(block_hash) for block_hash in block_hashes])
 
 
 def kept_names(names: bytes, end: int, block_size: int) -> bytes:
