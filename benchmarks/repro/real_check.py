@@ -56,7 +56,7 @@ NEAR = 0.9
 """The rate as a part of what a policy completes at most: above it, queues of random arrivals grow for minutes."""
 
 TELLS_NOTHING = 1.5
-"""Where `preble` completes so many times what least load does, it is idle at least load's rate: then its own counts."""
+"""If `preble` completes this many times what least load does, it is idle at least load's rate: use its own rate."""
 
 WARM_SHARE = 1 / 3
 """Of a turn's requests: what they compute is more than the caches hold."""

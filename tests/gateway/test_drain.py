@@ -1,4 +1,4 @@
-"""A gateway that is told to stop serves on while load balancers notice, and a new one can take over its socket."""
+"""A gateway that gets SIGTERM serves on while load balancers notice, and a new one can take over its socket."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Subscription:
         return had_news
 
     async def take(self, on_rubbish: Callable[[], None]) -> Message | None:
-        """The next message that has arrived, None for no more. Calls `on_rubbish` for each that is no message."""
+        """Return the next message that has arrived, or None. Calls `on_rubbish` for each that cannot be decoded."""
         while _has_message(self._socket):
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if frames[0] != self._topic:

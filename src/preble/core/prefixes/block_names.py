@@ -5,8 +5,8 @@ follow one another, so their names are one string of bytes. Only the last name o
 enough for nearly all reports: engines evict a prompt from its end, and they store new blocks below the last one of a
 shared prefix, at whose end the tree was split when the request was placed. Other names are searched for.
 
-Of blocks of fewer than `NAMED_TOKENS` tokens not every one is named: only one in so many tokens, counted from the
-prompt's start, and the last one of a node. So pages of one token take no more memory than blocks of 16. An eviction
+Blocks of fewer than `NAMED_TOKENS` tokens do not all have names: only one in each `NAMED_TOKENS` tokens, counted from
+the prompt's start, and the last one of a node. So pages of one token take no more memory than blocks of 16. An eviction
 that begins between two names counts from the first of them on. A parent between two names is found by the prompt that
 was served there (`next_of`, `find_parent`).
 """
@@ -21,7 +21,7 @@ from preble.core.prefixes.cache_entry import NAME_BYTES, CacheEntry, IndexSize
 from preble.core.types import BlockHash
 
 NAMED_TOKENS = 16
-"""At least one block that ends within so many tokens has a name."""
+"""Of the blocks that end within this many tokens, at least one has a name."""
 
 
 def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:

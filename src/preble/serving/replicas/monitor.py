@@ -130,10 +130,10 @@ class ReplicaMonitor:
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
-                told = [group.create_task(self._take_in_events(replica.engine)) for replica in replicas]
-                told += [group.create_task(self._take_in_loads(replica)) for replica in replicas]
+                following = [group.create_task(self._take_in_events(replica.engine)) for replica in replicas]
+                following += [group.create_task(self._take_in_loads(replica)) for replica in replicas]
                 down = await self._until_down(replicas)
-                for task in told:
+                for task in following:
                     task.cancel()
         finally:
             self._live = []
@@ -145,16 +145,16 @@ class ReplicaMonitor:
     async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason is logged."""
         wait_s = self._health.retry_min_s
-        told: str | None = None
+        logged: str | None = None
         while True:
             try:
                 async with asyncio.timeout(self._health.check_timeout_s):
                     return await self._server.probe()
             except (EngineError, TimeoutError) as error:
                 self.waits_because = self.last_error = reason = _reason(error)
-                if reason != told:
+                if reason != logged:
                     self._log.warning("replica_waited_for", error=reason)
-                    told = reason
+                    logged = reason
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._health.retry_max_s)
 
