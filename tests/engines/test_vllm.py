@@ -50,6 +50,13 @@ async def test_a_chat_with_tools_is_answered(engine: Engine) -> None:
     assert status == 200, answer
 
 
+async def test_an_answer_of_a_given_form_is_answered(engine: Engine) -> None:
+    body = completion(max_tokens=8, ignore_eos=False, structured_outputs={"choice": ["yes", "no"]})
+    status, answer = await read(engine, body)
+    assert status == 200, answer
+    assert json.loads(answer)["choices"][0]["text"] in ("yes", "no")
+
+
 async def test_an_error_of_the_engine_is_passed_on_as_it_is(engine: Engine) -> None:
     status, body = await read(engine, completion(model="other"))
     assert status == 404

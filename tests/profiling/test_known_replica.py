@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from preble.core.costs.model import CostModel, CostProfile
-from preble.core.types import ReplicaId, ReplicaSpec, pack_tokens
+from preble.core.types import ReplicaId, ReplicaSpec, Tier, pack_tokens
 from preble.engines import EngineInfo
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.engine import EmulatedEngine, Prompt
@@ -32,9 +34,9 @@ class InProcess:
 
     replica_id, url = ReplicaId("emulated"), "none"
 
-    def __init__(self, profile: CostProfile, max_running: int) -> None:
+    def __init__(self, profile: CostProfile, max_running: int, **settings: Any) -> None:
         config = EmulatorConfig(
-            profile=profile.name, kv_tokens=KV_TOKENS, max_model_len=LONGEST, max_running=max_running
+            profile=profile.name, kv_tokens=KV_TOKENS, max_model_len=LONGEST, max_running=max_running, **settings
         )
         tokenizer = SimpleNamespace(output_ids=range(5000, 5037), output_pieces=["x"] * 37)
         self.emulated = EmulatedEngine(config, CostModel(profile), tokenizer, None)  # type: ignore[arg-type]
@@ -65,13 +67,15 @@ def event(data: dict[str, object]) -> bytes:
     return f"data: {json.dumps(data)}\n\n".encode()
 
 
-def fitted(profile: CostProfile, max_running: int = 256) -> tuple[Fit, tuple[str, ...]]:
+def fitted(
+    profile: CostProfile, max_running: int = 256, tier: Tier | None = None, **settings: Any
+) -> tuple[Fit, tuple[str, ...]]:
     """The fit, and the notes of the measurement."""
 
     async def measured() -> tuple[Fit, tuple[str, ...]]:
-        engine = InProcess(profile, max_running)
+        engine = InProcess(profile, max_running, **settings)
         computing = asyncio.create_task(engine.emulated.run())
-        measuring = Measuring(engine, machine="none", seed=7)  # type: ignore[arg-type]
+        measuring = Measuring(engine, machine="none", seed=7, tier=tier)  # type: ignore[arg-type]
         await measuring.prepare()
         measurements = await measuring.run()
         computing.cancel()
@@ -102,3 +106,24 @@ def test_a_replica_that_admits_nobody_beside_a_batch_is_reported() -> None:
     fit, notes = fitted(load_profile("tiny-cpu"), max_running=1)
     assert fit.profile.request_overhead_s == 0.0
     assert "no request could be timed beside a decoding batch, so what each costs counts as nothing" in notes
+
+
+def test_what_loading_from_the_hosts_memory_takes_is_found() -> None:
+    profile = replace(load_profile("tiny-cpu"), host_load_s_per_token=1e-5)
+    fit, notes = fitted(profile, tier=Tier.HOST, host_tokens=4 * KV_TOKENS)
+    assert notes == ()
+    assert fit.profile.host_load_s_per_token == pytest.approx(1e-5, rel=0.05)
+    assert fit.profile.store_load_s_per_token is None
+
+
+def test_what_loading_from_a_store_takes_is_found(tmp_path: Path) -> None:
+    profile = replace(load_profile("tiny-cpu"), store_load_s_per_token=3e-5)
+    fit, _ = fitted(profile, tier=Tier.STORE, store=str(tmp_path))
+    assert fit.profile.store_load_s_per_token == pytest.approx(3e-5, rel=0.05)
+    assert fit.profile.host_load_s_per_token is None
+
+
+def test_a_tier_from_which_nothing_is_loaded_is_reported() -> None:
+    fit, notes = fitted(load_profile("tiny-cpu"), tier=Tier.HOST)
+    assert fit.profile.host_load_s_per_token is None
+    assert any("nothing was loaded from the tier" in note for note in notes)

@@ -14,6 +14,7 @@ import click
 from preble.cli.options import POSITIVE, HttpUrl, api_key_option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
+from preble.core.types import Tier
 from preble.errors import ConfigError, EngineRefused
 from preble.logs import configure_logging
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 @click.option("--model", help="Model to ask for.  [default: the replica's base model]")
 @click.option("--max-tokens", type=POSITIVE, help="Longest sequence to measure.  [default: the replica's longest]")
 @click.option("--kv-tokens", type=POSITIVE, help="Size of its KV cache in tokens.  [default: from its metrics]")
+@click.option(
+    "--tier",
+    type=click.Choice([tier.value for tier in Tier]),
+    help="Measure how long KV is loaded from the host's memory or a store.  [default: do not]",
+)
 @click.option("--typical-batch", type=POSITIVE, help="Sequences that decode together in service.  [default: up to 16]")
 @click.option("--machine", metavar="TEXT", help="Hardware, kept with the profile.  [default: this processor]")
 @click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
@@ -71,7 +77,7 @@ def command(
 
 
 async def _measured(
-    *, url: str, api_key: str | None, machine: str | None, seed: int | None, **options: Any
+    *, url: str, api_key: str | None, machine: str | None, seed: int | None, tier: str | None, **options: Any
 ) -> Measurements:
     from preble.engines import connect
     from preble.profiling.measure import Measuring
@@ -79,7 +85,8 @@ async def _measured(
     server = connect(url, api_key=api_key)
     try:
         seed = SystemRandom().randrange(2**32) if seed is None else seed
-        measuring = Measuring(server, machine=machine or _machine_at(url), seed=seed, **options)
+        wanted = None if tier is None else Tier(tier)
+        measuring = Measuring(server, machine=machine or _machine_at(url), seed=seed, tier=wanted, **options)
         try:
             plan = await measuring.prepare()
         except EngineRefused as error:

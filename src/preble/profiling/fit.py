@@ -3,7 +3,7 @@
 Prefill without a cached prefix: an isotonic regression of the medians, reduced to the points that matter. What a cached
 prefix adds, and decoding: linear, with coefficients that are not negative, by least absolute relative deviation, so
 that one disturbed measurement does not bend them. A request's overhead: the median time, beyond these, by which
-requests delay a batch that decodes.
+requests delay a batch that decodes. Loading from a tier: the median time by which it delays a first token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from preble.core.costs.model import CostModel, CostProfile
+from preble.core.types import Tier
 from preble.errors import ConfigError
 from preble.profiling.least_deviation import isotonic, non_negative_fit
 from preble.profiling.measurements import (
@@ -115,7 +116,18 @@ def fit_profile(measurements: Measurements, *, name: str, source: str, typical_b
         typical_batch=typical_batch or min(TYPICAL_BATCH, max(times.num_sequences for times in measurements.decode)),
     )
     profile = replace(profile, request_overhead_s=_rounded(_request_overhead_s(measurements.admissions, profile)))
+    profile = _with_loading(profile, measurements)
     return Fit(profile, overhead_s, tuple(_compared(measurements, profile, overhead_s)))
+
+
+def _with_loading(profile: CostProfile, measurements: Measurements) -> CostProfile:
+    """Return it with the median time to load a token from the tier, where that was measured."""
+    if not measurements.loads:
+        return profile
+    rate_s = _rounded(max(median(times.per_token_s for times in measurements.loads), 0.0))
+    if measurements.tier is Tier.STORE:
+        return replace(profile, store_load_s_per_token=rate_s)
+    return replace(profile, host_load_s_per_token=rate_s)
 
 
 def _overhead_s(measurements: Measurements) -> float:

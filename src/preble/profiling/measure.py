@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
 
+from preble.core.types import Tier
 from preble.engines import EngineInfo, EngineServer
 from preble.errors import ConfigError, EngineProtocolError
 from preble.profiling.measurements import (
     NOISY_SPREAD,
     AdmissionTimes,
     DecodeTimes,
+    LoadTimes,
     Measurements,
     PrefillTimes,
     spread,
@@ -43,7 +45,8 @@ class Measuring:
     """One measurement of one replica.
 
     `max_tokens`: longest sequence to measure; `kv_tokens`: size of the KV cache; None for what the replica reports.
-    `model`: None takes the replica's base model. `machine`: what the replica runs on, in words.
+    `tier`: where it keeps KV besides its own memory, to measure how long loading takes. `model`: None takes the base
+    model. `machine`: what the replica runs on, in words.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Measuring:
         model: str | None = None,
         max_tokens: int | None = None,
         kv_tokens: int | None = None,
+        tier: Tier | None = None,
     ) -> None:
         self._server = server
         self._machine = machine
@@ -64,6 +68,7 @@ class Measuring:
         self._model = model
         self._max_tokens = max_tokens
         self._kv_tokens = kv_tokens
+        self._tier = tier
         self._random = Random(seed)
         self._notes: list[str] = []
 
@@ -85,7 +90,7 @@ class Measuring:
             raise ConfigError(f"{self._engine.url} does not report its longest sequence; give --max-tokens")
         if self._capacity is None:
             raise ConfigError(f"{self._engine.url} does not report the size of its KV cache; give --kv-tokens")
-        self._plan = make_plan(max_tokens, self._capacity, quick=self._quick)
+        self._plan = make_plan(max_tokens, self._capacity, quick=self._quick, loads=self._tier is not None)
         return self._plan
 
     async def run(self, on_step: OnStep = lambda: None) -> Measurements:
@@ -94,6 +99,7 @@ class Measuring:
         prefill = [*await self._prefill(on_step), *await self._behind(on_step)]
         decode = await self._decode(on_step)
         admissions = await self._admissions(on_step)
+        loads = await self._loads(on_step)
         assert self._capacity is not None
         return Measurements(
             date=datetime.now(UTC).date().isoformat(),
@@ -105,6 +111,8 @@ class Measuring:
             prefill=tuple(prefill),
             decode=tuple(decode),
             admissions=tuple(admissions),
+            tier=self._tier,
+            loads=tuple(loads),
             notes=tuple(self._notes),
         )
 
@@ -227,6 +235,34 @@ class Measuring:
             found.append(Burst(answers[0].sent_s, answers[-1].arrivals_s[-1], BURST))
             await asyncio.wait(batch, timeout=found[-1].seconds, return_when=asyncio.FIRST_COMPLETED)
         return found
+
+    async def _loads(self, on_step: OnStep) -> list[LoadTimes]:
+        """Measure prompts that other ones have driven out of the engine's memory, and again when they are back."""
+        found = []
+        for length in self._plan.loading:
+            pairs = []
+            for _ in range(self._plan.repetitions):
+                prompt = self._prompt(length)
+                await self._timer.ask(prompt, 1)
+                await self._drive_out()
+                loaded, resident = await self._timer.ask(prompt, 1), await self._timer.ask(prompt, 1)
+                if loaded.cached_tokens and loaded.cached_tokens == resident.cached_tokens:
+                    pairs.append((loaded, resident))
+                on_step()
+            if pairs:
+                tokens = pairs[0][0].cached_tokens or 0
+                times = [tuple(answer.ttft_s for answer in answers) for answers in zip(*pairs, strict=True)]
+                found.append(LoadTimes(tokens, *times))
+        if self._plan.loading and not found:
+            self._note("nothing was loaded from the tier: is it on, and larger than the KV cache?")
+        return found
+
+    async def _drive_out(self) -> None:
+        """Fill the engine's memory with other prompts."""
+        assert self._capacity is not None
+        length = self._plan.lengths[-1]
+        for _ in range(self._capacity // length + 1):
+            await self._timer.ask(self._prompt(length), 1)
 
     async def _ask_together(self, batch: int, context: int, tokens: int) -> list[TimedAnswer]:
         """Run all. Raises: EngineError: the first that failed; the others are aborted."""

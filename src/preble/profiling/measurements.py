@@ -7,6 +7,7 @@ from statistics import median, quantiles
 import msgspec
 
 from preble import __version__
+from preble.core.types import Tier
 
 NOISY_SPREAD = 0.15
 """Repetitions that spread more than this were disturbed."""
@@ -49,11 +50,25 @@ class AdmissionTimes(msgspec.Struct, frozen=True):
     seconds: tuple[float, ...]
 
 
+class LoadTimes(msgspec.Struct, frozen=True):
+    """Seconds to the first token of prompts that a tier held, `loaded_s`, and of the same ones a moment later, when the
+    engine's memory held them, `resident_s`. `tokens`: cached ones of each prompt."""
+
+    tokens: int
+    loaded_s: tuple[float, ...]
+    resident_s: tuple[float, ...]
+
+    @property
+    def per_token_s(self) -> float:
+        return (median(self.loaded_s) - median(self.resident_s)) / self.tokens
+
+
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All times of one replica.
 
     `over_http`: times include a request's way to the replica and back. `kv_capacity_tokens`: as the engine reports, or
-    as given. `seed`: of the random prompts. `notes`: what could not be measured and why.
+    as given. `tier`: from where `loads` were loaded. `seed`: of the random prompts. `notes`: what could not be measured
+    and why.
     """
 
     version: str = __version__
@@ -67,6 +82,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefill: tuple[PrefillTimes, ...]
     decode: tuple[DecodeTimes, ...]
     admissions: tuple[AdmissionTimes, ...] = ()
+    tier: Tier | None = None
+    loads: tuple[LoadTimes, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -60,7 +60,7 @@ ITERATIONS_A_REQUEST = 6
 class Plan:
     """`lengths`: prompts from nothing, in tokens. `behind`: (cached, new) tokens. `decode`: (sequences, prompt tokens
     of each). `decode_tokens`: iterations to time. `repetitions`: of every prefill. `admitting`: (sequences, output
-    tokens of each) that decode while bursts of other requests arrive.
+    tokens of each) that decode while bursts of other requests arrive. `loading`: tokens of prompts to load from a tier.
     """
 
     lengths: tuple[int, ...]
@@ -69,16 +69,19 @@ class Plan:
     decode_tokens: int
     repetitions: int
     admitting: tuple[tuple[int, int], ...]
+    loading: tuple[int, ...] = ()
 
     @property
     def num_steps(self) -> int:
         """Return the number of prefill requests and decode rounds, for progress."""
         prefills = self.repetitions * (len(self.lengths) + len(self.behind))
-        return prefills + len(self.decode) + len(self.admitting)
+        return prefills + len(self.decode) + len(self.admitting) + self.repetitions * len(self.loading)
 
 
-def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) -> Plan:
+def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False, loads: bool = False) -> Plan:
     """Return what to measure of a replica whose longest sequence, prompt and output, is `max_tokens`.
+
+    `loads`: whether also how long it loads KV from a tier.
 
     Raises: ConfigError: the replica is too small for a profile.
     """
@@ -98,6 +101,7 @@ def make_plan(max_tokens: int, kv_capacity_tokens: int, *, quick: bool = False) 
         decode_tokens=decode_tokens,
         repetitions=3 if quick else 5,
         admitting=_admitting(limit, kv_capacity_tokens, quick),
+        loading=(limit // 2, limit) if loads else (),
     )
 
 
