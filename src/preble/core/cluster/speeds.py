@@ -44,7 +44,9 @@ class ReplicaSpeeds:
     def note(self, replica: ReplicaIndex, measured_s: float, predicted_s: float, now: float) -> None:
         """Some work took `measured_s` on the replica, where the cost model predicts `predicted_s`. O(1)."""
         if measured_s > 0 and predicted_s > 0:
-            times = self._times.setdefault(replica, deque(maxlen=NUM_TIMES))
+            times = self._times.get(replica)
+            if times is None:
+                times = self._times[replica] = deque(maxlen=NUM_TIMES)
             times.append((now, measured_s / predicted_s))
 
     def note_prefill_done(self, replica: ReplicaIndex, predicted_s: float) -> None:

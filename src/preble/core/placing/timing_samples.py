@@ -46,7 +46,9 @@ class TimingSamples:
 
     def placed(self, entry: InFlightRequest) -> None:
         """The request is about to be counted on its replica."""
-        replica = self._replicas.setdefault(entry.replica, _Replica())
+        replica = self._replicas.get(entry.replica)
+        if replica is None:
+            replica = self._replicas[entry.replica] = _Replica()
         replica.num_placed += 1
         is_first = not self._table.waiting_prefill_tokens[entry.replica]
         entry.watch = Watch(replica.num_placed, self._table.num_decoding[entry.replica], is_first)

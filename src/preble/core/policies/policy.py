@@ -16,7 +16,7 @@ from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A policy's decision.
 
