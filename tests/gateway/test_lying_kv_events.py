@@ -30,7 +30,7 @@ class Scene:
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.now = 0.0
-        self.intake = Intake(LIAR)
+        self.intake = Intake(LIAR, reset_keeps_host=True)
         self.running: list[RequestId] = []
         self.scheduler = GlobalScheduler(
             make_policy(rng.choice(["e2", "preble"])),
