@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from heapq import heappop, heappush
+
 import pytest
 
 from preble.core.cluster.speeds import MEMORY_S, MIN_TIMES, ReplicaSpeeds
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
+from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.profiles import load_profile
 from preble.sim.config import SimConfig
 from preble.sim.result import SimResult
@@ -84,3 +91,35 @@ def test_of_four_replicas_one_that_is_ten_times_slower_gets_little() -> None:
     """The requests before anything was learned are among them; by its speed it is due 0.03."""
     requests = simulated(r0=0.1).summary.requests_per_replica
     assert requests["r0"] < 0.06 * sum(requests.values())
+
+
+def shares_of(policy: str, bad_until_s: float, until_s: float, counted_from_s: float) -> dict[str, float]:
+    """Three replicas, of which `r0` takes 20 times as long until `bad_until_s`; each one's share of the requests after
+    `counted_from_s`. Every replica computes one prompt of 100 ms after the other."""
+    profile = CostProfile("unit", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.001, 0.0, 0.0, 1_000_000)
+    made = GlobalScheduler(make_policy(policy), CostModel(profile))
+    for name in ("r0", "r1", "r2"):
+        made.add_replica(ReplicaSpec(ReplicaId(name)), 0.0)
+    free_at = dict.fromkeys(("r0", "r1", "r2"), 0.0)
+    due: list[tuple[float, RequestId]] = []
+    counts: Counter[str] = Counter()
+    for i in range(int(until_s * 4)):
+        now = i / 4
+        while due and due[0][0] <= now:
+            at, request_id = heappop(due)
+            made.on_first_token(request_id, at)
+            made.on_finish(request_id, 2, at)
+        made.on_timer(now)
+        request = Request.of(f"q{i}", range(i * 1000, i * 1000 + 1000))
+        replica = made.place(request, now).replica_id
+        free_at[replica] = max(free_at[replica], now) + (2.0 if replica == "r0" and now < bad_until_s else 0.1)
+        heappush(due, (free_at[replica], request.request_id))
+        counts[replica] += now >= counted_from_s
+    return {replica: counts[replica] / counts.total() for replica in free_at}
+
+
+@pytest.mark.parametrize("policy", ["preble", "e2"])
+def test_no_replica_is_starved_for_ever_by_a_bad_hour(policy: str) -> None:
+    assert shares_of(policy, bad_until_s=400.0, until_s=400.0, counted_from_s=200.0)["r0"] < 0.15
+    recovered_s = 400.0 + MEMORY_S
+    assert shares_of(policy, 400.0, recovered_s + 400.0, recovered_s + 200.0)["r0"] > 0.25
