@@ -31,7 +31,9 @@ class SchedulerState:
     """A scheduler at one moment. It does not change afterwards.
 
     `num_index_tokens`, `num_index_bytes`: tokens in the prefix trees, and the memory of the whole index, by count.
-    `num_unindexed`: prompts and reports so far that the index's memory budget had no room for.
+    `index_budget_bytes`: its memory budget, None for no limit. `enough_index_bytes`: about what it takes where the KV
+    caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
+    budget had no room for.
     `num_replicated_prefixes`: prefixes that rebalancing serves from replicas of its choice. `cost_factors`: by what
     live requests have corrected the cost profile; ones where it is not corrected. `replicas`: in the order of their
     indexes.
@@ -40,6 +42,8 @@ class SchedulerState:
     num_in_flight: int
     num_index_tokens: int
     num_index_bytes: int
+    index_budget_bytes: int | None
+    enough_index_bytes: int
     num_unindexed: int
     num_replicated_prefixes: int
     cost_factors: CostFactors

@@ -30,7 +30,9 @@ class Rotation:
         """Take a replica into the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
         replica_id = engine.replica_id
         info = self.replicas.with_base_model(info)
+        before = self.scheduler.snapshot()
         self.scheduler.add_replica(info.spec, self._loop.time())
+        self._telemetry.index_may_be_short(before, self.scheduler.snapshot())
         self.replicas.add(replica := LiveReplica(engine, info, suspect=suspect or asyncio.Event()))
         self._ejection.add(replica_id, info.models)
         self._timer.arm()

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
 from preble.logs import LogLosses
@@ -242,6 +243,14 @@ class Telemetry:
         if details.get("events"):
             self.events_arrive.labels(replica).set(1)
         self.log.info("replica_up", replica=replica, **details)
+
+    def index_may_be_short(self, before: SchedulerState, after: SchedulerState) -> None:
+        """A replica has joined. Warn if the caches can hold more now than the prefix index, and could not before."""
+        budget = after.index_budget_bytes
+        if budget is not None and before.enough_index_bytes <= budget < after.enough_index_bytes:
+            share = budget / after.enough_index_bytes
+            advice = f"scheduler.index_budget_mib: {-(-after.enough_index_bytes // 2**20)} is enough for all"
+            self.log.warning("index_budget_small", holds=f"{share:.0%} of what the replicas can cache", advice=advice)
 
     def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
         """A replica's token ids and cache were checked. `is_known`: the last check found the same."""
