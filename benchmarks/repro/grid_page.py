@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from grid import CELLS, REFINED, SCREEN, Cell
+from grid import CELLS, REFINED, SCREEN, SCREEN_LOADS, Cell
 
 from preble.compare import CompareResult, Run
 from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
@@ -22,6 +22,7 @@ OWN, BASE = "preble", "least_load"
 LEVEL = 0.02
 """Capacities that differ by less are level: the search's rates are 9 % apart, and what lies between is interpolated."""
 HARM = 1.05
+SLOW = 1.1
 CACHES = ((4.0, "all,\neach of them"), (1.0, "all,\ntogether"), (0.5, "half,\ntogether"), (0.1, "a tenth,\ntogether"))
 Results = Mapping[str, CompareResult]
 
@@ -42,20 +43,32 @@ def tables(results: Results) -> dict[str, Table | None]:
 
 def values(results: Results) -> dict[str, str]:
     """The numbers that sentences of the page quote, by the name of their markers."""
-    mapped = [results[cell.name] for cell in _known(results, "map")]
-    if not mapped:
-        return {}
-    leads = [lead(result) for result in mapped]
-    shares = [capacities(result)[BASE] / max(capacities(result).values()) for result in mapped]
-    return {
-        "value:map-cells": str(len(mapped)),
-        "value:map-first": str(sum(ahead >= LEVEL for ahead in leads)),
-        "value:map-level": str(sum(abs(ahead) < LEVEL for ahead in leads)),
-        "value:map-behind": str(sum(ahead <= -LEVEL for ahead in leads)),
-        "value:map-worst": f"{min(leads):+.0%}",
-        "value:map-best": f"{max(leads):+.0%}",
-        "value:map-baseline": f"{min(shares):.0%} to {max(shares):.0%}",
-    }
+    made = {name: value for group in ("map", "case") for name, value in _group_values(results, group)}
+    made["value:slower"] = "; ".join(slower(results)) or "nowhere"
+    for name, policy in (("own", OWN), ("sticky", "sticky_until_saturated")):
+        ratios = [
+            over_base(results[cell.name], cell, policy, number)
+            for cell in _known(results, "harm")
+            for number in (E2E_MEAN, E2E_P99)
+        ]
+        made |= {f"value:harm-{name}": f"{max(ratios):.2f}"} if ratios else {}
+    return made
+
+
+def _group_values(results: Results, group: str) -> Iterator[tuple[str, str]]:
+    """How `preble` compares with the best of the others in a group of cells, and the baseline with the best."""
+    found = [results[cell.name] for cell in _known(results, group)]
+    if not found:
+        return
+    leads = [lead(result) for result in found]
+    shares = [capacities(result)[BASE] / max(capacities(result).values()) for result in found]
+    yield f"value:{group}-cells", str(len(found))
+    yield f"value:{group}-first", str(sum(ahead >= LEVEL for ahead in leads))
+    yield f"value:{group}-level", str(sum(abs(ahead) < LEVEL for ahead in leads))
+    yield f"value:{group}-behind", str(sum(ahead <= -LEVEL for ahead in leads))
+    yield f"value:{group}-worst", f"{min(leads):+.0%}"
+    yield f"value:{group}-best", f"{max(leads):+.0%}"
+    yield f"value:{group}-baseline", f"{min(shares):.0%} to {max(shares):.0%}"
 
 
 def _known(results: Results, group: str) -> list[Cell]:
@@ -93,15 +106,16 @@ def capacity_table(results: Results, cells: Sequence[Cell]) -> Table:
             else ""
             for policy in policies
         )
-        most = "" if (rps := bound_rps(cell)) is None else significant(rps, 3)
-        return (cell.title, *told, most, first(results[cell.name]), f"{lead(results[cell.name]):+.0%}")
+        most = () if not has_bound else ("" if (rps := bound_rps(cell)) is None else significant(rps, 3),)
+        return (cell.title, *told, *most, first(results[cell.name]), f"{lead(results[cell.name]):+.0%}")
 
+    has_bound = any(bound_rps(cell) is not None for cell in cells)
+    explained = " Bound: what no policy carries if nobody waits longer than that." if has_bound else ""
     return Table(
-        ("case", *policies, "bound", "first", f"{OWN} against the best other"),
+        ("case", *policies, *(["bound"] if has_bound else []), "first", f"{OWN} against the best other"),
         [row(cell) for cell in cells],
         caption=f"Requests/s carried for ever: TTFT p99 ≤ {_bounds(cells)} after the warm-up, and neither queues nor "
-        f"misses that grow. Bound: what no policy carries if nobody waits longer than that. Level: within {LEVEL:.0%}. "
-        f"{_seeds(results, cells)}",
+        f"misses that grow.{explained} Level: within {LEVEL:.0%}. {_seeds(results, cells)}",
     )
 
 
@@ -119,12 +133,7 @@ def latency_table(results: Results, cells: Sequence[Cell]) -> Table:
 
     def cell_of(cell: Cell, number: Number, load: float) -> str:
         result = results[cell.name]
-        if load not in result.plan.loads:
-            return ""
-        rate = sorted(result.rates[cell.name])[sorted(result.plan.loads).index(load)]
-        runs = {policy: result.runs_of(cell.name, policy)[float(rate or 0.0)] for policy in result.plan.policies}
-        values = {policy: found.mean for policy in runs if (found := number.over(runs[policy])) is not None}
-        return f"{values[OWN] / min(value for policy, value in values.items() if policy != OWN):.2f}"
+        return f"{over_best(result, number, load):.2f}" if load in result.plan.loads else ""
 
     numbers = [(number, load) for number in (TTFT_MEAN, E2E_MEAN) for load in loads]
     return Table(
@@ -135,15 +144,37 @@ def latency_table(results: Results, cells: Sequence[Cell]) -> Table:
     )
 
 
+def over_best(result: CompareResult, number: Number, load: float) -> float:
+    """`preble`'s number over the lowest of the others', at a part of the best capacity."""
+    [name] = result.plan.workloads
+    rate = sorted(result.rates[name])[sorted(result.plan.loads).index(load)]
+    runs = {policy: result.runs_of(name, policy)[float(rate or 0.0)] for policy in result.plan.policies}
+    values = {policy: found.mean for policy in runs if (found := number.over(runs[policy])) is not None}
+    return values[OWN] / min(value for policy, value in values.items() if policy != OWN)
+
+
+def slower(results: Results) -> list[str]:
+    """Where the mean TTFT of `preble` is more than `SLOW` times the lowest of the others', at 60 or 80 %."""
+    found = []
+    for cell in (*_known(results, "map"), *_known(results, "case")):
+        result = results[cell.name]
+        ratio, load = max((over_best(result, TTFT_MEAN, load), load) for load in SCREEN_LOADS)
+        if ratio > SLOW:
+            found.append(f"{cell.title} ({ratio:.2f} at {load:.0%})")
+    return found
+
+
+def over_base(result: CompareResult, cell: Cell, policy: str, number: Number) -> float:
+    """A policy's number over the baseline's on the same requests, on average over the seeds."""
+    runs, base = (_at(result, cell, name) for name in (policy, BASE))
+    return fmean(_value(number, a) / _value(number, b) for a, b in zip(runs, base, strict=True))
+
+
 def harm_table(results: Results, cells: Sequence[Cell]) -> Table:
     """Each policy's latencies over those of the baseline, seed by seed, where a policy for caches may do harm."""
 
-    def ratio(result: CompareResult, cell: Cell, policy: str, number: Number) -> float:
-        runs, base = (_at(result, cell, name) for name in (policy, BASE))
-        return fmean(_value(number, a) / _value(number, b) for a, b in zip(runs, base, strict=True))
-
     def told(result: CompareResult, cell: Cell, policy: str) -> str:
-        ratios = [ratio(result, cell, policy, number) for number in (E2E_MEAN, E2E_P99, TTFT_P99)]
+        ratios = [over_base(result, cell, policy, number) for number in (E2E_MEAN, E2E_P99, TTFT_P99)]
         state = settling(_at(result, cell, policy)).partition(" (")[0]
         settles = "" if state == "steady" else f", {state}"
         mark = "▼ " if max(ratios[:2]) > HARM else ""
