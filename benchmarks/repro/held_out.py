@@ -137,10 +137,12 @@ def tables(results: Mapping[str, CompareResult]) -> dict[str, Table | None]:
         return {"held-out": None}
     rows = [row for name, result in results.items() for row in _rows(CASES[name], result)]
     others = [policy for policy in POLICIES if policy != OWN]
+    seeds = "; ".join(f"{CASES[name].title}: {len(result.plan.seeds)}" for name, result in results.items())
+    missing = "; ".join(case.title for name, case in CASES.items() if name not in results) or "nothing"
     caption = (
         f"{' / '.join(number.name for number in SHOWN)}: {OWN}'s in seconds, the others' as multiples of them, seed by "
-        f"seed; above 1 is slower than {OWN}. Seeds, each another stretch of the trace: "
-        f"{', '.join(f'{CASES[name].title}: {len(result.plan.seeds)}' for name, result in results.items())}."
+        f"seed; above 1 is slower than {OWN}. Seeds, each another stretch of the trace: {seeds}. "
+        f"Not run yet: {missing}."
     )
     return {"held-out": Table(("trace and replicas", "rate, /s", OWN, *others), rows, caption=caption)}
 
