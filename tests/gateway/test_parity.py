@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
-from aiohttp import web
+from aiohttp import ClientSession, web
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -552,3 +552,28 @@ async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: 
         assert (events.check, events.outcome) == (Check.EVENTS, Outcome.MISMATCH)
         assert events.detail == "its KV events reported 0 of 48 tokens within 0.5 s"
         assert not replica.trusted
+
+
+async def test_the_events_of_another_replica_cost_trust_although_they_arrive(tmp_path: Path) -> None:
+    """Each replica is configured with the other's event stream, which can be reached and says what is not so."""
+    async with Fleet(LaunchOptions(engine="emulator", replicas=2, log_dir=tmp_path)) as fleet:
+        async with ClientSession() as session:
+            sources = []
+            for url in fleet.urls:
+                async with session.get(f"{url}/kv_event_sources") as answer:
+                    sources.append(next(iter((await answer.json()).values())))
+        crossed = zip(fleet.urls, reversed(sources), strict=True)
+        config = GatewayConfig(
+            replicas=tuple(
+                ReplicaConfig(url, kv_events=other["endpoint"], kv_events_replay=other["replay_endpoint"])
+                for url, other in crossed
+            ),
+            port=0,
+            parity=ParityConfig(events_s=0.5),
+        )
+        async with serving(config) as gateway:
+            replicas = gateway.serving.replicas
+            await eventually(lambda: sum(live.parity is not None for live in replicas.values()) == 2)
+            findings = [live.parity.findings[-1] for live in replicas.values() if live.parity is not None]
+            assert {(finding.check, finding.outcome) for finding in findings} == {(Check.EVENTS, Outcome.MISMATCH)}
+            assert not any(live.trusted or live.has_lost_events for live in replicas.values())
