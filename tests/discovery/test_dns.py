@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from unittest import mock
+
 import pytest
 
 from preble.config import DiscoveryConfig, GroupConfig
@@ -98,3 +101,14 @@ def test_an_incomplete_group_is_refused(group: GroupConfig, said: str) -> None:
 def test_a_wrong_dns_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="neither ADDRESS nor ADDRESS:PORT"):
         make_source(NAME, DiscoveryConfig(dns_server="nonsense:x"))
+
+
+@pytest.mark.parametrize(
+    ("module", "group", "extra"), [("dns", NAME, "dns"), ("kubernetes", GroupConfig(service="vllm"), "k8s")]
+)
+def test_where_the_library_is_missing_the_error_says_what_to_install(
+    module: str, group: GroupConfig, extra: str
+) -> None:
+    missing = {f"preble.discovery.{module}": None}
+    with mock.patch.dict(sys.modules, missing), pytest.raises(ConfigError, match=rf"pip install 'preble\[{extra}\]'"):
+        make_source(group, DiscoveryConfig())
