@@ -89,7 +89,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An answer that began and did not end. `replica`: by its fingerprint, "" if no event named one."""
+    """An answer that began and did not end. `replica`: by its fingerprint, "" if it is one of several, or unnamed."""
 
     request_id: str
     replica: str
@@ -234,7 +234,7 @@ class Clients:
         if not (question.stream and received):
             return self.tally.fault("failed", f"{question.request_id} {why} {received!r}")
         _, _, rest = received.partition(b'"system_fingerprint":"')
-        replica = rest.partition(b'"')[0].decode()
+        replica = rest.partition(b'"')[0].decode() if len(question.prompts) == 1 else ""
         ended_at = asyncio.get_running_loop().time()
         self.tally.cuts.append(Cut(question.request_id, replica, began_at, ended_at, why))
         return "lost"
