@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
-from chaos.__main__ import table
+from chaos.__main__ import rows, table
 from chaos.clients import TENANTS, Clients, Questions
-from chaos.run import Plan, run
+from chaos.run import Plan, Result, run
 from chaos.script import KINDS
 from preble.engines.emulator.tokenizer import BuiltinTokenizer
-from support.web_app import listening
 
+ROOT = Path(__file__).parents[2]
 EMULATED = "chaos-0"
 
 
@@ -27,6 +29,14 @@ async def test_everything_goes_wrong_once_and_no_request_pays_for_it(tmp_path: P
     assert result.is_good, table(result)
     assert result.ends["ok"] >= 30 * len(KINDS)
     assert result.flood["ok"] > 0
+
+
+def test_the_page_of_failures_shows_the_kept_result() -> None:
+    kept = msgspec.json.decode((ROOT / "benchmarks" / "results" / "chaos.json").read_bytes(), type=Result)
+    page = (ROOT / "docs" / "reference" / "failures.md").read_text(encoding="utf-8")
+    shown = page.partition("## Everything under load")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", shown, re.MULTILINE)[2:]) == rows(kept)
+    assert kept.is_good
 
 
 def chunk(request_id: str, text: str) -> str:
@@ -50,6 +60,13 @@ async def test_clients_notice_answers_that_are_wrong_or_cut_short(says: str, end
 
     app = web.Application()
     app.router.add_post("/v1/completions", answer)
-    async with listening(app) as url, Clients(url, {TENANTS[0]: "key"}, questions, [EMULATED]) as clients:
-        assert await clients.ask(question) == end
-        assert [cut.replica for cut in clients.tally.cuts] == ([EMULATED] if end == "lost" else [])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with Clients(url, {TENANTS[0]: "key"}, questions, [EMULATED]) as clients:
+            assert await clients.ask(question) == end
+            assert [cut.replica for cut in clients.tally.cuts] == ([EMULATED] if end == "lost" else [])
+    finally:
+        await runner.cleanup()
