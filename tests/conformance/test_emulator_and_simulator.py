@@ -59,7 +59,7 @@ class Publisher:
     def __init__(self) -> None:
         self.published: list[tuple[float, KvEvent]] = []
 
-    async def publish(self, events: Iterable[KvEvent]) -> None:
+    async def publish(self, events: Iterable[KvEvent], _copies: object = ()) -> None:
         now = asyncio.get_running_loop().time()
         self.published += [(now, event) for event in events]
 
