@@ -172,6 +172,8 @@ class LocalScheduler:
         hashes = hash_blocks(request.prompt, self.block_size, namespace=request.namespace)
         start = cache.match(hashes)
         found = list(takewhile(kept.__contains__, hashes[start:]))
+        if not found:
+            return []  # what is not loaded must not make its prefix look used
         prefix = cache.lock(hashes[:start])
         found = found[: cache.pool.num_free]
         blocks, stop = prefix + cache.allocate(len(found)), start + len(found)
