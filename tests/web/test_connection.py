@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from preble.web import connection
 from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
-from preble.web.connection_limit import ConnectionLimit, Room
+from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.listening import listen
 from preble.web.server import Server
 from support.waiting import eventually
@@ -337,11 +337,11 @@ async def test_what_is_kept_for_probes_is_not_kept_by_silent_connections(monkeyp
 
 def test_one_address_has_half_of_the_connections_at_most() -> None:
     limit = ConnectionLimit(200, probes=(b"/health",))
-    assert [limit.enter("greedy", 0.0) for _ in range(100)] == [Room.ALL] * 100
-    assert [limit.enter("greedy", 0.0) for _ in range(5)] == [Room.PROBES] * 4 + [Room.NONE]
-    assert limit.enter("other", 0.0) is Room.ALL
-    limit.leave("greedy", Room.ALL)
-    assert limit.enter("greedy", 0.0) is Room.ALL
+    assert [limit.enter("greedy", 0.0) for _ in range(100)] == [Access.ALL] * 100
+    assert [limit.enter("greedy", 0.0) for _ in range(5)] == [Access.PROBES] * 4 + [Access.NONE]
+    assert limit.enter("other", 0.0) is Access.ALL
+    limit.leave("greedy", Access.ALL)
+    assert limit.enter("greedy", 0.0) is Access.ALL
 
 
 def test_a_limit_forgets_addresses_that_have_gone() -> None:

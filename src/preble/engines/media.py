@@ -53,10 +53,10 @@ def run_start(token_ids: Sequence[int], offset: int) -> int:
     return next(starts, offset)
 
 
-def stood_in(messages: Any, path: str, settings: bytes = b"", stand_in: str = STAND_IN) -> tuple[Any, list[str]]:
+def with_stand_ins(messages: Any, path: str, settings: bytes = b"", stand_in: str = STAND_IN) -> tuple[Any, list[str]]:
     """Return a chat's messages with a stand-in for each medium, and the media's identifiers. As `identifier_of`.
 
-    >>> stood_in([{"role": "user", "content": [{"type": "image_url", "uuid": "cat"}]}], "")[1]
+    >>> with_stand_ins([{"role": "user", "content": [{"type": "image_url", "uuid": "cat"}]}], "")[1]
     ['cat']
     """
     if not isinstance(messages, list):

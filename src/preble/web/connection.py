@@ -17,7 +17,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from preble.web.connection_limit import ConnectionLimit, Room
+from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.http10 import UntilClose
 from preble.web.tcp import bytes_in_socket, bytes_unread, is_reset
 
@@ -53,7 +53,7 @@ class BoundedConnection(HttpToolsProtocol):
     _in_head = False
     _head_bytes = 0
     _is_refused = False
-    _room = Room.NONE
+    _room = Access.NONE
     _has_ended = False
     _is_ending = False
     _probe_timer: asyncio.TimerHandle | None = None
@@ -62,10 +62,10 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_made(transport)
         if self.limit is not None:
             self._room = self.limit.enter(self._address, self.loop.time())
-            if self._room is Room.NONE:
+            if self._room is Access.NONE:
                 self._refuse_for_want_of_room()
                 return
-            if self._room is Room.PROBES:
+            if self._room is Access.PROBES:
                 self.head_s = PROBE_HEAD_S
         self._arm()
 
@@ -129,7 +129,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._wants_upgrade or self._refuse_bad_head():
             return
         super().on_headers_complete()
-        if self._room is Room.PROBES or self._is_ending:
+        if self._room is Access.PROBES or self._is_ending:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
@@ -139,7 +139,7 @@ class BoundedConnection(HttpToolsProtocol):
         encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if (
-            self._room is Room.PROBES
+            self._room is Access.PROBES
             and self.limit is not None
             and self.url.partition(b"?")[0] not in self.limit.probes
         ):

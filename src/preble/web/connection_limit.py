@@ -18,7 +18,7 @@ _FOR_PROBES, _FOR_PROBES_OF_ONE = 32, 4
 """Connections beyond the limit on which only probes are answered: in all, and of one address."""
 
 
-class Room(Enum):
+class Access(Enum):
     """What a new connection may do."""
 
     ALL = auto()
@@ -37,26 +37,26 @@ class ConnectionLimit:
         self.most = most
         self.probes = probes
         self._share = max(int(_SHARE * most), min(most, _LEAST_SHARE))
-        self._of: dict[Room, Counter[str]] = {Room.ALL: Counter(), Room.PROBES: Counter()}
+        self._of: dict[Access, Counter[str]] = {Access.ALL: Counter(), Access.PROBES: Counter()}
         self._told_at = -inf
 
-    def enter(self, address: str, now: float) -> Room:
+    def enter(self, address: str, now: float) -> Access:
         """Count a new connection, and return what it may do. `now`: in seconds, never decreasing."""
-        served, probing = self._of[Room.ALL], self._of[Room.PROBES]
-        room = Room.NONE
+        served, probing = self._of[Access.ALL], self._of[Access.PROBES]
+        room = Access.NONE
         if served.total() < self.most and served[address] < self._share:
-            room = Room.ALL
+            room = Access.ALL
         elif self.probes and probing.total() < _FOR_PROBES and probing[address] < _FOR_PROBES_OF_ONE:
-            room = Room.PROBES
-        if room is not Room.NONE:
+            room = Access.PROBES
+        if room is not Access.NONE:
             self._of[room][address] += 1
-        if room is not Room.ALL:
+        if room is not Access.ALL:
             self._tell(address, now)
         return room
 
-    def leave(self, address: str, room: Room) -> None:
+    def leave(self, address: str, room: Access) -> None:
         """A connection that `enter` has counted is over."""
-        if room is Room.NONE:
+        if room is Access.NONE:
             return
         self._of[room][address] -= 1
         if not self._of[room][address]:

@@ -30,7 +30,7 @@ from preble.engines.emulator.protocol import (
     error_body,
 )
 from preble.engines.emulator.tokenizer import EmulatedTokenizer, Message
-from preble.engines.media import stood_in
+from preble.engines.media import with_stand_ins
 from preble.errors import BodyTooLarge, RequestError, UnknownModel
 
 Scope = MutableMapping[str, Any]
@@ -114,7 +114,7 @@ class EmulatorApp:
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = decode_body(await read_body(receive), ChatBody)
         self._require_model(body.model)
-        messages, identifiers = stood_in(body.messages, self._model, stand_in=STAND_IN)
+        messages, identifiers = with_stand_ins(body.messages, self._model, stand_in=STAND_IN)
         pieces = await self._pieces(messages, body, add_special_tokens=False)
         await self._generate(body, [pack_tokens(self._media.computed(pieces, identifiers))], scope, receive, send)
 
@@ -192,7 +192,7 @@ class EmulatorApp:
         is_chat = body.prompt is None
         special = body.add_special_tokens if body.add_special_tokens is not None else not is_chat
         if is_chat:
-            messages, _ = stood_in(body.messages, self._model, stand_in=STAND_IN)
+            messages, _ = with_stand_ins(body.messages, self._model, stand_in=STAND_IN)
             ids = self._media.shown(await self._pieces(messages, body, add_special_tokens=special))
         else:
             ids = await self._encode(body.prompt or "", add_special_tokens=special)

@@ -15,7 +15,7 @@ from math import inf
 import msgspec
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
-from preble.engines.media import STAND_IN, mark_of, stood_in
+from preble.engines.media import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
 from preble.serving.bodies import decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
@@ -74,7 +74,7 @@ def without_media(body: bytes, path: str) -> tuple[bytes, list[str]]:
     """Return the chat with a stand-in for each medium, and the media's identifiers. Raises: RequestError."""
     fields = decode_chat(body)
     settings = b"".join(bytes(raw) for raw in (fields.mm_processor_kwargs, fields.media_io_kwargs) if raw != b"null")
-    messages, identifiers = stood_in(msgspec.json.decode(fields.messages), path, settings)
+    messages, identifiers = with_stand_ins(msgspec.json.decode(fields.messages), path, settings)
     if not identifiers:
         return body, []
     whole = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
