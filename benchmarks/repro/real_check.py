@@ -178,8 +178,7 @@ def order(number: int) -> list[str]:
 async def turn(started: Sequence[ReplicaProcess], policy: str, profile: CostProfile, load: Workload) -> Measured:
     """A new gateway; caches as they are. The first part warms them and does not count.
 
-    The gateway only reports what its check of events finds. Behind 10,000 batches of old events it misses those of its
-    own prompt, which is evicted by then, and every policy would ignore the cache of a replica that it distrusts.
+    The gateway only reports what its check of events finds: policies ignore the cache of a replica that it distrusts.
     """
     with patch.dict(os.environ, {"PREBLE_PARITY__DISTRUST": "false"}):
         return await _turn(started, policy, profile, load)

@@ -25,7 +25,7 @@ from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway, serving
-from preble.serving.parity.check import NEVER_SEEN_TOKENS
+from preble.serving.parity.check import NEVER_SEEN_TOKENS, ParityCheck
 from preble.serving.parity.report import Check, Outcome
 from preble.serving.parity.watch import ParityWatch
 from support.waiting import eventually
@@ -541,6 +541,16 @@ async def test_an_emulated_replica_is_verified_with_its_events(tmp_path: Path) -
         [replica] = gateway.serving.replicas.values()
         assert replica.parity is not None and replica.parity.outcome is Outcome.VERIFIED
         assert replica.parity.findings[-1].check is Check.EVENTS
+
+
+async def test_events_count_although_their_blocks_are_evicted_before_anybody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a long replay, where a block's whole life is taken in at once."""
+    monkeypatch.setattr(ParityCheck, "_believed", lambda check, prompt: 0)
+    async with before_emulator(tmp_path) as gateway:
+        [replica] = gateway.serving.replicas.values()
+        assert replica.parity is not None and replica.parity.outcome is Outcome.VERIFIED
 
 
 async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from preble.errors import EngineError, EngineProtocolError, EngineRefused, Reque
 from preble.serving.answers import decode_answer
 from preble.serving.bodies import COMPLETIONS
 from preble.serving.parity.report import Check, Finding, Outcome
-from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.tokens import TokenIds
 
@@ -185,8 +185,9 @@ class ParityCheck:
             return _unchecked(Check.CACHED_TOKENS, "the replica's token ids are not known, it has no /tokenize")
         for _ in range(ATTEMPTS):
             prompt = self.rng.choices(ids, k=self._num_tokens)
+            self.replica.probe_prompt = ProbePrompt(pack_tokens(prompt))
             finding = self._judged(await self._sent(prompt), await self._sent(prompt))
-            sent.append(pack_tokens(prompt))
+            sent.append(self.replica.probe_prompt.tokens)
             if finding.outcome is not Outcome.MISMATCH:
                 break
         return finding
@@ -234,7 +235,7 @@ class ParityCheck:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.events_s):
                 while not replica.has_lost_events:
-                    believed = self._believed(sent[-1])
+                    believed = max(self._believed(sent[-1]), self._reported(sent[-1]))
                     if believed >= self._predicted:
                         break
                     await asyncio.sleep(POLL_S)
@@ -249,6 +250,11 @@ class ParityCheck:
             f"its KV events reported {believed} of {self._predicted} tokens within {self.settings.events_s:g} s",
             misleads=True,
         )
+
+    def _reported(self, prompt: PackedTokens) -> int:
+        """Tokens that events have reported, though they may be evicted by now."""
+        probe = self.replica.probe_prompt
+        return probe.reported_tokens if probe is not None and probe.tokens == prompt else 0
 
     def _believed(self, prompt: PackedTokens) -> int:
         replica_id = self.replica.engine.replica_id

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from preble.core.cluster.replicas import longest_prompt
-from preble.core.types import ReplicaId, Request, namespace_of
+from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, namespace_of
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
 from preble.serving.parity.report import ParityReport
@@ -40,12 +40,28 @@ class ResyncBackoff:
 
 
 @dataclass(slots=True)
+class ProbePrompt:
+    """A prompt that a check has sent, and how many of its tokens the replica's KV events have reported as stored.
+
+    Counted as events arrive: behind a long replay, a look now and then may come after the blocks were evicted.
+    """
+
+    tokens: PackedTokens
+    reported_tokens: int = 0
+
+    def note(self, event: BlocksStored) -> None:
+        """The replica has stored blocks, of this prompt or of another one."""
+        if self.tokens.startswith(event.tokens, self.reported_tokens * TOKEN_BYTES):
+            self.reported_tokens += len(event.tokens) // TOKEN_BYTES
+
+
+@dataclass(slots=True)
 class LiveReplica:
     """A replica in the rotation. Setting `suspect` has its monitor check it at once.
 
     `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
-    `has_lost_events`: its KV events do not arrive, so its cache is estimated for now.
+    `has_lost_events`: its KV events do not arrive, so its cache is estimated. `probe_prompt`: what a check sent last.
     """
 
     engine: Engine
@@ -54,6 +70,7 @@ class LiveReplica:
     has_lost_events: bool = False
     trusted: bool = True
     parity: ParityReport | None = None
+    probe_prompt: ProbePrompt | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
     resync_backoff: ResyncBackoff = field(default_factory=ResyncBackoff)
 

@@ -87,10 +87,13 @@ class Rotation:
         """Give the scheduler a change of a live replica's cache."""
         self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
         if isinstance(event, BlocksStored):
-            if event.block_size != (replica := self.replicas[event.replica_id]).info.spec.block_size:
+            replica = self.replicas[event.replica_id]
+            if event.block_size != replica.info.spec.block_size:
                 self._learn_block_size(replica, event.block_size)
             if not self.scheduler.on_stored(event, self._loop.time()):
                 self._count_unlocated(event)
+            elif replica.probe_prompt is not None:
+                replica.probe_prompt.note(event)
         else:
             self.scheduler.on_evicted(event, self._loop.time())
             self._note_events(event)
