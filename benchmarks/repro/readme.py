@@ -8,20 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import backends
-import evaluation
+import grid
 from page import filled
 
 PAGE = Path(__file__).parents[2] / "README.md"
 
 
 def shares_of_least_load() -> list[float]:
-    """The capacity of least load / that of `preble`, for each workload on four replicas."""
-    results = evaluation.known_results()
+    """What least load carries for ever / what `preble` does, for each workload on four replicas."""
+    results = grid.known_results()
     found = []
-    for name, case in evaluation.CASES.items():
-        if case.group == "four":
-            share = {standing.policy: standing.share_of_best for standing in results[name].standings_of(name)}
-            found.append(share["least_load"] / share["preble"])
+    for name, case in grid.EVALUATED.items():
+        if case.group == "four" and (result := results.get(f"case-{name}")) is not None:
+            carried = {one.policy: one.capacity_rps.mean for one in result.standings}
+            found.append(carried["least_load"] / carried["preble"])
     return found
 
 
@@ -30,6 +30,7 @@ def values() -> dict[str, str]:
     shares, gains = shares_of_least_load(), backends.values(backends.known_results())
     return {
         "value:capacity": f"{1 / max(shares):.1f} to {1 / min(shares):.1f}",
+        "value:workloads": str(len(shares)),
         "value:vllm": gains["value:vllm-12"],
         "value:sglang": gains["value:sglang-12"],
         "value:least-load": f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %",
