@@ -72,7 +72,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Memory of the prefix index. At the limit it forgets the least recently used prefixes, then adds no more.",
             unit="MiB",
-            why="holds some 45 million tokens; a replica's KV cache has 0.1 to 2 million",
+            why="holds some 45 million tokens of replicas with KV blocks of 16 tokens, 30 million with pages of 1",
             ge=1,
         ),
     ] = 256

@@ -37,9 +37,8 @@ from math import inf
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.hit_reports import HitReports
-from preble.core.prefixes.block_names import NAMED_TOKENS
 from preble.core.prefixes.cache_entry import ENTRY_BYTES, NAME_BYTES, RUN_BYTES
-from preble.core.prefixes.matching import confirmed_on, find_parent, next_of, usable_tokens
+from preble.core.prefixes.matching import confirmed_on, find_parent, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
@@ -185,18 +184,10 @@ class CacheTracker:
 
     def _locate(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> Match | None:
         """Where the blocks belong: below their parent, or in a prompt that was just served there."""
-        cache, served = self._index.caches[replica], self._served[replica]
-        has_names_between = event.parent is not None and event.block_size < NAMED_TOKENS
-        if has_names_between and event.parent is not None and not cache.names.is_end(event.parent):
-            for leaf, end in reversed(served):
-                parent = next_of(leaf, end, event, cache)
-                if parent is not None:
-                    self._index.name_parent(replica, *parent, event, now)
-                    break
         match = self._index.locate(replica, event)
         if match is not None:
             return match
-        for leaf, end in reversed(served):
+        for leaf, end in reversed(self._served[replica]):
             parent = find_parent(leaf, end, event)
             if parent is not None:
                 self._index.name_parent(replica, *parent, event, now)

@@ -20,6 +20,7 @@ from preble.core.placing.snapshot import ReplicaState, SchedulerState
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Policy
 from preble.core.policies.view import ClusterView
+from preble.core.prefixes.cache_entry import NAME_BYTES
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
@@ -38,8 +39,8 @@ from preble.core.types import (
 )
 from preble.errors import NoReplicaError, PolicyError, PromptTooLong, UnknownRequest
 
-_INDEX_BYTES_PER_TOKEN = 6
-"""Of the prefix index: 1.1 to 1.4 times the four bytes of a token were measured (docs/performance.md)."""
+_INDEX_BYTES_PER_TOKEN = 5.5
+"""Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
 
 
 class GlobalScheduler:
@@ -288,6 +289,14 @@ class GlobalScheduler:
         """The cost model, as corrected so far."""
         return self._cluster.cost_model
 
+    def _enough_index_bytes(self) -> int:
+        """What the index takes about, where the KV capacity of the replicas is known."""
+        bytes_of = [
+            (spec.kv_capacity_tokens or 0) * (_INDEX_BYTES_PER_TOKEN + NAME_BYTES / spec.block_size)
+            for spec in self._replicas.specs.values()
+        ]
+        return int(sum(bytes_of))
+
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
         return SchedulerState(
@@ -295,7 +304,7 @@ class GlobalScheduler:
             num_index_tokens=self._cluster.index.tree.num_tokens,
             num_index_bytes=self._cluster.index.num_bytes,
             index_budget_bytes=self._index_budget_bytes,
-            enough_index_bytes=int(self._replicas.known_capacity * _INDEX_BYTES_PER_TOKEN),
+            enough_index_bytes=self._enough_index_bytes(),
             num_unindexed=self._tracker.num_unindexed,
             num_replicated_prefixes=self._cluster.rebalancer.num_replicated,
             cost_factors=self._refit.factors if self._refit is not None else CostFactors(),

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, nextafter
 
-from preble.core.prefixes.block_names import NAMED_TOKENS, kept_names, pack_names
+from preble.core.prefixes.block_names import pack_names
 from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
@@ -123,8 +123,6 @@ class PrefixIndex:
     def name_parent(self, replica: int, node: Node, end: int, event: BlocksStored, now: float) -> None:
         """The event's parent ends at token `end`, in `node`. So the replica caches the prompt up to there. O(depth)."""
         assert event.parent is not None
-        if end < node.end:
-            node = self.tree.split(node, end - node.start)
         self.set_computed(replica, node, end, now)
         self.caches[replica].name_blocks(pack_names((event.parent,)), node, end, event.block_size)
 
@@ -149,7 +147,7 @@ class PrefixIndex:
     ) -> None:
         """The replica no longer caches these blocks, nor does `also_from`. Unknown ones are ignored."""
         cache = self.caches[replica]
-        for was_in, start, block_size, _, _ in cache.forget_names(block_hashes):
+        for was_in, start, block_size, _ in cache.forget_names(block_hashes):
             self._forget_from(cache, was_in, start, block_size, now)
             if also_from is not None:
                 self._forget_from(self.caches[also_from], was_in, start, block_size, now)
@@ -157,7 +155,8 @@ class PrefixIndex:
     def moved(self, replica: int, to: int, block_hashes: Sequence[BlockHash], now: float) -> None:
         """These blocks are no longer in the one cache, but in the cache `to`, with all that leads to them."""
         cache = self.caches[replica]
-        for node, start, block_size, names, end in cache.forget_names(block_hashes):
+        for node, start, block_size, names in cache.forget_names(block_hashes):
+            end = start + len(names) // NAME_BYTES * block_size
             self.set_computed(to, node, end, now)
             self.caches[to].name_blocks(names, node, end, block_size)
             self._forget_from(cache, node, start, block_size, now)
@@ -298,18 +297,12 @@ class PrefixIndex:
 
         If the block begins in a node above, the tokens there belong to blocks of other branches too. They are kept
         where that node has blocks of its own (this overstates less than a block, and matches count whole blocks only),
-        and dropped with the last branch where it has none. So are tokens above that are too few to have a name, where
-        not every block has one. Returns the nodes that lost their entry.
+        and dropped with the last branch where it has none. Returns the nodes that lost their entry.
         """
         dropped = _lower_held(cache, node, max(0, start - node.start), now)
         above = node.parent
-        has_names_between = block_size < NAMED_TOKENS and start <= node.start
-        while above is not None and above.parent is not None and (above.end > start or has_names_between):
-            entry = cache.get(above)
-            is_named = above.start < above.end // block_size * block_size
-            if has_names_between:
-                is_named = entry is None or bool(entry.names)
-            if is_named or _holds_below(cache, above):
+        while above is not None and above.parent is not None and above.end > start:
+            if above.start < above.end // block_size * block_size or _holds_below(cache, above):
                 break
             dropped += _lower_held(cache, above, 0, now)
             above = above.parent
@@ -396,6 +389,5 @@ def _name_blocks(cache: ReplicaCache, path: list[Node], depth: int, event: Block
     for node in path:
         count = min((node.end - depth) // size, len(event.block_hashes))
         if count > named:
-            kept = kept_names(names[named * NAME_BYTES : count * NAME_BYTES], depth + count * size, size)
-            cache.name_blocks(kept, node, depth + count * size, size)
+            cache.name_blocks(names[named * NAME_BYTES : count * NAME_BYTES], node, depth + count * size, size)
             named = count

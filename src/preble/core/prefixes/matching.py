@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 
-from preble.core.prefixes.block_names import NAMED_TOKENS
 from preble.core.prefixes.radix_tree import Match, Node, Root, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
@@ -115,29 +114,6 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
         if entry.held < node.num_tokens:
             return min(node.start + entry.held, match.num_tokens), used_s
     return match.num_tokens, used_s
-
-
-def next_of(leaf: Node, end: int, event: BlocksStored, cache: ReplicaCache) -> tuple[Node, int] | None:
-    """As `find_parent`, if the event's blocks are those that the replica lacks next of this prompt.
-
-    Or nearly next: of what it caches, the tokens since the last name may not be known. O(tokens).
-    """
-    path = list(live_node(leaf, end).ancestors())
-    path.reverse()
-    held = 0
-    for node in path:
-        held += cache.tokens_held(node)
-        if held < node.end:
-            break
-    held = held // event.block_size * event.block_size
-    if not held or not isinstance(path[0].parent, Root) or path[0].parent.namespace != event.namespace:
-        return None
-    rest = b"".join([node.tokens[max(held - node.start, 0) * TOKEN_BYTES :] for node in path if node.end > held])
-    for ahead in range(0, NAMED_TOKENS, event.block_size):
-        piece = event.tokens[: max(len(rest) - ahead * TOKEN_BYTES, 0)]
-        if piece and rest.startswith(piece, ahead * TOKEN_BYTES):
-            return next(node for node in path if held + ahead <= node.end), held + ahead
-    return None
 
 
 def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] | None:

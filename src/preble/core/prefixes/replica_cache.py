@@ -57,13 +57,13 @@ class ReplicaCache:
         if entry is not None:
             self.names.add(entry, names, end, block_size)
 
-    def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes, int]]:
-        """Forget block names; returns (node, start, block size) of the first block gone of each node, the names that
-        are gone, and the token at which the last one ended. O(names)."""
+    def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes]]:
+        """Forget block names; returns (node, start, block size) of the first one gone of each node, and the names that
+        are gone. O(names)."""
         gone = self.names.pop(block_hashes, self._entries.values())
         return [
-            (entry.node, lost.start, entry.block_size, lost.names[len(entry.names) :], lost.end)
-            for entry, lost in gone.items()
+            (entry.node, entry.names_end, entry.block_size, before[len(entry.names) :])
+            for entry, before in gone.items()
             if entry.node is not None
         ]
 
