@@ -122,9 +122,12 @@ async def test_the_load_is_unknown_from_a_restart_to_the_first_reading_after_it(
         await watcher.sees(EngineLoad(1, 0, 0))
         await publisher.restart()
         await watcher.sees(None)
-        await publisher.subscribed()
-        await push(publisher, stat(2))
-        await watcher.sees(EngineLoad(2, 0, 0))
+        # SGLang repeats itself. One reading may go to the old connection, which subscribes again before it is given up.
+        async with asyncio.timeout(60):
+            while watcher.told[-1] != EngineLoad(2, 0, 0):
+                await push(publisher, stat(2))
+                await asyncio.sleep(0.05)
+        assert EngineLoad(1, 0, 0) not in watcher.told[watcher.told.index(None) :]
 
 
 async def test_nobody_listening_is_no_load_and_no_error() -> None:

@@ -1,8 +1,8 @@
 """The requests in flight, and all that each of them counts for from its placement to its end.
 
-Each request counts in six places: on its replica (`ReplicaTable`), in the load of the window (`LoadWindow`), for its
-prefix (`PrefixIndex`), in what the replica is expected to cache (`CacheTracker`), for the prefix that decided its
-placement (`Rebalancer`), and as a sample of how long work takes (`TimingSamples`).
+A request in flight is known to six parts of the scheduler. `ReplicaTable` counts it on its replica, and `LoadWindow` in
+the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTracker` expects the replica to cache it.
+`Rebalancer` counts it for the prefix that decided its placement. `TimingSamples` measures how long its work takes.
 """
 
 from __future__ import annotations
