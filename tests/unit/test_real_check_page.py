@@ -26,9 +26,7 @@ def test_the_table_and_values_of_the_page_are_those_of_the_kept_results(check: M
 
 def test_every_policy_got_the_same_requests_in_a_round_and_answered_them(check: ModuleType) -> None:
     results = check.known_results()
-    if results is None:
-        pytest.skip("nobody has measured it")
-    assert results.rounds >= 3
+    assert results is not None and results.rounds >= 3
     for number in range(results.rounds):
         turns = [turn for turn in results.turns if turn.round == number]
         assert [turn.policy for turn in turns] == check.order(number)
