@@ -45,12 +45,14 @@ async def begin_to_end(server: Server) -> None:
     await eventually(lambda: one._is_ending)
 
 
-async def received(client: socket.socket) -> bytes:
-    """What comes until the server closes."""
-    pieces = []
+async def received(client: socket.socket, end: bytes | None = None) -> bytes:
+    """What comes until the server closes, or until it ends with `end`: head and body may come apart."""
+    answer = b""
     while piece := await asyncio.to_thread(client.recv, 65536):
-        pieces.append(piece)
-    return b"".join(pieces)
+        answer += piece
+        if end and answer.endswith(end):
+            break
+    return answer
 
 
 async def test_who_has_just_connected_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ async def test_a_request_that_has_arrived_and_is_not_read_is_answered(monkeypatc
     monkeypatch.setattr(connection, "LAST_HEAD_S", PATIENCE_S)
     async with one_connection() as (server, client):
         client.sendall(REQUEST)
-        assert (await asyncio.to_thread(client.recv, 65536)).endswith(b"ok")
+        assert (await received(client, end=b"ok")).endswith(b"ok")
         [one] = server.server_state.connections
         client.sendall(REQUEST)
         one.shutdown()  # before the event loop can have read it
