@@ -22,6 +22,8 @@ NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py sch
 CONSTRAINTS := requirements/constraints.txt
 # pip compiles what it installs: without .pyc files every start is twice as slow.
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Runs a silent command and says every 10 s that it still runs.
+PATIENTLY := $(PYTHON) dev/patiently.py
 
 # Which engine `make demo` uses: vllm (two real replicas on the CPU) or emulator (four emulated ones).
 ENGINE ?= vllm
@@ -29,7 +31,8 @@ DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 
-.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines constraints reference clean distclean
+.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines \
+	servers environments checks constraints reference clean distclean
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,13 +45,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(DEV): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	@echo "make: installing the package with its development tools into $(VENV)"
-	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
+	@echo "make: installing the package with its development tools into $(VENV) (about 0.5 GB)"
+	@$(PATIENTLY) "installing the development tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
 	@touch $@
 
 $(DOCS): $(DEV)
 	@echo "make: installing the documentation tools into $(VENV)"
-	@$(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	@$(PATIENTLY) "installing the documentation tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
 # The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
@@ -57,10 +60,10 @@ $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py s
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)
-	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet \
-		-c $(CONSTRAINTS) '.[dev]'
+	@$(PATIENTLY) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
+		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) '.[dev]'
 	@rm -rf build/native && mkdir -p build/native && cp -r pyproject.toml README.md LICENSE src build/native/
-	@env -u PYTHONDONTWRITEBYTECODE HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
+	@$(PATIENTLY) "compiling" env -u PYTHONDONTWRITEBYTECODE HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
 		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps ./build/native
 	@rm -rf build/native
 	@touch $@
@@ -81,17 +84,24 @@ constraints: ## Pin what CI installs again (requirements/constraints.txt)
 	@rm -rf build/constraints-venv
 
 engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.engines/, about 5 GB, once)
-	@$(PYTHON) dev/engines/setup.py vllm sglang
+	@$(PYTHON) dev/setup.py vllm sglang
+
+servers: ## Install the servers of other projects that tests run (.servers/, about 1 GB, once)
+	@$(PYTHON) dev/setup.py servers
+
+# What cannot be had on this machine (status 3) is left out, and its tests skip and say why; with CI=true that is a failure.
+environments:
+	@$(PYTHON) dev/setup.py vllm sglang servers || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
 
 # ---- chores -----------------------------------------------------------------------------------------------------
 
 demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=emulator: nothing heavy to install)
-	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/engines/setup.py vllm; fi
+	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
-# Where an engine cannot be installed (status 3) its tests skip and say why; with CI=true that is a failure.
-test: lint types docs ## Everything that CI checks: lint, types, docs, all tests, real engines
-	@$(PYTHON) dev/engines/setup.py vllm sglang || { status=$$?; [ $$status = 3 ] && [ "$${CI:-}" != true ]; }
+# The environments are made beside the quick checks: they wait for the network.
+test: $(DEV) ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
+	@$(MAKE) --no-print-directory -j2 checks environments
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-native
 
@@ -102,6 +112,9 @@ test-fast: $(DEV) ## The tests that need no engine and take seconds
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
 
+checks: # one after the other, beside other jobs
+	@for verb in lint types docs; do $(MAKE) --no-print-directory -j1 $$verb; done
+
 lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -111,10 +124,10 @@ format: $(DEV) ## Let ruff mend what it can
 	@$(BIN)/ruff format .
 
 types: $(DEV) ## mypy, strict, on src
-	@$(BIN)/mypy
+	@$(PATIENTLY) "checking types" $(BIN)/mypy
 
 docs: $(DOCS) ## Build the documentation strictly into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(PATIENTLY) "building the documentation" $(BIN)/mkdocs build --strict
 	@echo "make: documentation built: site/index.html"
 
 docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write
@@ -138,4 +151,4 @@ clean: ## Remove what builds and tests leave
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments and engines too
-	@rm -rf .venv .native .engines
+	@rm -rf .venv .native .engines .servers

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-import pytest
-
 from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
+from support.servers import not_there
 
 ROOT = Path(__file__).resolve().parents[2]
 VLLM = ROOT / ".engines" / "vllm" / "bin" / "vllm"
@@ -60,10 +59,7 @@ def require_sglang() -> None:
 def require(program: Path, engine: str) -> None:
     if program.is_file() and TINY_MODEL.is_dir():
         return
-    reason = f"real {engine} is not set up here: run `make engines` (python3 dev/engines/setup.py {engine})"
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    not_there(f"real {engine} is not set up here: run `make engines` (python3 dev/setup.py {engine})")
 
 
 def _options(engine: str, executable: Path, log_dir: Path, **others: Any) -> LaunchOptions:

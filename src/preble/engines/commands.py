@@ -44,7 +44,7 @@ class LaunchOptions:
 
     `model`: for vLLM and SGLang a folder or a name on the hub. `served_model_name`: the model's name in requests; None
     leaves it to the engine. `profile`: the emulator's. `kv_tokens`: KV cache of each replica in tokens, None for the
-    engine's own choice. `device`: "auto" takes the CPU for the environments of `dev/engines/setup.py` and GPUs, one for
+    engine's own choice. `device`: "auto" takes the CPU for the environments of `dev/setup.py` and GPUs, one for
     each replica, for any other engine where there are some. `threads`: of each replica on a CPU; None gives each its
     part of the processors. `executable`: the vllm or sglang program. `dev_endpoints`: with vLLM's /reset_prefix_cache
     and the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
@@ -223,7 +223,7 @@ def find_vllm(executable: Path | None) -> Path:
     if found := shutil.which("vllm"):
         return Path(found)
     raise ConfigError(
-        "vLLM is not installed: run `make engines` (or `python3 dev/engines/setup.py vllm`) in a checkout of Preble, "
+        "vLLM is not installed: run `make engines` (or `python3 dev/setup.py vllm`) in a checkout of Preble, "
         "or put your own vllm on the PATH"
     )
 
@@ -242,7 +242,7 @@ def find_sglang(executable: Path | None) -> tuple[tuple[str, ...], bool]:
     if found := executable or shutil.which("sglang"):
         return (str(found), "serve"), False
     raise ConfigError(
-        "SGLang is not installed: run `make engines` (or `python3 dev/engines/setup.py sglang`) in a checkout of "
+        "SGLang is not installed: run `make engines` (or `python3 dev/setup.py sglang`) in a checkout of "
         "Preble, or put your own sglang on the PATH"
     )
 
