@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from preble.gateway.http.events import DONE, EventSplitter, event, looks_like_events
-from preble.serving import StreamMeter
+from preble.serving import COMPLETIONS, StreamMeter
 
 USAGE = (
     b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 42,'
@@ -15,7 +15,7 @@ STREAM = event(b'{"a": "\\ndata: no event"}') * 5 + event(b"{}")
 
 
 def metered(raw: bytes, size: int) -> StreamMeter:
-    meter = StreamMeter()
+    meter = COMPLETIONS.meter()
     for i in range(0, len(raw), size):
         meter.feed(raw[i : i + size])
     return meter

@@ -16,8 +16,8 @@ from gateway.fakes import gated, replicas, rubbish, status
 from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded
-from preble.serving.bodies import decode_chat, with_cache_salt
 from preble.serving.callers import Caller
+from preble.serving.endpoints.bodies import decode_chat, with_cache_salt
 from preble.serving.key_limits import KeyLimits
 from support.waiting import eventually
 

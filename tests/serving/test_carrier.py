@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from preble import serving as room
 from preble.config import GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
@@ -75,7 +74,7 @@ async def carrier(count: int = 2, **changes: Any) -> AsyncIterator[tuple[Carrier
 async def test_the_carrier_on_the_page_carries_a_request() -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("serving = await Serving.start(config)\n", "").replace("await serving.close()\n", "")
-    names: dict[str, Any] = {"Serving": Serving, "decode_answer": room.decode_answer, "headers": {}, "body": BODY}
+    names: dict[str, Any] = {"Serving": Serving, "COMPLETIONS": COMPLETIONS, "headers": {}, "body": BODY}
     exec("async def carry(serving):\n" + textwrap.indent(code, "    ") + "    return answer, placed\n", names)
     async with carrier(1) as (one, [fake]):
         answer, placed = await names["carry"](one.serving)

@@ -9,7 +9,7 @@ import pytest
 
 from preble.core.types import ReplicaId
 from preble.engines.http import HttpClient
-from preble.serving import StreamMeter
+from preble.serving import COMPLETIONS
 from support.scripts import script
 
 
@@ -44,7 +44,7 @@ async def test_the_replica_of_the_gateways_benchmark_answers_with_the_events_tha
     try:
         for natively in (False, True):
             question = gateway.question([], as_ids=True, events=3, natively=natively)
-            meter = StreamMeter()
+            meter = COMPLETIONS.meter()
             async with http.send(question.path, question.body, {}) as response:
                 async for chunk in response.chunks():
                     meter.feed(chunk)

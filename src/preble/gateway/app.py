@@ -1,4 +1,4 @@
-"""The ASGI application: routes, API keys, and an answer in OpenAI's form for every failure."""
+"""The ASGI application: routes, API keys, and an answer in the endpoint's form for every failure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,21 @@ from preble.errors import PrebleError
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
-from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList, error_form
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.requests.completions import Completions
-from preble.serving import CHAT, COMPLETIONS, METRICS_CONTENT_TYPE, Caller, Serving
+from preble.serving import (
+    ENDPOINTS,
+    JSON_TYPE,
+    METRICS_CONTENT_TYPE,
+    Caller,
+    Endpoint,
+    ErrorForm,
+    HeaderList,
+    Serving,
+    endpoint_of,
+    error_form,
+)
 
 Handler = Callable[[Client], Awaitable[None]]
 
@@ -132,7 +142,7 @@ class App:
             return DEBUG
         if path.startswith(REPLICAS):
             return REPLICAS
-        return path if path in self._gets or path in (COMPLETIONS, CHAT) else "other"
+        return path if path in self._gets or path in ENDPOINTS else "other"
 
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
         if not client.caller.is_admin:
@@ -163,7 +173,7 @@ class App:
         caller = self.keys.caller(client.headers)
         if caller is None:
             client.caller = _NOBODY
-            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body())
+            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body(client.errors))
             return False
         client.caller = caller
         if needs_admin and not caller.is_admin:
@@ -172,15 +182,13 @@ class App:
         return True
 
     async def _route(self, method: str, path: str, client: Client) -> None:
+        endpoint = endpoint_of(path)
+        if endpoint is not None:
+            client.errors = endpoint.errors
         if not await self._is_let_in(path, client):
             return
-        if path in (COMPLETIONS, CHAT):
-            if method == "POST":
-                with self._bodies.share() as share:
-                    body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
-                    await self._completions.answer(path, client, body, share)
-            else:
-                await self._not_allowed(client, method, b"POST")
+        if endpoint is not None:
+            await self._answer_placed(method, endpoint, client)
         elif path == PARITY and method == "POST":
             await self._debug.check_parity(client)
         elif path in (REPLICAS, DRAIN, UNDRAIN):
@@ -192,10 +200,18 @@ class App:
             else:
                 await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
         else:
-            there = ", ".join((COMPLETIONS, CHAT, *self._gets))
+            there = ", ".join((*ENDPOINTS, *self._gets))
             text = f"there is no {method} {path[:200]}; there are {there}, {REPLICAS} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body())
+
+    async def _answer_placed(self, method: str, endpoint: Endpoint, client: Client) -> None:
+        if method != "POST":
+            await self._not_allowed(client, method, b"POST")
+            return
+        with self._bodies.share() as share:
+            body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
+            await self._completions.answer(endpoint, client, body, share)
 
     async def _answer_replicas(self, method: str, path: str, client: Client) -> None:
         if path == REPLICAS and method in ("GET", "HEAD"):
@@ -217,7 +233,7 @@ class App:
     async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
-        await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body())
+        await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body(client.errors))
 
     async def _models(self, client: Client) -> None:
         """The models that the live replicas serve."""

@@ -11,8 +11,7 @@ from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.http.client import Client
-from preble.gateway.http.errors import JSON_TYPE
-from preble.serving import LiveReplica, MemberRow, Outcome, ParityReport, Serving
+from preble.serving import JSON_TYPE, LiveReplica, MemberRow, Outcome, ParityReport, Serving
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"

@@ -11,8 +11,7 @@ from preble.config import ReplicaConfig
 from preble.config.load import replica_of
 from preble.errors import ConfigError, RequestError
 from preble.gateway.http.client import Client
-from preble.gateway.http.errors import JSON_TYPE
-from preble.serving import MemberRow, Serving, SourceRow, UnknownReplica
+from preble.serving import JSON_TYPE, MemberRow, Serving, SourceRow, UnknownReplica
 from preble.web.urls import server_url
 
 REPLICAS = "/replicas"

@@ -3,9 +3,24 @@
 Carriers of bytes, such as the gateway, use the names exported here and nothing else of this room.
 """
 
-from preble.serving.answers import PromptTokensDetails, StreamMeter, Usage, decode_answer, has_error_event
-from preble.serving.bodies import CHAT, COMPLETIONS, Prompt
 from preble.serving.callers import ANYBODY, Caller
+from preble.serving.endpoints import (
+    CHAT,
+    COMPLETIONS,
+    ENDPOINTS,
+    JSON_TYPE,
+    Endpoint,
+    ErrorForm,
+    ErrorStyle,
+    Fields,
+    HeaderList,
+    Prompt,
+    PromptTokensDetails,
+    StreamMeter,
+    Usage,
+    endpoint_of,
+    error_form,
+)
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.placements import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
@@ -20,9 +35,16 @@ __all__ = [
     "CHANGEABLE",
     "CHAT",
     "COMPLETIONS",
+    "ENDPOINTS",
+    "JSON_TYPE",
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
     "Caller",
+    "Endpoint",
+    "ErrorForm",
+    "ErrorStyle",
+    "Fields",
+    "HeaderList",
     "LiveReplica",
     "MemberRow",
     "Outcome",
@@ -36,6 +58,6 @@ __all__ = [
     "StreamMeter",
     "UnknownReplica",
     "Usage",
-    "decode_answer",
-    "has_error_event",
+    "endpoint_of",
+    "error_form",
 ]

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from math import inf
 
-from preble.core.types import TOKEN_BYTES, PackedTokens
-from preble.serving.bodies import (
-    COMPLETIONS,
-    ChatBody,
-    CompletionBody,
-    Prompt,
-    PromptLimits,
-    decode_chat,
-    decode_completion,
-    decode_prompts,
-    with_cache_salt,
-)
 from preble.serving.callers import ANYBODY, Caller
+from preble.serving.endpoints import Endpoint, Fields, Prompt
+from preble.serving.endpoints.bodies import PromptLimits, with_cache_salt
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One client's request. `body`: for the replica. `prompts`: of a completion; a chat has messages instead.
+    """One client's request. `body`: for the replica. `headers`: with names in lower case."""
 
-    `headers`: with names in lower case.
-    """
-
-    path: str
+    endpoint: Endpoint
     headers: Mapping[bytes, bytes]
     body: bytes
     request_id: str
-    fields: CompletionBody | ChatBody
-    prompts: list[Prompt]
+    fields: Fields
     caller: Caller = ANYBODY
+
+    @property
+    def path(self) -> str:
+        """Where the body goes at the replica."""
+        return self.endpoint.path
 
     @property
     def model(self) -> str | None:
@@ -48,25 +38,18 @@ class ParsedRequest:
         return self.fields.model
 
     @property
-    def num_prompts(self) -> int:
-        """How many placements the request needs."""
-        return max(1, len(self.prompts))
+    def prompts(self) -> Sequence[Prompt]:
+        """The prompts of a completion; a chat has none."""
+        return self.fields.prompts
 
     @property
-    def max_output_tokens(self) -> int | None:
-        limit = self.fields.max_tokens
-        if isinstance(self.fields, ChatBody) and self.fields.max_completion_tokens is not None:
-            limit = self.fields.max_completion_tokens
-        return limit if limit is None or limit > 0 else None
-
-    def truncated(self, tokens: PackedTokens) -> PackedTokens:
-        """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
-        limit = self.fields.truncate_prompt_tokens
-        return PackedTokens(tokens[-limit * TOKEN_BYTES :]) if limit is not None and limit > 0 else tokens
+    def num_prompts(self) -> int:
+        """How many placements the request needs."""
+        return max(1, len(self.fields.prompts))
 
 
 def parse_request(
-    path: str,
+    endpoint: Endpoint,
     headers: Mapping[bytes, bytes],
     body: bytes,
     request_id: str,
@@ -77,22 +60,14 @@ def parse_request(
 ) -> ParsedRequest:
     """`salts`: whether the caller's cache salt can go to the replicas.
 
-    Raises: RequestError: the body is not what the path takes, or is surely over a limit.
+    Raises: RequestError: the body is not what the endpoint takes, or is surely over a limit.
     """
-    fields: CompletionBody | ChatBody
-    prompts: list[Prompt] = []
-    if path == COMPLETIONS:
-        fields = decode_completion(body)
-        if fields.truncate_prompt_tokens is not None:
-            limits = PromptLimits(limits.prompts, inf)
-        prompts = decode_prompts(fields.prompt, limits)
-    else:
-        fields = decode_chat(body)
+    fields = endpoint.read(body, limits)
     salt = caller.cache_salt(fields.cache_salt)
     if salt != fields.cache_salt:
         fields.cache_salt = salt
         body = with_cache_salt(body, salt) if salts and salt else body
-    return ParsedRequest(path, headers, body, request_id, fields, prompts, caller)
+    return ParsedRequest(endpoint, headers, body, request_id, fields, caller)
 
 
 class RequestIds:

@@ -20,9 +20,10 @@ from preble.discovery import Member, Source, make_source
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.errors import ConfigError
 from preble.logs import LogLosses
-from preble.serving.bodies import CHAT, PromptLimits
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher
+from preble.serving.endpoints import Endpoint
+from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
@@ -65,7 +66,7 @@ class Serving:
     ```
     serving = await Serving.start(config)
     with serving.request_id(headers) as request_id:
-        parsed = await serving.parse(path, headers, body, request_id)
+        parsed = await serving.parse(endpoint, headers, body, request_id)
         async with serving.admitted(parsed):
             placed = serving.place(await serving.tokenize(parsed), parsed.model)
             ...  # carry the bytes to placed.engine and back, reporting to `placed`
@@ -222,15 +223,15 @@ class Serving:
 
     async def parse(
         self,
-        path: str,
+        endpoint: Endpoint,
         headers: Mapping[bytes, bytes],
         body: bytes,
         request_id: str,
         caller: Caller = ANYBODY,
     ) -> ParsedRequest:
-        """Decode a request to `COMPLETIONS` or `CHAT`. `headers`: names in lower case. Raises: RequestError."""
+        """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
-        parse = partial(parse_request, path, headers, body, request_id, limits, caller)
+        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller)
         salts = self.replicas.take_cache_salts
         return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
 
@@ -247,20 +248,21 @@ class Serving:
         Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
         """
         self.replicas.check_model(parsed.model)
-        tokens = parsed.truncated(await self._token_ids(parsed, index))
+        fields = parsed.fields
+        tokens = fields.truncated(await self._token_ids(parsed, index))
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
-        namespace = self.replicas.namespace(parsed.model, parsed.fields.cache_salt)
+        namespace = self.replicas.namespace(fields.model, fields.cache_salt)
         avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
-        return Request(RequestId(own_id), tokens, parsed.max_output_tokens, namespace, avoid)
+        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
         fields = parsed.fields
         started = time.perf_counter()
         is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
         most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
-        if parsed.path == CHAT:
-            tokens = await self._tokens.chat(parsed.body, fields.model, most_tokens)
-        elif isinstance(prompt := parsed.prompts[index], str):
+        if not fields.prompts:
+            tokens = await self._tokens.chat(fields.chat, fields.model, most_tokens)
+        elif isinstance(prompt := fields.prompts[index], str):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt

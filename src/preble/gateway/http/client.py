@@ -9,9 +9,7 @@ from typing import Any
 
 from preble.errors import BodyTooLarge, BodyTooSlow
 from preble.gateway.http.body_memory import BodyReservation
-from preble.gateway.http.errors import ErrorForm, HeaderList
-from preble.gateway.http.events import event
-from preble.serving import ANYBODY
+from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -40,6 +38,8 @@ class Client:
         self.status: int | None = None
         self.caller = ANYBODY
         """Who sends the request. Only an admin sees where it was placed."""
+        self.errors = ErrorStyle.OPENAI
+        """In whose form it expects errors."""
         self.is_last: Callable[[], bool] = lambda: False
         """Whether the connection ends with this answer, asked when it begins."""
         self.request_id: str | None = None
@@ -140,9 +140,9 @@ class Client:
         if self._complete:
             return
         if self.status is None:
-            await self.reply(form.status, form.headers(), form.body())
+            await self.reply(form.status, form.headers(), form.body(self.errors))
         elif self._streams_events:
-            await self.write(event(form.body()))
+            await self.write(form.event(self.errors))
             await self.end()
 
 

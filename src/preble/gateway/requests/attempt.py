@@ -13,10 +13,7 @@ from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineResponse
 from preble.errors import AnswerTooLarge, EngineGone, EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
-from preble.serving import Placed, decode_answer, has_error_event
-
-_EXCERPT_BYTES = 200
-"""The most of a replica's answer that an error message repeats."""
+from preble.serving import Endpoint, Placed, StreamMeter
 
 
 class CancelScope:
@@ -61,12 +58,15 @@ class Attempt:
     """One placement, carried to its replica and back. `begin`, use the answer, then `leave`, which ends the placement.
 
     After `begin`, `status` and `headers` are the answer's. A stream of events (`is_stream`) has its first piece in
-    `first`, and the others in `rest()`. Other answers are whole, in `body`, and their usage is reported.
+    `first`, which `meter` has counted, and the others in `rest()`. Other answers are whole, in `body`, and their usage
+    is reported.
     """
 
-    def __init__(self, placed: Placed, max_answer_bytes: int) -> None:
+    def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int) -> None:
         """`max_answer_bytes`: the most that a whole answer may have."""
         self.placed = placed
+        self.meter: StreamMeter = endpoint.meter()
+        self._endpoint = endpoint
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.first = b""
@@ -79,8 +79,8 @@ class Attempt:
         self._chunks: AsyncIterator[bytes] | None = None
         self._has_ended = False
 
-    async def begin(self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
-        """Send the request. Wait for the whole answer, or for the first piece of a stream.
+    async def begin(self, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
+        """Send the request. Wait for the whole answer, or for the first token of a stream.
 
         If it raises, the attempt has ended. Raises: EngineError. AnswerTooLarge.
         """
@@ -88,10 +88,10 @@ class Attempt:
         self.placed.heard_at = self._heard_at
         await self._scope.__aenter__()
         try:
-            await self._open(path, body, headers)
+            await self._open(body, headers)
             self.is_stream = stream and self.status < 300
             if self.is_stream:
-                self._check_events()
+                await self._begin_stream()
             else:
                 self.body = await self._read_all()
                 self._report_usage()
@@ -99,9 +99,9 @@ class Attempt:
             await self.leave(error)
             raise
 
-    async def _open(self, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+    async def _open(self, body: bytes, headers: Mapping[str, str]) -> None:
         engine = self.placed.engine
-        context = engine.send(path, body, headers)
+        context = engine.send(self._endpoint.path, body, headers)
         self._response = response = await context.__aenter__()
         self._context = context
         if not 200 <= response.status <= 599 or 300 <= response.status <= 399:
@@ -113,7 +113,7 @@ class Attempt:
         self.first = await anext(self._chunks, b"")
         self.placed.answered(self.status, retry_after_s(self.headers.get("retry-after", "")))
 
-    def _check_events(self) -> None:
+    async def _begin_stream(self) -> None:
         """Raises: EngineProtocolError: the answer is not a stream of events, or begins with an error."""
         content_type = self.headers.get("content-type", "")
         if not self.first:
@@ -122,12 +122,16 @@ class Attempt:
             raise EngineProtocolError(
                 f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
             )
-        if has_error_event(self.first):
-            raise EngineProtocolError(f"the replica's stream begins with an error: {_excerpt(self.first)}")
+        self.meter.feed(self.first)
+        while not self.meter.has_begun and (chunk := await anext(self.rest(), b"")):
+            self.meter.feed(chunk)
+            self.first += chunk
+        if (error := self.meter.error()) is not None:
+            raise error
 
     def _report_usage(self) -> None:
         """Raises: EngineProtocolError: an answer that is said to be good is no completion."""
-        if self.status < 300 and (usage := decode_answer(self.body).usage) is not None:
+        if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
             self.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
 
     def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
@@ -208,10 +212,6 @@ def retry_after_s(header: str) -> float:
 
 def _unheard() -> None:
     """A placement that has ended waits for nothing."""
-
-
-def _excerpt(raw: bytes) -> str:
-    return raw[:_EXCERPT_BYTES].decode("utf-8", "replace")
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/chat/completions`: one request from its body to the end of its answer."""
+"""One placed request, from its body to the end of its answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from preble.gateway.http.client import Client
 from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
-from preble.serving import ParsedRequest, Serving
+from preble.serving import Endpoint, ParsedRequest, Serving
 
 _PASSED_TO_ENGINE = (b"traceparent", b"tracestate", b"x-data-parallel-rank")
 
 
 class Completions:
-    """Answers requests for completions."""
+    """Answers requests to the endpoints of the table."""
 
     def __init__(self, serving: Serving, config: GatewayConfig) -> None:
         self._serving = serving
@@ -25,13 +25,13 @@ class Completions:
         self._limits = config.limits
         self._passed = (*_PASSED_TO_ENGINE, *((b"authorization",) if config.auth.forward_authorization else ()))
 
-    async def answer(self, path: str, client: Client, body: bytes, memory: BodyReservation) -> None:
+    async def answer(self, endpoint: Endpoint, client: Client, body: bytes, memory: BodyReservation) -> None:
         """Answer one request. `memory`: what its body has taken.
 
         Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
-            parsed = await self._serving.parse(path, client.headers, body, request_id, client.caller)
+            parsed = await self._serving.parse(endpoint, client.headers, body, request_id, client.caller)
             async with self._serving.admitted(parsed), client.watched():
                 try:
                     async with asyncio.timeout(self._total_s):
@@ -49,7 +49,7 @@ class Completions:
                 parsed,
                 body,
                 headers,
-                stream=bool(parsed.fields.stream),
+                stream=parsed.fields.stream,
                 max_answer_bytes=self._limits.max_answer_bytes,
             )
 

@@ -6,7 +6,6 @@ from preble.gateway.http.client import Client
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import answer_headers, reply_refusal
-from preble.serving import StreamMeter
 
 
 async def answer_one_prompt(client: Client, relay: Relay) -> None:
@@ -25,9 +24,8 @@ async def answer_one_prompt(client: Client, relay: Relay) -> None:
 
 
 async def _pass_through(client: Client, attempt: Attempt) -> None:
-    meter = StreamMeter()
+    meter = attempt.meter
     try:
-        meter.feed(attempt.first)
         await client.write(attempt.first)
         async for chunk in attempt.rest():
             meter.feed(chunk)

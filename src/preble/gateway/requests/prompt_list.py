@@ -22,12 +22,11 @@ from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.gateway.http.body_memory import BodyReservation
 from preble.gateway.http.client import Client
-from preble.gateway.http.errors import JSON_TYPE, HeaderList
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
-from preble.serving import ParsedRequest, Prompt, PromptTokensDetails, StreamMeter, Usage
+from preble.serving import JSON_TYPE, HeaderList, ParsedRequest, Prompt, PromptTokensDetails, Usage
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""
@@ -51,7 +50,7 @@ class _Prompts:
         self._relays = relays
         self._turns = asyncio.Semaphore(at_once)
         self._fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
-        self.num_choices = parsed.fields.n or 1
+        self.num_choices = parsed.fields.num_choices
         """Of each prompt."""
         shared = sum(len(name) + len(value) for name, value in self._fields.items() if name != "prompt")
         longest = max(_encoded_size(prompt) for prompt in parsed.prompts)
@@ -212,15 +211,15 @@ async def _produce(prompts: _Prompts, index: int, events: _Events) -> None:
 
 
 async def _read_events(attempt: Attempt, offset: int, events: _Events) -> None:
-    meter, splitter = StreamMeter(), EventSplitter()
+    meter, splitter = attempt.meter, EventSplitter()
     try:
         chunk = attempt.first
         while chunk:
-            meter.feed(chunk)
             for data in splitter.feed(chunk):
                 if data != b"[DONE]":
                     await events.put(_reindexed_event(data, offset))
             chunk = await anext(attempt.rest(), b"")
+            meter.feed(chunk)
         if (flaw := meter.flaw()) is not None:
             raise flaw
     finally:

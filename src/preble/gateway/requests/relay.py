@@ -40,7 +40,7 @@ class Relay:
         self._serving = serving
         self._request = request
         self._parsed = parsed
-        self._sent = (parsed.path, body, headers)
+        self._sent = (body, headers)
         self._stream = stream
         self._max_answer_bytes = max_answer_bytes
         self._attempt: Attempt | None = None
@@ -50,7 +50,7 @@ class Relay:
         """Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure."""
         placed = await self._serving.place_in_turn(self._request, self._parsed)
         while True:
-            self._attempt = attempt = Attempt(placed, self._max_answer_bytes)
+            self._attempt = attempt = Attempt(placed, self._parsed.endpoint, self._max_answer_bytes)
             failure: EngineError | None = None
             try:
                 await attempt.begin(*self._sent, stream=self._stream)

@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Raw
 
 from preble.gateway.http.client import Client
-from preble.gateway.http.errors import JSON_TYPE, ErrorForm, HeaderList
 from preble.gateway.requests.attempt import Attempt
+from preble.serving import JSON_TYPE, ErrorForm, HeaderList
 
 _NOT_PASSED_BACK = frozenset(
     {
@@ -39,7 +39,7 @@ async def reply_refusal(client: Client, attempt: Attempt) -> None:
     if not is_json_object(body):
         headers = [JSON_TYPE, *(header for header in headers if header[0] not in _OF_THE_BODY)]
         text = f"the replica answered with status {attempt.status} and no error that can be passed on"
-        body = ErrorForm(attempt.status, "engine_error", "engine_error", text).body()
+        body = ErrorForm(attempt.status, "engine_error", "engine_error", text).body(client.errors)
     await client.reply(attempt.status, headers, body)
 
 

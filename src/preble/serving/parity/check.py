@@ -24,8 +24,7 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
 from preble.engines.adapter import Engine, EngineResponse
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
-from preble.serving.answers import decode_answer
-from preble.serving.bodies import COMPLETIONS
+from preble.serving.endpoints import COMPLETIONS
 from preble.serving.parity.report import Check, Finding, Outcome
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
@@ -203,11 +202,11 @@ class ParityCheck:
     async def _sent(self, prompt: list[int]) -> int | None:
         """Have the replica compute a prompt; how many of its tokens it says it had cached. Raises: EngineError."""
         fields = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        async with self.replica.engine.send(COMPLETIONS, msgspec.json.encode(fields), {}) as response:
+        async with self.replica.engine.send(COMPLETIONS.path, msgspec.json.encode(fields), {}) as response:
             answer = await _whole(response)
             if response.status != 200:
                 raise EngineRefused(f"the replica answers a prompt of token ids with status {response.status}")
-        usage = decode_answer(answer).usage
+        usage = COMPLETIONS.usage(answer)
         return usage.cached_tokens if usage is not None else None
 
     def _judged(self, first: int | None, again: int | None) -> Finding:

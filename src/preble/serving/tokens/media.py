@@ -17,7 +17,7 @@ import msgspec
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.serving.bodies import decode_chat
+from preble.serving.endpoints.bodies import decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
 
 _MAY_BE_MEDIA = (b"image", b"video", b"audio", b"file")

@@ -20,7 +20,7 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
-from preble.serving.bodies import decode_chat
+from preble.serving.endpoints.bodies import decode_chat
 from preble.serving.tokens.tokenizer import PromptTokenizer
 
 _GIANT_BYTES = 1024 * 1024

@@ -15,7 +15,7 @@ import tokenizers
 
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError, RequestError
-from preble.serving.bodies import ChatBody, decode_chat
+from preble.serving.endpoints.bodies import ChatBody, decode_chat
 from preble.serving.tokens.chat_template import ChatTemplate
 
 MODEL_FILES = (

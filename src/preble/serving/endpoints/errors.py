@@ -1,8 +1,9 @@
-"""Errors as clients see them: a status and an error object in OpenAI's form."""
+"""Errors as clients see them: a status and an error object, in the form of the endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 
 import msgspec
@@ -19,6 +20,17 @@ from preble.errors import (
     RequestError,
 )
 
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+)
 HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
 _ENGINE_CODES: Mapping[type[EngineError], str] = MappingProxyType(
@@ -28,6 +40,14 @@ _ENGINE_CODES: Mapping[type[EngineError], str] = MappingProxyType(
         EngineProtocolError: "engine_protocol_error",
     }
 )
+
+
+class ErrorStyle(Enum):
+    """In whose form an endpoint's errors are."""
+
+    OPENAI = "OpenAI"
+    ANTHROPIC = "Anthropic"
+    RESPONSES = "OpenAI Responses"
 
 
 class ErrorForm(msgspec.Struct, frozen=True):
@@ -40,9 +60,24 @@ class ErrorForm(msgspec.Struct, frozen=True):
     param: str | None = None
     retry_after_s: float | None = None
 
-    def body(self) -> bytes:
+    def body(self, style: ErrorStyle = ErrorStyle.OPENAI) -> bytes:
+        """Return the body of an answer."""
+        if style is ErrorStyle.ANTHROPIC:
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": fields})
+
+    def event(self, style: ErrorStyle = ErrorStyle.OPENAI) -> bytes:
+        """Return the event that ends a stream which has begun."""
+        match style:
+            case ErrorStyle.OPENAI:
+                return b"data: " + self.body() + b"\n\n"
+            case ErrorStyle.ANTHROPIC:
+                return b"event: error\ndata: " + self.body(style) + b"\n\n"
+            case ErrorStyle.RESPONSES:
+                fields = {"type": "error", "code": self.code, "message": self.message, "param": self.param}
+                return b"event: error\ndata: " + msgspec.json.encode(fields) + b"\n\n"
 
     def headers(self) -> HeaderList:
         headers = [JSON_TYPE]

@@ -6,28 +6,48 @@ The original bytes go to the replica unchanged, so parameters that Preble has ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from preble.core.types import PackedTokens, pack_tokens
+from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import PromptTooLong, RequestError
-
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _PIECE_BYTES = 64 * 1024
 """The most of a list of token ids that is decoded in one go: less than a millisecond."""
 Prompt = str | PackedTokens
-"""A prompt of a completion: text, or packed token ids."""
+"""A prompt: text, or packed token ids."""
 
 
-class StreamOptions(Struct):
-    include_usage: bool | None = None
+@dataclass(slots=True, kw_only=True)
+class Fields:
+    """What placing needs of a body, whatever its endpoint.
+
+    `prompts`: texts or token ids, each to be placed on its own. `chat`: the body of a chat with the same prompt, for
+    what makes token ids. Of the two, one is empty. `truncate_prompt_tokens`: only that many of a prompt's last tokens
+    count, None for all. `num_choices`: answers to each prompt.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    prompts: Sequence[Prompt] = ()
+    chat: bytes = b""
+    max_output_tokens: int | None = None
+    num_choices: int = 1
+    cache_salt: str | None = None
+    service_tier: str | None = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+
+    def truncated(self, tokens: PackedTokens) -> PackedTokens:
+        """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
+        limit = self.truncate_prompt_tokens
+        return PackedTokens(tokens[-limit * TOKEN_BYTES :]) if limit is not None and limit > 0 else tokens
 
 
 class Reserved(Struct):
@@ -50,7 +70,6 @@ class CompletionBody(Reserved, kw_only=True):
     prompt: Raw = Raw(b"")
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     cache_salt: str | None = None
@@ -66,7 +85,6 @@ class ChatBody(Reserved, kw_only=True):
     messages: Raw = Raw(b"")
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -111,6 +129,44 @@ def decode_chat(body: bytes) -> ChatBody:
     if not bytes(decoded.messages).startswith(b"["):
         raise RequestError("`messages` must be a list of messages", param="messages")
     return decoded
+
+
+def read_completion(body: bytes, limits: PromptLimits) -> Fields:
+    """Read a body for `/v1/completions`. Raises: RequestError."""
+    given = decode_completion(body)
+    if given.truncate_prompt_tokens is not None:
+        limits = PromptLimits(limits.prompts, inf)
+    return Fields(
+        model=given.model,
+        stream=bool(given.stream),
+        prompts=decode_prompts(given.prompt, limits),
+        max_output_tokens=_positive(given.max_tokens),
+        num_choices=given.n or 1,
+        cache_salt=given.cache_salt,
+        service_tier=given.service_tier,
+        add_special_tokens=given.add_special_tokens,
+        truncate_prompt_tokens=given.truncate_prompt_tokens,
+    )
+
+
+def read_chat(body: bytes, limits: PromptLimits) -> Fields:
+    """Read a body for `/v1/chat/completions`. Raises: RequestError."""
+    given = decode_chat(body)
+    limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
+    return Fields(
+        model=given.model,
+        stream=bool(given.stream),
+        chat=body,
+        max_output_tokens=_positive(limit),
+        num_choices=given.n or 1,
+        cache_salt=given.cache_salt,
+        service_tier=given.service_tier,
+        truncate_prompt_tokens=given.truncate_prompt_tokens,
+    )
+
+
+def _positive(limit: int | None) -> int | None:
+    return limit if limit is not None and limit > 0 else None
 
 
 def _refuse_reserved(fields: Reserved) -> None:

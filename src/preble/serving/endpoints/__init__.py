@@ -1,0 +1,26 @@
+"""The endpoints of the engines: one table, and what is known of each. Does no I/O."""
+
+from preble.serving.endpoints.answers import PromptTokensDetails, Usage
+from preble.serving.endpoints.bodies import Fields, Prompt
+from preble.serving.endpoints.endpoint import Endpoint
+from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form
+from preble.serving.endpoints.events import StreamMeter
+from preble.serving.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, endpoint_of
+
+__all__ = [
+    "CHAT",
+    "COMPLETIONS",
+    "ENDPOINTS",
+    "JSON_TYPE",
+    "Endpoint",
+    "ErrorForm",
+    "ErrorStyle",
+    "Fields",
+    "HeaderList",
+    "Prompt",
+    "PromptTokensDetails",
+    "StreamMeter",
+    "Usage",
+    "endpoint_of",
+    "error_form",
+]
