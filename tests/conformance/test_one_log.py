@@ -35,9 +35,11 @@ from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
 from preble.errors import EngineGone
 from preble.serving.dispatcher import Dispatcher
-from preble.serving.placements import Placed, Placements
+from preble.serving.placed import Placed
+from preble.serving.placements import Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import Terms
 from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
 from support.small_cluster import PROFILE, workload
@@ -146,7 +148,7 @@ class _Player:
     def play(self, event: Event) -> None:
         match event:
             case PlaceLine():
-                self._placed[event.id] = self._dispatcher.place(event.request())
+                self._placed[event.id] = self._dispatcher.place(event.request(), Terms(event.id))
             case FirstTokenLine():
                 self._placed[event.id].first_token()
             case FinishLine():

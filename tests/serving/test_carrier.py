@@ -47,7 +47,7 @@ class Carrier:
 
     async def place(self, request_id: str = "r") -> Placed:
         parsed = await self.parse(request_id=request_id)
-        return self.serving.place(await self.serving.tokenize(parsed), parsed.model)
+        return await self.serving.place(await self.serving.tokenize(parsed), parsed)
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight on each replica, as the scheduler counts them."""
@@ -111,10 +111,11 @@ async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_el
         [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
         asked = failing.questions
         placed.failed(EngineRefused("no connection", replica_id=failing.url))
-        again = placed.place_again()
+        again = await placed.place_again()
         assert again.placement.replica_id != failing.url
         with pytest.raises(NoReplicaError):
-            again.cancelled() or again.place_again()
+            again.cancelled()
+            await again.place_again()
         assert one.outcomes() == ["EngineRefused", "aborted"]
         await eventually(lambda: failing.questions > asked)
 
@@ -162,7 +163,7 @@ async def test_a_placement_lost_and_failed_can_be_placed_again_where_a_replica_i
         await failing.stop()
         await eventually(lambda: len(one.serving.replicas) == 1)
         placed.failed(EngineGone("broken", replica_id=failing.url))
-        placed.place_again().end()
+        (await placed.place_again()).end()
         assert one.outcomes() == ["EngineGone", "ok"]
 
 
@@ -172,7 +173,7 @@ async def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
         requests = [await one.serving.tokenize(parsed, i) for i in range(parsed.num_prompts)]
         assert [(r.request_id, r.num_prompt_tokens) for r in requests] == [("r#0", 1), ("r#1", 2)]
         for request in requests:
-            one.serving.place(request).end()
+            (await one.serving.place(request, parsed)).end()
 
 
 async def test_admission_ids_and_errors_are_the_same_without_endy_carrier() -> None:

@@ -21,8 +21,9 @@ from preble.serving.endpoints import (
     endpoint_of,
     error_form,
 )
+from preble.serving.intake import Intake
 from preble.serving.parity.report import Outcome, ParityReport
-from preble.serving.placements import NOT_NOW, Placed
+from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
@@ -45,6 +46,7 @@ __all__ = [
     "ErrorStyle",
     "Fields",
     "HeaderList",
+    "Intake",
     "LiveReplica",
     "MemberRow",
     "Outcome",

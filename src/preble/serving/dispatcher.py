@@ -11,9 +11,9 @@ from preble.config import RetryConfig
 from preble.core.types import Placement, ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
 from preble.errors import NoReplicaError
-from preble.serving.callers import ANYBODY, Caller
-from preble.serving.placements import Placed, Placements
+from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.retry_budget import RetryBudget
+from preble.serving.terms import Terms
 
 
 class Dispatcher:
@@ -29,33 +29,29 @@ class Dispatcher:
         self.retries = RetryBudget(retries or RetryConfig())
         self._loop = asyncio.get_running_loop()
 
-    def place(
-        self, request: Request, model: str | None = None, *, caller: Caller = ANYBODY, streams: bool = True
-    ) -> Placed:
-        """Place a request among the replicas that serve `model`. The caller must end the result.
+    def place(self, request: Request, terms: Terms) -> LocalPlaced:
+        """Place a request among the replicas that serve its model. The caller must end the result.
 
-        `streams`: whether `first_token` will be called. Raises: NoReplicaError, PromptTooLong, UnknownModel.
+        Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """
         self.retries.placed(self._loop.time())
-        return self._place(request, model, caller, streams)
+        return self._place(request, terms)
 
-    def _place_again(
-        self, request: Request, model: str | None, caller: Caller, streams: bool, tried: ReplicaId, is_free: bool
-    ) -> Placed:
+    def _place_again(self, request: Request, terms: Terms, tried: ReplicaId, is_free: bool) -> LocalPlaced:
         """See `Placed.place_again`."""
         now = self._loop.time()
         if not is_free and not self.retries.allows_one(now):
             self._telemetry.retries_denied.inc()
             raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
-        again = self._place(_avoiding(request, frozenset((tried,))), model, caller, streams)
+        again = self._place(_avoiding(request, frozenset((tried,))), terms)
         if not is_free:
             self.retries.placed_again(now)
         self._telemetry.moves.labels(tried).inc()
         return again
 
-    def _place(self, request: Request, model: str | None, caller: Caller, streams: bool) -> Placed:
+    def _place(self, request: Request, terms: Terms) -> LocalPlaced:
         now, started = self._loop.time(), time.perf_counter()
-        others = self.replicas.not_serving(model)
+        others = self.replicas.not_serving(terms.model)
         request = dataclasses.replace(request, model=self.replicas.base_model(others))
         if held_back := self.replicas.held_back:
             others |= held_back
@@ -63,12 +59,11 @@ class Dispatcher:
         took_s = time.perf_counter() - started
         try:
             record = self._recent.placed(placement, now)
-            place_again = partial(self._place_again, request, model, caller, streams)
-            placed = Placed(self.placements, record, caller, streams, place_again)
+            placed = LocalPlaced(self.placements, record, terms, partial(self._place_again, request, terms))
             self.placements.in_flight[request.request_id] = placed
             self.placements.timer.arm()
             self._telemetry.placed(placement, took_s)
-            self.placements.sent(placement, caller, now, streams=streams)
+            self.placements.sent(placement, terms, now)
         except BaseException:
             # Nobody gets this placement to end it. The observer, which hears last, does not know it.
             self.placements.in_flight.pop(request.request_id, None)

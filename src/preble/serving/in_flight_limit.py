@@ -11,8 +11,8 @@ from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
 from preble.serving.key_limits import KeyLimits
-from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import Terms
 
 _TIMES_WHAT_IS_FREE = 4
 """A tenant may have up to this many times as many prompts as there is room for more: none can take all the room."""
@@ -34,9 +34,9 @@ class InFlightLimit:
         self._limits = limits
 
     @asynccontextmanager
-    async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[None]:
+    async def admitted(self, terms: Terms) -> AsyncIterator[None]:
         """Raises: Overloaded: there is no room now. RequestError: there never is."""
-        room, count = self._limits.max_in_flight, parsed.num_prompts
+        room, count = self._limits.max_in_flight, terms.num_prompts
         if count > room:
             raise RequestError(f"`prompt` has {count} prompts; at most {room} are accepted", param="prompt")
         if self.num_admitted + count > room:
@@ -44,14 +44,14 @@ class InFlightLimit:
                 f"{self.num_admitted} prompts are being served, which is the limit; try again soon",
                 retry_after_s=self._limits.retry_after_s,
             )
-        self._require_room_of_tenant(parsed.caller, count, room - self.num_admitted)
-        self._key_limits.admit(parsed.caller, count, asyncio.get_running_loop().time())
-        self._count(parsed.caller, count)
+        self._require_room_of_tenant(terms.caller, count, room - self.num_admitted)
+        self._key_limits.admit(terms.caller, count, asyncio.get_running_loop().time())
+        self._count(terms.caller, count)
         try:
             yield
         finally:
-            self._count(parsed.caller, -count)
-            self._key_limits.release(parsed.caller, count)
+            self._count(terms.caller, -count)
+            self._key_limits.release(terms.caller, count)
 
     def _count(self, caller: Caller, count: int) -> None:
         self.num_admitted += count

@@ -19,13 +19,12 @@ from preble.decisions.recent import DecisionRecord
 from preble.engines.http import HttpClient
 from preble.errors import EngineError, EngineFailed, EngineRefused, PrebleError
 from preble.serving.callers import Caller
+from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.scheduler_timer import SchedulerTimer
 from preble.serving.telemetry.metrics import Telemetry
-
-NOT_NOW = frozenset({429, 503})
-"""Statuses with which a replica refuses work that another may take."""
+from preble.serving.terms import Terms
 
 ABORTED = "aborted"
 _NOT_FOUND = 404
@@ -40,7 +39,7 @@ class PlacementObserver(Protocol):
 
     def replica_removed(self, replica_id: ReplicaId) -> None: ...
 
-    def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None: ...
+    def placed(self, placement: Placement, terms: Terms) -> None: ...
 
     def first_token(self, request_id: RequestId) -> None: ...
 
@@ -62,21 +61,21 @@ class Placements:
         self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed)
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.observer: PlacementObserver | None = None
-        self.in_flight: dict[RequestId, Placed] = {}
-        self._lost: set[Placed] = set()
+        self.in_flight: dict[RequestId, LocalPlaced] = {}
+        self._lost: set[LocalPlaced] = set()
         """Those whose replica has left the rotation, and which may still end well there."""
 
     def running(self) -> Counter[HttpClient]:
         """Return how many requests run at each server, by its client. O(placements that have not ended)."""
         return Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
 
-    def sent(self, placement: Placement, caller: Caller, now: float, *, streams: bool) -> None:
+    def sent(self, placement: Placement, terms: Terms, now: float) -> None:
         """A request goes to a replica, where its answer should begin after its prefill."""
         missed = placement.num_prompt_tokens - placement.matched_tokens
         expected_s = _LEAST_WAIT_S + self.scheduler.cost_model.prefill_s(missed, placement.matched_tokens)
-        self.ejection.sent(placement.replica_id, placement.request_id, now, expected_s, streams=streams)
+        self.ejection.sent(placement.replica_id, placement.request_id, now, expected_s, streams=terms.streams)
         if self.observer is not None:
-            self.observer.placed(placement, caller, streams=streams)
+            self.observer.placed(placement, terms)
 
     def lost(self, request_id: RequestId, reason: str | None, silent_since: float | None) -> None:
         """The scheduler has forgotten a request whose replica has left the rotation. It may still end well there."""
@@ -101,74 +100,36 @@ class Placements:
         stalled = self.ejection.check(last_heard, now)
         hangs = {replica_id for replica_id in stalled if self.ejection.times_ejected(replica_id) > 1}
         for placed in list(self.in_flight.values()):
-            moves = placed.placement.replica_id in (stalled if placed._streams else hangs)
+            moves = placed.placement.replica_id in (stalled if placed._terms.streams else hangs)
             if moves and placed.heard_at() is None and placed.on_lost is not None:
                 placed.on_lost("it begins no answer", now)
 
 
-class Placed:
-    """One placement, from `Serving.place` to its end. The carrier of the bytes reports what happens to the request.
+class LocalPlaced(Placed):
+    """A placement in the process that decides: what is reported goes straight to the scheduler."""
 
-    Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
-
-    `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
-    leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
-    is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
-    if the replica is ejected because it begins no answer; if the answer comes whole, the second time. `heard_at`: asked
-    now and then, when anything of the answer last came, by the event loop's clock; None for nothing yet.
-    """
-
-    __slots__ = (
-        "_cached_tokens",
-        "_caller",
-        "_has_ended",
-        "_may_retry_freely",
-        "_output_tokens",
-        "_place_again",
-        "_placements",
-        "_record",
-        "_retry_after_s",
-        "_status",
-        "_streams",
-        "engine",
-        "heard_at",
-        "on_lost",
-        "placement",
-    )
+    __slots__ = ("_may_retry_freely", "_place_again", "_placements", "_record", "_terms")
 
     def __init__(
         self,
         placements: Placements,
         record: DecisionRecord,
-        caller: Caller,
-        streams: bool,
-        place_again: Callable[[ReplicaId, bool], Placed],
+        terms: Terms,
+        place_again: Callable[[ReplicaId, bool], LocalPlaced],
     ) -> None:
-        self.placement = record.placement
-        self.engine = placements.replicas[self.placement.replica_id].engine
-        self.on_lost: Callable[[str | None, float | None], None] | None = None
-        self.heard_at: Callable[[], float | None] = lambda: None
+        super().__init__(record.placement, placements.replicas[record.placement.replica_id].engine)
         self._placements = placements
-        self._caller = caller
-        self._streams = streams
+        self._terms = terms
         self._place_again = place_again
         self._record = record
-        self._output_tokens = 0
-        self._cached_tokens: int | None = None
-        self._has_ended = False
-        self._status = 200
-        self._retry_after_s = 0.0
         self._may_retry_freely = False
 
     def answered(self, status: int, retry_after_s: float = 0.0) -> None:
-        """The replica has begun its answer with this HTTP status. `retry_after_s`: from its `Retry-After` header."""
-        self._status = status
-        self._retry_after_s = retry_after_s
+        super().answered(status, retry_after_s)
         if status == _NOT_FOUND:  # perhaps it was restarted with another model
             self._placements.replicas.suspect(self.placement.replica_id)
 
     def first_token(self) -> None:
-        """The first token of a streamed answer has arrived: the prefill is over."""
         placements, request_id, replica_id = self._placements, self.placement.request_id, self.placement.replica_id
         now = asyncio.get_running_loop().time()
         self._record.first_token_at = now
@@ -179,13 +140,7 @@ class Placed:
         if placements.observer is not None:
             placements.observer.first_token(request_id)
 
-    def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
-        """The tokens so far: generated, and cached by the replica (None if not reported). The last call counts."""
-        self._output_tokens = output_tokens
-        self._cached_tokens = cached_tokens
-
     def moved(self, to: ReplicaId) -> None:
-        """The carrier has sent the request to another replica. Raises: NoReplicaError: that one is not live."""
         if self._has_ended:
             return
         placements, request_id, source = self._placements, self.placement.request_id, self.placement.replica_id
@@ -197,44 +152,34 @@ class Placed:
         placements.ejection.dropped(source, request_id, now)
         self.engine = engine
         self.placement = dataclasses.replace(self.placement, replica_id=to)
-        placements.sent(self.placement, self._caller, now, streams=self._streams)
+        placements.sent(self.placement, self._terms, now)
         placements.telemetry.moved(source, to)
 
-    def end(self) -> None:
-        """The answer is complete. With an error status it is no success: see `answered`."""
-        if self._status in NOT_NOW:
-            self._end("refused")
-        elif self._status >= 500:
+    async def place_again(self) -> LocalPlaced:
+        return self.placed_again()
+
+    def placed_again(self) -> LocalPlaced:
+        """As `place_again`, at once."""
+        return self._place_again(self.placement.replica_id, self._may_retry_freely)
+
+    def _over(self, error: BaseException | None) -> None:
+        if error is None and self._status >= 500 and self._status not in NOT_NOW:
             replica_id = self.placement.replica_id
             text = f"replica {replica_id} answered with status {self._status}"
-            self.failed(EngineFailed(text, replica_id=replica_id))
-        else:
-            self._end("ok" if self._status < 400 else "rejected")
-
-    def cancelled(self) -> None:
-        """The client has gone, or the work was stopped for another reason that is not the replica's."""
-        self._end(ABORTED)
-
-    def failed(self, error: BaseException) -> None:
-        """The request failed. An `EngineError` also counts as the replica's failure and has it checked at once."""
-        if isinstance(error, EngineError) and not self._has_ended:
+            error = EngineFailed(text, replica_id=replica_id)
+        if isinstance(error, EngineError):
             self._may_retry_freely = isinstance(error, EngineRefused)
             self._placements.telemetry.engine_failed(self.placement.replica_id, error)
             self._placements.replicas.suspect(self.placement.replica_id)
-        self._end(_outcome(error), is_engines_failure=isinstance(error, EngineError))
+        outcome = _outcome(error) if error is not None else self._outcome_of_status()
+        self._end(outcome, is_engines_failure=isinstance(error, EngineError))
 
-    def place_again(self) -> Placed:
-        """Place the request on a replica that it has not tried. Call it after the end of this placement.
-
-        Only a request whose replica could not be reached is outside the fleet's retry budget.
-        Raises: NoReplicaError: there is none, or the budget is spent. PromptTooLong, UnknownModel.
-        """
-        return self._place_again(self.placement.replica_id, self._may_retry_freely)
+    def _outcome_of_status(self) -> str:
+        if self._status in NOT_NOW:
+            return "refused"
+        return "ok" if self._status < 400 else "rejected"
 
     def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
         placements, request_id, now = self._placements, self.placement.request_id, asyncio.get_running_loop().time()
         output_tokens, cached_tokens = self._output_tokens, self._cached_tokens
         if not self._record.replica_lost:
@@ -248,11 +193,11 @@ class Placed:
         placements.telemetry.finished(
             self.placement, outcome=outcome, output_tokens=output_tokens, cached_tokens=cached_tokens, e2e_s=e2e_s
         )
-        if self._caller.name:
+        if self._terms.caller.name:
             tokens = (self.placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
-            placements.telemetry.key_used(self._caller.name, *tokens)
+            placements.telemetry.key_used(self._terms.caller.name, *tokens)
         if placements.observer is not None:
-            placements.observer.ended(request_id, self._caller, output_tokens)
+            placements.observer.ended(request_id, self._terms.caller, output_tokens)
 
     def _judge_replica(self, outcome: str, is_engines_failure: bool, now: float) -> None:
         """Report to the table of ejections what this end says of the replica."""

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import partial
-from math import inf
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
 
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import PackedTokens, ReplicaId, Request, RequestId
+from preble.core.types import ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
 from preble.discovery import Member, Source, make_source
 from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.errors import ConfigError
 from preble.logs import LogLosses
-from preble.serving.callers import ANYBODY, Caller
 from preble.serving.dispatcher import Dispatcher
-from preble.serving.endpoints import Endpoint
-from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.in_flight_limit import InFlightLimit
+from preble.serving.intake import Intake
 from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.placements import Placed, Placements
+from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.ejection import Standing
-from preble.serving.replicas.live import LiveReplicas
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.requests import ParsedRequest, RequestIds, parse_request
+from preble.serving.requests import ParsedRequest
 from preble.serving.scheduler_setup import Scheduling, start_scheduling
 from preble.serving.telemetry.collectors import EngineLoadCollector, MembersCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import terms_of
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
@@ -51,24 +46,20 @@ CHANGEABLE = frozenset(
     }
 )
 """Settings, and sections, that a reload changes."""
-RANK_HEADER = b"x-data-parallel-rank"
 _EJECTION_CHECK_S = 1.0
-_PARSED_AT_ONCE_BYTES = 128 * 1024
-"""Larger bodies are decoded beside the event loop's thread: this one takes about a millisecond."""
 
 
-class Serving:
+class Serving(Intake):
     """Replicas, token ids and placements. Use it within the event loop that started it.
 
-    `replicas`: those that are live. `scheduler`: only to be read. `recent`: the last decisions. `telemetry`: the
-    metrics; a carrier registers its own in `telemetry.registry`.
+    `scheduler`: only to be read. `recent`: the last decisions.
 
     ```
     serving = await Serving.start(config)
     with serving.request_id(headers) as request_id:
         parsed = await serving.parse(endpoint, headers, body, request_id)
-        async with serving.admitted(parsed):
-            placed = serving.place(await serving.tokenize(parsed), parsed.model)
+        async with serving.admitted(parsed) as parsed:
+            placed = await serving.place(await serving.tokenize(parsed), parsed)
             ...  # carry the bytes to placed.engine and back, reporting to `placed`
             placed.end()
     await serving.close()
@@ -83,17 +74,13 @@ class Serving:
         tokens: TokenSource,
     ) -> None:
         """Use `start`."""
-        self.telemetry = telemetry = placements.telemetry
-        self.replicas: LiveReplicas = placements.replicas
+        super().__init__(config, placements.replicas, telemetry := placements.telemetry, tokens)
         self.scheduler: GlobalScheduler = placements.scheduler
         self.recent: RecentDecisions = scheduling.recent
-        self._config = config
         self._scheduling = scheduling
         self._placements = placements
         self._rotation = Rotation(placements)
         self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
-        self._tokens = tokens
-        self._ids = RequestIds()
         self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits(), telemetry)
         self._turns = Turns(dispatcher, config.queue, key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.queued.set_function(lambda: self._turns.num_waiting)
@@ -214,74 +201,13 @@ class Serving:
 
     # from a request to a placement
 
-    def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
-        """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
+    @asynccontextmanager
+    async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
+        async with self._in_flight_limit.admitted(terms_of(parsed)):
+            yield parsed
 
-        No other request has the id within the context.
-        """
-        return self._ids.take(headers)
-
-    async def parse(
-        self,
-        endpoint: Endpoint,
-        headers: Mapping[bytes, bytes],
-        body: bytes,
-        request_id: str,
-        caller: Caller = ANYBODY,
-    ) -> ParsedRequest:
-        """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
-        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
-        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller)
-        salts = self.replicas.take_cache_salts
-        return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
-
-    def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[None]:
-        """A context in which a request may be placed and answered.
-
-        Raises, on entering: Overloaded: there is no room now. RequestError: there never is.
-        """
-        return self._in_flight_limit.admitted(parsed)
-
-    async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
-        """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
-
-        Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
-        """
-        self.replicas.check_model(parsed.model)
-        fields = parsed.fields
-        tokens = fields.truncated(await self._token_ids(parsed, index))
-        own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
-        namespace = self.replicas.namespace(fields.model, fields.cache_salt)
-        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
-        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
-
-    async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
-        fields = parsed.fields
-        started = time.perf_counter()
-        is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
-        most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
-        if not fields.prompts:
-            tokens = await self._tokens.chat(fields.chat, fields.model, most_tokens)
-        elif isinstance(prompt := fields.prompts[index], str):
-            tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
-        else:
-            return prompt
-        self.telemetry.tokenizing.observe(time.perf_counter() - started)
-        return tokens
-
-    async def place_in_turn(self, request: Request, parsed: ParsedRequest) -> Placed:
-        """As `place`, once it is the turn of the request's tenant. Requests without a key are placed at once.
-
-        Raises: Overloaded: its turn cannot come in time. RequestError: a header about it is wrong.
-        """
-        return await self._turns.place(request, parsed)
-
-    def place(self, request: Request, model: str | None = None) -> Placed:
-        """Place a request among the replicas that serve `model`, any if None. End what you get, however it went.
-
-        Raises: NoReplicaError, PromptTooLong, UnknownModel.
-        """
-        return self._dispatcher.place(request, model)
+    async def place(self, request: Request, parsed: ParsedRequest) -> LocalPlaced:
+        return await self._turns.place(request, terms_of(parsed))
 
     # for pages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -16,11 +16,9 @@ from preble.errors import Overloaded, PrebleError, RequestError
 from preble.serving.callers import Caller
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.key_limits import KeyLimits
-from preble.serving.placements import Placed
-from preble.serving.requests import ParsedRequest
+from preble.serving.placements import LocalPlaced
+from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
-_PRIORITY = b"x-preble-priority"
-_MAX_WAIT = b"x-preble-max-wait"
 _LOOK_AGAIN_S = 1.0
 """While requests wait, at least this often: nobody reports when a replica's ejection or hold ends."""
 
@@ -29,8 +27,8 @@ _LOOK_AGAIN_S = 1.0
 class _Waiter:
     request: Request
     model: str | None
-    place: Callable[[], Placed]
-    placed: asyncio.Future[Placed]
+    place: Callable[[], LocalPlaced]
+    placed: asyncio.Future[LocalPlaced]
 
 
 class Turns:
@@ -66,31 +64,29 @@ class Turns:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._admission.used_s(tenant)
 
-    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
+    async def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Wait for the request's turn, then place it.
 
         Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
         PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
-        caller, tokens = parsed.caller, request.num_prompt_tokens
-        place = partial(
-            self._dispatcher.place, request, parsed.model, caller=caller, streams=bool(parsed.fields.stream)
-        )
+        caller, tokens = terms.caller, request.num_prompt_tokens
+        place = partial(self._dispatcher.place, request, terms)
         self._limits.charge(caller, tokens, self._loop.time())
         try:
             if not self._takes_turns(caller):
                 return place()
-            return await self._place_in_turn(request, parsed, place)
+            return await self._place_in_turn(request, terms, place)
         except (PrebleError, asyncio.CancelledError):
             self._limits.charge(caller, -tokens, self._loop.time())  # it was not served
             raise
 
-    async def _place_in_turn(self, request: Request, parsed: ParsedRequest, place: Callable[[], Placed]) -> Placed:
-        caller = parsed.caller
-        rank, max_wait_s = self._rank(parsed), _max_wait_s(parsed.headers)
-        able = self._dispatcher.replicas.able_to_serve(request, parsed.model)
-        future: asyncio.Future[Placed] = self._loop.create_future()
-        self._waiters[request.request_id] = _Waiter(request, parsed.model, place, future)
+    async def _place_in_turn(self, request: Request, terms: Terms, place: Callable[[], LocalPlaced]) -> LocalPlaced:
+        caller = terms.caller
+        rank, max_wait_s = self._rank(terms), _max_wait_s(terms.max_wait)
+        able = self._dispatcher.replicas.able_to_serve(request, terms.model)
+        future: asyncio.Future[LocalPlaced] = self._loop.create_future()
+        self._waiters[request.request_id] = _Waiter(request, terms.model, place, future)
         self._admission.set_weight(caller.tenant, caller.weight)
         self._admission.use(self._dispatcher.placements.scheduler.cost_model)
         refused = self._admission.offer(
@@ -113,24 +109,21 @@ class Turns:
     def _takes_turns(self, caller: Caller) -> bool:
         return bool(caller.tenant) and self._config.enabled
 
-    def _give_up(self, request_id: RequestId, future: asyncio.Future[Placed]) -> None:
+    def _give_up(self, request_id: RequestId, future: asyncio.Future[LocalPlaced]) -> None:
         """The client has gone: it may have been placed in this very moment."""
         self._waiters.pop(request_id, None)
         self._admission.withdraw(request_id)
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().cancelled()
 
-    def _rank(self, parsed: ParsedRequest) -> int:
+    def _rank(self, terms: Terms) -> int:
         """Of the class that the header names, else the body's `service_tier`; never before the class of the key."""
-        classes, key = self._config.classes, parsed.caller.limits
+        classes, key = self._config.classes, terms.caller.limits
         best = classes.index(key.priority) if key is not None and key.priority is not None else 0
-        given = parsed.headers.get(_PRIORITY)
-        if given is None:
-            tier = parsed.fields.service_tier
-            return max(best, classes.index(tier)) if tier in classes else best
-        name = given.decode("latin-1")
+        if (name := terms.priority) is None:
+            return max(best, classes.index(terms.tier)) if terms.tier in classes else best
         if name not in classes:
-            raise RequestError(f"{_PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
+            raise RequestError(f"{PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
         return max(best, classes.index(name))
 
     # what happens to replicas and to requests that were placed
@@ -143,9 +136,9 @@ class Turns:
         self._admission.remove_replica(replica_id)
         self._call_up()
 
-    def placed(self, placement: Placement, caller: Caller, *, streams: bool) -> None:
-        if self._takes_turns(caller):
-            self._admission.placed(placement, caller.tenant, self._loop.time(), told=streams)
+    def placed(self, placement: Placement, terms: Terms) -> None:
+        if self._takes_turns(terms.caller):
+            self._admission.placed(placement, terms.caller.tenant, self._loop.time(), told=terms.streams)
 
     def first_token(self, request_id: RequestId) -> None:
         self._admission.begun(request_id)
@@ -207,9 +200,8 @@ class Turns:
             self._timer.cancel()
 
 
-def _max_wait_s(headers: Mapping[bytes, bytes]) -> float | None:
+def _max_wait_s(given: str | None) -> float | None:
     """Raises: RequestError: the header is no number of seconds."""
-    given = headers.get(_MAX_WAIT)
     if given is None:
         return None
     try:
@@ -217,5 +209,5 @@ def _max_wait_s(headers: Mapping[bytes, bytes]) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 1e9:
-        raise RequestError(f"{_MAX_WAIT.decode()}: {given[:50].decode('latin-1')!r} is no number of seconds")
+        raise RequestError(f"{MAX_WAIT.decode()}: {given[:50]!r} is no number of seconds")
     return seconds

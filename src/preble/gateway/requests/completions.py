@@ -11,7 +11,7 @@ from preble.gateway.http.client import Client
 from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
-from preble.serving import Endpoint, ParsedRequest, Serving
+from preble.serving import Endpoint, Intake, ParsedRequest
 
 _PASSED_TO_ENGINE = (b"traceparent", b"tracestate", b"x-data-parallel-rank")
 
@@ -19,7 +19,7 @@ _PASSED_TO_ENGINE = (b"traceparent", b"tracestate", b"x-data-parallel-rank")
 class Completions:
     """Answers requests to the endpoints of the table."""
 
-    def __init__(self, serving: Serving, config: GatewayConfig) -> None:
+    def __init__(self, serving: Intake, config: GatewayConfig) -> None:
         self._serving = serving
         self._total_s = config.timeouts.total_s
         self._limits = config.limits
@@ -32,7 +32,8 @@ class Completions:
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
             parsed = await self._serving.parse(endpoint, client.headers, body, request_id, client.caller)
-            async with self._serving.admitted(parsed), client.watched():
+            async with self._serving.admitted(parsed) as parsed, client.watched():
+                client.request_id = parsed.request_id
                 try:
                     async with asyncio.timeout(self._total_s):
                         await self._answer(client, parsed, memory)

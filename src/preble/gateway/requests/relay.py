@@ -8,7 +8,7 @@ from types import TracebackType
 from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
 from preble.gateway.requests.attempt import Attempt
-from preble.serving import NOT_NOW, ParsedRequest, Serving
+from preble.serving import NOT_NOW, Intake, ParsedRequest
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""
@@ -27,7 +27,7 @@ class Relay:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: Intake,
         request: Request,
         parsed: ParsedRequest,
         body: bytes,
@@ -48,7 +48,7 @@ class Relay:
 
     async def __aenter__(self) -> Attempt:
         """Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure."""
-        placed = await self._serving.place_in_turn(self._request, self._parsed)
+        placed = await self._serving.place(self._request, self._parsed)
         while True:
             self._attempt = attempt = Attempt(placed, self._parsed.endpoint, self._max_answer_bytes)
             failure: EngineError | None = None
@@ -61,7 +61,7 @@ class Relay:
                 failure = error
             if self._may_move(attempt, failure):
                 try:
-                    placed = placed.place_again()
+                    placed = await placed.place_again()
                     continue
                 except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
                     pass

@@ -1,0 +1,108 @@
+"""From a request's bytes to a placement: the half of the serving room that every process with clients has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from math import inf
+
+from preble.config import GatewayConfig
+from preble.core.types import PackedTokens, Request, RequestId
+from preble.serving.callers import ANYBODY, Caller
+from preble.serving.endpoints import Endpoint
+from preble.serving.endpoints.bodies import PromptLimits
+from preble.serving.placed import Placed
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.requests import ParsedRequest, RequestIds, parse_request
+from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.tokens import TokenSource
+
+RANK_HEADER = b"x-data-parallel-rank"
+_PARSED_AT_ONCE_BYTES = 128 * 1024
+"""Larger bodies are decoded beside the event loop's thread: this one takes about a millisecond."""
+
+
+class Intake(ABC):
+    """Takes requests in and has them placed. Carriers use this, whoever decides: `Serving` in this process, or
+    another process.
+
+    `replicas`: those that are live. `telemetry`: the metrics; a carrier registers its own in `telemetry.registry`.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, replicas: LiveReplicas, telemetry: Telemetry, tokens: TokenSource
+    ) -> None:
+        self.replicas = replicas
+        self.telemetry = telemetry
+        self._config = config
+        self._tokens = tokens
+        self._ids = RequestIds()
+
+    def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
+        """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
+
+        No other request that came in here has the id within the context.
+        """
+        return self._ids.take(headers)
+
+    async def parse(
+        self,
+        endpoint: Endpoint,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        caller: Caller = ANYBODY,
+    ) -> ParsedRequest:
+        """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
+        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
+        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller)
+        salts = self.replicas.take_cache_salts
+        return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
+
+    @abstractmethod
+    def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[ParsedRequest]:
+        """A context in which a request may be placed and answered. Gives the request as it is to be served: its id is
+        another one if a request that came in elsewhere has it.
+
+        Raises, on entering: Overloaded: there is no room now. RequestError: there never is.
+        """
+
+    async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
+        """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
+
+        Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
+        """
+        self.replicas.check_model(parsed.model)
+        fields = parsed.fields
+        tokens = fields.truncated(await self._token_ids(parsed, index))
+        own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
+        namespace = self.replicas.namespace(fields.model, fields.cache_salt)
+        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
+        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
+
+    async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
+        fields = parsed.fields
+        started = time.perf_counter()
+        is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
+        most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
+        if not fields.prompts:
+            tokens = await self._tokens.chat(fields.chat, fields.model, most_tokens)
+        elif isinstance(prompt := fields.prompts[index], str):
+            tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
+        else:
+            return prompt
+        self.telemetry.tokenizing.observe(time.perf_counter() - started)
+        return tokens
+
+    @abstractmethod
+    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
+        """Place a request among the replicas that serve its model, once it is the turn of its tenant. Requests without
+        a key need not wait for a turn. End what you get, however it went.
+
+        Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
+        header about it is wrong.
+        """

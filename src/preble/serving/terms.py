@@ -1,0 +1,45 @@
+"""What placing needs to know of a client's request besides its token ids."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from preble.serving.callers import ANYBODY, Caller
+from preble.serving.requests import ParsedRequest
+
+PRIORITY = b"x-preble-priority"
+MAX_WAIT = b"x-preble-max-wait"
+
+
+class Terms(Struct, frozen=True, array_like=True):
+    """Who sends a request, and on which terms it is placed. `request_id`: of the whole request, however many prompts.
+
+    `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
+    """
+
+    request_id: str
+    num_prompts: int = 1
+    model: str | None = None
+    streams: bool = True
+    caller: Caller = ANYBODY
+    priority: str | None = None
+    max_wait: str | None = None
+    tier: str | None = None
+
+
+def terms_of(parsed: ParsedRequest) -> Terms:
+    """Return the terms of a client's request."""
+    return Terms(
+        parsed.request_id,
+        parsed.num_prompts,
+        parsed.model,
+        bool(parsed.fields.stream),
+        parsed.caller,
+        _text(parsed.headers.get(PRIORITY)),
+        _text(parsed.headers.get(MAX_WAIT)),
+        parsed.fields.service_tier,
+    )
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
