@@ -48,8 +48,8 @@ async def test_a_stream_passes_through_untouched(serve: Serve) -> None:
         assert events[-1]["usage"]["completion_tokens"] == 6
         await gateway.idle()
         text = await gateway.metrics()
-        assert f'preble_output_tokens_total{{replica="{one.url}"}} 6.0' in text
-        assert f'preble_cached_tokens_total{{replica="{one.url}"}} 2.0' in text
+        assert f'preble_output_tokens_total{{model="tiny",replica="{one.url}"}} 6.0' in text
+        assert f'preble_cached_tokens_total{{model="tiny",replica="{one.url}"}} 2.0' in text
 
 
 async def test_without_usage_in_the_stream_its_events_are_counted(serve: Serve) -> None:
@@ -57,7 +57,7 @@ async def test_without_usage_in_the_stream_its_events_are_counted(serve: Serve) 
         async with gateway.http.post("/v1/completions", json={"prompt": "ab", "stream": True}) as answer:
             await answer.read()
         await gateway.idle()
-        assert f'preble_output_tokens_total{{replica="{one.url}"}} 3.0' in await gateway.metrics()
+        assert f'preble_output_tokens_total{{model="tiny",replica="{one.url}"}} 3.0' in await gateway.metrics()
 
 
 async def test_a_chat_is_served_whole_and_streamed(serve: Serve) -> None:
@@ -162,7 +162,7 @@ async def test_health_ready_and_metrics(serve: Serve) -> None:
             assert answer.status == 200
         await gateway.complete()
         text = await gateway.metrics()
-        assert f'preble_placements_total{{reason="policy",replica="{one.url}"}} 1.0' in text
+        assert f'preble_placements_total{{model="tiny",reason="policy",replica="{one.url}"}} 1.0' in text
         assert 'preble_responses_total{path="/v1/completions",status="200"} 1.0' in text
         assert f'preble_replica_up{{replica="{one.url}"}} 1.0' in text
 

@@ -51,8 +51,8 @@ class Behind:
     async def stored(self) -> None:
         """Return when an event of stored blocks has come."""
         replica = next(iter(self.gateway.serving.replicas))
-        events = self.gateway.serving.telemetry.kv_events.labels(replica, "BlocksStored")
-        await eventually(lambda: events._value.get() > 0, "a stored block is reported")
+        events = self.gateway.serving.telemetry.numbers.cell("preble_kv_events_total", replica, "BlocksStored")
+        await eventually(lambda: events[0] > 0, "a stored block is reported")
 
     async def lost(self, lost: bool = True) -> None:
         """Return when the page says that events are lost, or are not."""

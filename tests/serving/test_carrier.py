@@ -135,8 +135,8 @@ async def test_a_carrier_may_send_the_request_elsewhere() -> None:
             placed.moved(ReplicaId("http://nowhere"))
         placed.end()
         metrics = one.serving.telemetry.exposition().decode()
-        assert f'preble_in_flight{{replica="{source}"}} 0.0' in metrics
-        assert f'preble_in_flight{{replica="{target}"}} 0.0' in metrics
+        assert f'preble_in_flight{{model="tiny",replica="{source}"}} 0.0' in metrics
+        assert f'preble_in_flight{{model="tiny",replica="{target}"}} 0.0' in metrics
 
 
 async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well() -> None:

@@ -7,6 +7,7 @@ from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, Timeout
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
+from preble.config.observing import MetricsConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 
@@ -20,6 +21,7 @@ __all__ = [
     "HealthConfig",
     "Knob",
     "LimitsConfig",
+    "MetricsConfig",
     "ParityConfig",
     "QueueConfig",
     "RebalanceConfig",

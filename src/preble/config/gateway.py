@@ -9,6 +9,7 @@ from msgspec import Struct
 from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
+from preble.config.observing import MetricsConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 from preble.core.policies.registry import policy_names
@@ -77,3 +78,4 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance: RebalanceConfig = RebalanceConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
-import prometheus_client
 import structlog
-from prometheus_client import Gauge
 
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
@@ -78,12 +76,7 @@ class App:
         self._debug = DebugPages(serving)
         self._replicas = ReplicaPages(serving)
         self._log = structlog.get_logger()
-        registry = serving.telemetry.registry
-        self._responses = prometheus_client.Counter(
-            "preble_responses", "Answers to clients; 499: the client went away.", ("path", "status"), registry=registry
-        )
-        body_bytes = Gauge("preble_body_bytes", "Bytes of requests that arrive or are being served.", registry=registry)
-        body_bytes.set_function(lambda: self._bodies.held)
+        serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self._bodies.held)])])
         self.is_draining = False
         """Whether the gateway is about to stop: it is not ready, and connections end with their answers."""
         self._started_at = int(time.time())
@@ -120,7 +113,7 @@ class App:
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], path, client)
         self._bodies.collect()
-        self._responses.labels(self._counted_as(path), str(client.status)).inc()
+        self._serving.telemetry.responded(self._counted_as(path), client.status)
 
     async def _answer(self, method: str, path: str, client: Client) -> None:
         """Every failure becomes an answer here."""

@@ -41,12 +41,12 @@ class Dispatcher:
         """See `Placed.place_again`."""
         now = self._loop.time()
         if not is_free and not self.retries.allows_one(now):
-            self._telemetry.retries_denied.inc()
+            self._telemetry.retry_denied()
             raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
         again = self._place(_avoiding(request, frozenset((tried,))), terms)
         if not is_free:
             self.retries.placed_again(now)
-        self._telemetry.moves.labels(tried).inc()
+        self._telemetry.placed_again(tried)
         return again
 
     def _place(self, request: Request, terms: Terms) -> LocalPlaced:
@@ -62,7 +62,7 @@ class Dispatcher:
             placed = LocalPlaced(self.placements, record, terms, partial(self._place_again, request, terms))
             self.placements.in_flight[request.request_id] = placed
             self.placements.timer.arm()
-            self._telemetry.placed(placement, took_s)
+            self._telemetry.placed(placement, placed.model, took_s)
             self.placements.sent(placement, terms, now)
         except BaseException:
             # Nobody gets this placement to end it. The observer, which hears last, does not know it.

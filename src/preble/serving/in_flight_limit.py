@@ -11,7 +11,6 @@ from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
 from preble.serving.key_limits import KeyLimits
-from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms
 
 _TIMES_WHAT_IS_FREE = 4
@@ -21,11 +20,10 @@ _TIMES_WHAT_IS_FREE = 4
 class InFlightLimit:
     """Admits requests while there is room for all their prompts, and for more of their tenant and key."""
 
-    def __init__(self, limits: LimitsConfig, key_limits: KeyLimits, telemetry: Telemetry) -> None:
+    def __init__(self, limits: LimitsConfig, key_limits: KeyLimits) -> None:
         self._limits = limits
         self._key_limits = key_limits
         self._of_tenant: Counter[str] = Counter()
-        self._telemetry = telemetry
         self.num_admitted = 0
         """Prompts between admission and the end of their answer."""
 
@@ -56,7 +54,6 @@ class InFlightLimit:
     def _count(self, caller: Caller, count: int) -> None:
         self.num_admitted += count
         self._of_tenant[caller.tenant] += count
-        self._telemetry.waiting.inc(count)
 
     def _require_room_of_tenant(self, caller: Caller, count: int, free: int) -> None:
         served = self._of_tenant[caller.tenant]

@@ -30,7 +30,7 @@ class Intake(ABC):
     """Takes requests in and has them placed. Carriers use this, whoever decides: `Serving` in this process, or
     another process.
 
-    `replicas`: those that are live. `telemetry`: the metrics; a carrier registers its own in `telemetry.registry`.
+    `replicas`: those that are live. `telemetry`: the metrics; a carrier counts its own in `telemetry.numbers`.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class Intake(ABC):
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
-        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller)
+        now = asyncio.get_running_loop().time()
+        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller, arrived_at=now)
         salts = self.replicas.take_cache_salts
         return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
 
@@ -95,7 +96,7 @@ class Intake(ABC):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
-        self.telemetry.tokenizing.observe(time.perf_counter() - started)
+        self.telemetry.tokenized(fields.model or "", time.perf_counter() - started)
         return tokens
 
     @abstractmethod

@@ -108,7 +108,7 @@ class Placements:
 class LocalPlaced(Placed):
     """A placement in the process that decides: what is reported goes straight to the scheduler."""
 
-    __slots__ = ("_may_retry_freely", "_place_again", "_placements", "_record", "_terms")
+    __slots__ = ("_may_retry_freely", "_place_again", "_placements", "_record", "_terms", "model")
 
     def __init__(
         self,
@@ -117,12 +117,23 @@ class LocalPlaced(Placed):
         terms: Terms,
         place_again: Callable[[ReplicaId, bool], LocalPlaced],
     ) -> None:
-        super().__init__(record.placement, placements.replicas[record.placement.replica_id].engine)
+        replica = placements.replicas[record.placement.replica_id]
+        super().__init__(record.placement, replica.engine)
+        self.model = terms.model or next(iter(replica.info.models), "")
         self._placements = placements
         self._terms = terms
         self._place_again = place_again
         self._record = record
         self._may_retry_freely = False
+
+    @property
+    def placed_at(self) -> float:
+        """When, by the event loop's clock."""
+        return self._record.placed_at
+
+    def _since_arrival(self, now: float) -> float:
+        arrived_at = self._terms.arrived_at
+        return now - (self.placed_at if arrived_at is None else arrived_at)
 
     def answered(self, status: int, retry_after_s: float = 0.0) -> None:
         super().answered(status, retry_after_s)
@@ -133,7 +144,8 @@ class LocalPlaced(Placed):
         placements, request_id, replica_id = self._placements, self.placement.request_id, self.placement.replica_id
         now = asyncio.get_running_loop().time()
         self._record.first_token_at = now
-        placements.telemetry.first_byte(replica_id, now - self._record.placed_at)
+        since_s = (self._since_arrival(now), now - self._record.placed_at)
+        placements.telemetry.first_byte(replica_id, self.model, self._terms.caller, *since_s)
         placements.ejection.heard(replica_id, request_id, now)
         if not self._record.replica_lost:
             placements.scheduler.on_first_token(request_id, now)
@@ -153,7 +165,7 @@ class LocalPlaced(Placed):
         self.engine = engine
         self.placement = dataclasses.replace(self.placement, replica_id=to)
         placements.sent(self.placement, self._terms, now)
-        placements.telemetry.moved(source, to)
+        placements.telemetry.moved(source, to, self.model)
 
     async def place_again(self) -> LocalPlaced:
         return self.placed_again()
@@ -189,13 +201,15 @@ class LocalPlaced(Placed):
         placements._lost.discard(self)
         self._judge_replica(outcome, is_engines_failure, now)
         self._record.finished(now, outcome, output_tokens, cached_tokens)
-        e2e_s = now - self._record.placed_at
         placements.telemetry.finished(
-            self.placement, outcome=outcome, output_tokens=output_tokens, cached_tokens=cached_tokens, e2e_s=e2e_s
+            self.placement,
+            self.model,
+            self._terms.caller,
+            outcome=outcome,
+            output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+            e2e_s=self._since_arrival(now),
         )
-        if self._terms.caller.name:
-            tokens = (self.placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
-            placements.telemetry.key_used(self._terms.caller.name, *tokens)
         if placements.observer is not None:
             placements.observer.ended(request_id, self._terms.caller, output_tokens)
 

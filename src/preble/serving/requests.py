@@ -18,7 +18,10 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One client's request. `body`: for the replica. `headers`: with names in lower case."""
+    """One client's request. `body`: for the replica. `headers`: with names in lower case.
+
+    `arrived_at`: when all of it was there, by the event loop's clock; None where nobody noted it.
+    """
 
     endpoint: Endpoint
     headers: Mapping[bytes, bytes]
@@ -26,6 +29,7 @@ class ParsedRequest:
     request_id: str
     fields: Fields
     caller: Caller = ANYBODY
+    arrived_at: float | None = None
 
     @property
     def path(self) -> str:
@@ -57,6 +61,7 @@ def parse_request(
     caller: Caller = ANYBODY,
     *,
     salts: bool = False,
+    arrived_at: float | None = None,
 ) -> ParsedRequest:
     """`salts`: whether the caller's cache salt can go to the replicas.
 
@@ -67,7 +72,7 @@ def parse_request(
     if salt != fields.cache_salt:
         fields.cache_salt = salt
         body = with_cache_salt(body, salt) if salts and salt else body
-    return ParsedRequest(endpoint, headers, body, request_id, fields, caller)
+    return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 
 class RequestIds:

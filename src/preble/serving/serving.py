@@ -30,8 +30,8 @@ from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest
 from preble.serving.scheduler_setup import Scheduling, start_scheduling
-from preble.serving.telemetry.collectors import EngineLoadCollector, MembersCollector, SchedulerCollector
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.readings import of_build, of_engines, of_members, of_queue, of_scheduler
 from preble.serving.terms import terms_of
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
@@ -81,13 +81,13 @@ class Serving(Intake):
         self._placements = placements
         self._rotation = Rotation(placements)
         self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
-        self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits(), telemetry)
+        self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits())
         self._turns = Turns(dispatcher, config.queue, key_limits, max_waiting=config.limits.max_in_flight)
-        telemetry.queued.set_function(lambda: self._turns.num_waiting)
+        telemetry.numbers.read(lambda: of_queue(self.num_admitted, self.num_waiting, self._turns.waiting_s))
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
         self.members = Members(placements, self._monitor, config.health)
-        telemetry.registry.register(MembersCollector(self.members))
+        telemetry.numbers.read(lambda: of_members(self.members))
         self._followed: object = None
         self._ejecting = asyncio.create_task(self._eject_outliers())
 
@@ -103,11 +103,12 @@ class Serving(Intake):
         sources = _sources(config)
         scheduling = start_scheduling(config, scheduler)
         try:
-            telemetry = Telemetry(log_losses)
+            telemetry = Telemetry(log_losses, config.metrics)
             placements = Placements(scheduling.scheduler, telemetry, config.ejection)
             replicas = placements.replicas
-            telemetry.registry.register(SchedulerCollector(scheduling.scheduler, scheduling.log))
-            telemetry.registry.register(EngineLoadCollector(replicas))
+            telemetry.numbers.read(lambda: of_build(config.policy))
+            telemetry.numbers.read(lambda: of_scheduler(scheduling.scheduler, scheduling.log))
+            telemetry.numbers.read(lambda: of_engines(replicas))
             tokens = await asyncio.to_thread(make_token_source, config, replicas.engines_for, replicas.suspect)
         except BaseException:
             await scheduling.close()

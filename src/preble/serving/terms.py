@@ -15,6 +15,7 @@ class Terms(Struct, frozen=True, array_like=True):
     """Who sends a request, and on which terms it is placed. `request_id`: of the whole request, however many prompts.
 
     `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
+    `arrived_at`: when all of the request was there, by the event loop's clock; None where nobody noted it.
     """
 
     request_id: str
@@ -25,6 +26,7 @@ class Terms(Struct, frozen=True, array_like=True):
     priority: str | None = None
     max_wait: str | None = None
     tier: str | None = None
+    arrived_at: float | None = None
 
 
 def terms_of(parsed: ParsedRequest) -> Terms:
@@ -38,6 +40,7 @@ def terms_of(parsed: ParsedRequest) -> Terms:
         _text(parsed.headers.get(PRIORITY)),
         _text(parsed.headers.get(MAX_WAIT)),
         parsed.fields.service_tier,
+        parsed.arrived_at,
     )
 
 

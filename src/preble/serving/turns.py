@@ -64,22 +64,27 @@ class Turns:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._admission.used_s(tenant)
 
+    @property
+    def waiting_s(self) -> float:
+        """GPU time of the requests that wait for their turn, as estimated."""
+        return self._admission.waiting_s
+
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Wait for the request's turn, then place it.
 
         Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
         PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
-        caller, tokens = terms.caller, request.num_prompt_tokens
+        caller, tokens, came_at = terms.caller, request.num_prompt_tokens, self._loop.time()
         place = partial(self._dispatcher.place, request, terms)
-        self._limits.charge(caller, tokens, self._loop.time())
+        self._limits.charge(caller, tokens, came_at)
         try:
-            if not self._takes_turns(caller):
-                return place()
-            return await self._place_in_turn(request, terms, place)
+            placed = await self._place_in_turn(request, terms, place) if self._takes_turns(caller) else place()
         except (PrebleError, asyncio.CancelledError):
             self._limits.charge(caller, -tokens, self._loop.time())  # it was not served
             raise
+        self._dispatcher.placements.telemetry.had_turn(placed.model, placed.placed_at - came_at)
+        return placed
 
     async def _place_in_turn(self, request: Request, terms: Terms, place: Callable[[], LocalPlaced]) -> LocalPlaced:
         caller = terms.caller

@@ -64,6 +64,11 @@ class Admission:
         """Requests that wait for their turn."""
         return self._queue.num_waiting
 
+    @property
+    def waiting_s(self) -> float:
+        """GPU time of the requests that wait, as estimated. O(tenants)."""
+        return self._queue.waiting_s
+
     def used_s(self, tenant: str) -> float:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._queue.used_s(tenant)

@@ -93,6 +93,11 @@ class FairQueue:
         """Tenants of whom anything waits or runs. O(tenants)."""
         return sum(tenant.is_active for tenant in self._tenants.values())
 
+    @property
+    def waiting_s(self) -> float:
+        """GPU time of the requests that wait. O(tenants)."""
+        return sum(tenant.waiting_s for tenant in self._tenants.values())
+
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
         self._tenant(tenant).weight = weight

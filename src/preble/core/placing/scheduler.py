@@ -308,6 +308,7 @@ class GlobalScheduler:
             num_unindexed=self._tracker.num_unindexed,
             num_replicated_prefixes=self._cluster.rebalancer.num_replicated,
             cost_factors=self._refit.factors if self._refit is not None else CostFactors(),
+            window_s=self._cluster.window.window_s,
             replicas={
                 self._replicas.replica_id(replica): self._replica(replica) for replica in self._replicas.live_replicas
             },
@@ -334,8 +335,11 @@ class GlobalScheduler:
         return ReplicaState(
             num_requests=self._replicas.num_requests[replica],
             waiting_prefill_tokens=self._replicas.waiting_prefill_tokens[replica],
+            waiting_prefill_s=self._replicas.waiting_prefill_s[replica],
             load_s=self._cluster.window.load_s[replica],
             cached_tokens=self._cluster.index.caches[replica].used_tokens,
+            in_use_tokens=self._cluster.index.caches[replica].in_use_tokens,
+            kv_capacity_tokens=self._replicas.specs[replica].kv_capacity_tokens,
             drift=replace(self._tracker.drift(replica)),
             trusted=self._replicas.trusts(replica),
         )

@@ -13,15 +13,19 @@ from preble.core.types import CacheDrift, ReplicaId
 class ReplicaState:
     """One replica as the scheduler sees it.
 
-    `num_requests`: in flight. `waiting_prefill_tokens`: prompt tokens to compute of those without a first token.
-    `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV tokens cached or about to be cached.
-    `trusted`: whether matches there count.
+    `num_requests`: in flight. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of those without
+    a first token, and the seconds that takes. `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV
+    tokens cached or about to be cached. `in_use_tokens`: those of requests in flight. `kv_capacity_tokens`: None where
+    unknown. `trusted`: whether matches there count.
     """
 
     num_requests: int
     waiting_prefill_tokens: int
+    waiting_prefill_s: float
     load_s: float
     cached_tokens: int
+    in_use_tokens: int
+    kv_capacity_tokens: int | None
     drift: CacheDrift
     trusted: bool = True
 
@@ -35,8 +39,8 @@ class SchedulerState:
     caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
     budget had no room for.
     `num_replicated_prefixes`: prefixes that rebalancing serves from replicas of its choice. `cost_factors`: by what
-    live requests have corrected the cost profile; ones where it is not corrected. `replicas`: in the order of their
-    indexes.
+    live requests have corrected the cost profile; ones where it is not corrected. `window_s`: of the load
+    window. `replicas`: in the order of their indexes.
     """
 
     num_in_flight: int
@@ -47,4 +51,5 @@ class SchedulerState:
     num_unindexed: int
     num_replicated_prefixes: int
     cost_factors: CostFactors
+    window_s: float
     replicas: Mapping[ReplicaId, ReplicaState]

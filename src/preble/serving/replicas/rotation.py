@@ -85,7 +85,7 @@ class Rotation:
 
     def apply(self, event: KvEvent) -> None:
         """Give the scheduler a change of a live replica's cache."""
-        self._telemetry.kv_events.labels(event.replica_id, type(event).__name__).inc()
+        self._telemetry.kv_event(event.replica_id, type(event).__name__)
         if isinstance(event, BlocksStored):
             replica = self.replicas[event.replica_id]
             if event.block_size != replica.info.spec.block_size:
@@ -120,7 +120,7 @@ class Rotation:
     def _count_unlocated(self, event: BlocksStored) -> None:
         """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""
         replica_id = event.replica_id
-        self._telemetry.unlocated.labels(replica_id).inc()
+        self._telemetry.unlocated(replica_id)
         if event.is_orphan:
             return
         replica = self.replicas[replica_id]

@@ -1,135 +1,134 @@
-"""Prometheus metrics of placements and replicas, and one `placed` and one `finished` log line for each placement.
+"""What is counted as things happen, and one `placed` and one `finished` log line for each placement.
 
-No line contains the prompt. A line below the configured log level costs a call that does nothing. The metrics of one
-replica are looked up once: finding a labelled metric costs more than counting with it.
+No line contains the prompt. A line below the configured log level costs a call that does nothing. The numbers of one
+replica and model are looked up once: finding them costs more than counting.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
+from preble.config import MetricsConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
 from preble.logs import LogLosses
+from preble.serving.callers import Caller
 from preble.serving.parity.report import Check, Outcome, ParityReport
 from preble.serving.replicas.ejection import Change, Standing
+from preble.serving.telemetry.exposition import NumbersCollector
+from preble.serving.telemetry.numbers import Numbers, Reading, note
+from preble.serving.telemetry.readings import of_process
+from preble.serving.telemetry.table import SHORT_S, TINY_S
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+OTHER_TENANTS = "other"
+"""The label of tenants beyond the number that `metrics.tenants` names."""
 _PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
 _PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
-_SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 
 
 class _OfReplica:
-    """The metrics of one replica."""
+    """The numbers of one model on one replica."""
 
     __slots__ = (
-        "cached_tokens",
+        "cached",
         "e2e",
-        "matched_tokens",
-        "output_tokens",
-        "prompt_tokens",
+        "matched",
+        "model",
+        "ok",
+        "output",
+        "placed_s",
+        "prompt",
         "reasons",
         "running",
         "ttft",
     )
 
-    def __init__(self, everything: Telemetry, replica: ReplicaId) -> None:
-        self.reasons = {reason: everything.placements.labels(replica, reason.value) for reason in Reason}
-        self.prompt_tokens = everything.prompt_tokens.labels(replica)
-        self.matched_tokens = everything.matched_tokens.labels(replica)
-        self.cached_tokens = everything.cached_tokens.labels(replica)
-        self.output_tokens = everything.output_tokens.labels(replica)
-        self.running = everything.running.labels(replica)
-        self.ttft = everything.ttft.labels(replica)
-        self.e2e = everything.e2e.labels(replica)
+    def __init__(self, numbers: Numbers, replica: ReplicaId, model: str) -> None:
+        def tokens(kind: str) -> list[float]:
+            return numbers.cell(f"preble_{kind}_tokens_total", replica, model)
+
+        self.model = model
+        self.reasons = {r: numbers.cell("preble_placements_total", replica, model, r.value) for r in Reason}
+        self.prompt, self.matched, self.cached, self.output = map(tokens, ("prompt", "matched", "cached", "output"))
+        self.running = numbers.cell("preble_in_flight", replica, model)
+        self.placed_s = numbers.cell("preble_replica_ttft_seconds", replica, model)
+        self.ttft = numbers.cell("preble_ttft_seconds", model)
+        self.e2e = numbers.cell("preble_e2e_seconds", model)
 
 
 class Telemetry:
-    """The metrics and log of one `Serving`. Each has a registry of its own, so that several can run in one process."""
+    """The numbers and log of one `Serving`, in one process of the gateway. Several can be in one process.
 
-    def __init__(self, log_losses: LogLosses | None = None) -> None:
-        """`log_losses`: of the log that this process writes, None where nobody counts them."""
-        self.registry = registry = CollectorRegistry()
+    `numbers`: a carrier counts its own here. `others`: asked at each scrape for the numbers of the gateway's other
+    processes. `registry`: what a scrape shows; it reads the numbers, and holds what a carrier registers itself.
+    """
+
+    def __init__(
+        self,
+        log_losses: LogLosses | None = None,
+        config: MetricsConfig | None = None,
+        *,
+        process: str = "gateway",
+        others: Callable[[], Iterable[Iterable[Reading]]] = tuple,
+    ) -> None:
+        """`log_losses`: of the log that this process writes, None where nobody counts them. `process`: its label."""
+        config = config or MetricsConfig()
+        self.numbers = numbers = Numbers()
+        self.others = others
+        self.registry = CollectorRegistry()
         self.log: Any = structlog.get_logger().bind()
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"preble_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"preble_{name}", text, labels, registry=registry)
-
-        def seconds(name: str, text: str, *labels: str, buckets: tuple[float, ...] = _SHORT_S) -> Histogram:
-            return Histogram(f"preble_{name}_seconds", text, labels, registry=registry, buckets=buckets)
-
-        self.placements = counter("placements", "Requests placed, by reason.", "replica", "reason")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens placed.", "replica")
-        self.matched_tokens = counter("matched_tokens", "Prompt tokens believed to be cached when placed.", "replica")
-        self.cached_tokens = counter("cached_tokens", "Prompt tokens that the replica reported as cached.", "replica")
-        self.output_tokens = counter("output_tokens", "Tokens generated.", "replica")
-        self.engine_errors = counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind")
-        self.moves = counter("moves", "Requests that left a replica for another one.", "replica")
-        self.retries_denied = counter("retries_denied", "Requests not moved since the retry budget was spent.")
-        self.ejected = gauge("replica_ejected", "1 while requests keep away from a replica.", "replica")
-        self.kv_events = counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind")
-        self.unlocated = counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica")
-        self.events_arrive = gauge(
-            "kv_events_arrive",
-            "1 while a replica's KV events arrive, 0 while its cache is estimated instead.",
-            "replica",
-        )
-        self.resyncs = counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica")
-        self.prefix_replications = counter(
-            "prefix_replications", "Prefixes that got a further replica or lost one.", "replica", "change"
-        )
-        self.parity = gauge(
-            "replica_parity",
-            "Last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
-            "replica",
-            "check",
-        )
-        self.up = gauge("replica_up", "1 while a replica is in the rotation.", "replica")
-        self.running = gauge("in_flight", "Requests placed and not finished.", "replica")
-        self.waiting = gauge("prompts_admitted", "Prompts between admission and the end of their answer.")
-        self.key_requests = counter("key_requests", "Placements that ended, by key.", "key")
-        self.key_tokens = counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind")
-        self.queued = gauge("prompts_queued", "Prompts of tenants that wait for their turn to be placed.")
-        self.ttft = seconds("ttft", "From placing to the first byte of a streamed answer.", "replica")
-        self.e2e = seconds("e2e", "From placing to the end of the answer.", "replica")
-        self.placing = seconds("placing", "One placement decision.", buckets=_TINY_S)
-        self._replicas: dict[ReplicaId, _OfReplica] = {}
+        self._max_tenants = config.tenants
+        self._tenants: set[str] = set()
+        self._placing = numbers.cell("preble_placing_seconds")
+        self._of: dict[tuple[ReplicaId, str], _OfReplica] = {}
+        numbers.read(lambda: of_process(process))
         if log_losses is not None:
-            lost = gauge("log_lines_lost", "Log lines that stderr did not take: its disk is full or nobody reads it.")
-            lost.set_function(lambda: log_losses.num_lines)
-        self.tokenizing = seconds("tokenizing", "Making token ids of one prompt, waiting included.", buckets=_TINY_S)
-
-        self._of_one_replica = [m for m in vars(self).values() if "replica" in getattr(m, "_labelnames", ())]
+            numbers.read(lambda: [("preble_log_lines_lost", (), [float(log_losses.num_lines)])])
+        states = NumbersCollector(lambda: chain([numbers.state()], self.others()), vllm_names=config.vllm_names)
+        self.registry.register(states)
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
         """Every metric in Prometheus' text form."""
         return generate_latest(self.registry)
 
-    def _of(self, replica: ReplicaId) -> _OfReplica:
-        found = self._replicas.get(replica)
+    def _of_replica(self, replica: ReplicaId, model: str) -> _OfReplica:
+        found = self._of.get((replica, model))
         if found is None:
-            found = self._replicas[replica] = _OfReplica(self, replica)
+            found = self._of[replica, model] = _OfReplica(self.numbers, replica, model)
         return found
 
-    def placed(self, placement: Placement, took_s: float) -> None:
-        of_replica = self._of(placement.replica_id)
-        self.placing.observe(took_s)
-        of_replica.reasons[placement.reason].inc()
-        of_replica.prompt_tokens.inc(placement.num_prompt_tokens)
-        of_replica.matched_tokens.inc(placement.matched_tokens)
-        of_replica.running.inc()
+    # requests
+
+    def responded(self, path: str, status: int | None) -> None:
+        """A client's request has ended. `path`: one of few."""
+        self.numbers.add("preble_responses_total", path, str(status))
+
+    def tokenized(self, model: str, took_s: float) -> None:
+        """A prompt's token ids were made."""
+        self.numbers.observe("preble_tokenizing_seconds", model, value=took_s)
+
+    def had_turn(self, model: str, waited_s: float) -> None:
+        """A prompt's turn to be placed has come."""
+        self.numbers.observe("preble_queueing_seconds", model, value=waited_s)
+
+    def placed(self, placement: Placement, model: str, took_s: float) -> None:
+        """A request goes to a replica. `took_s`: for the decision."""
+        of_replica = self._of_replica(placement.replica_id, model)
+        note(self._placing, TINY_S, took_s)
+        of_replica.reasons[placement.reason][0] += 1
+        of_replica.prompt[0] += placement.num_prompt_tokens
+        of_replica.matched[0] += placement.matched_tokens
+        of_replica.running[0] += 1
         self.log.info(
             "placed",
             request_id=placement.request_id,
@@ -139,26 +138,50 @@ class Telemetry:
             matched_tokens=placement.matched_tokens,
         )
 
-    def moved(self, source: ReplicaId, to: ReplicaId) -> None:
-        """The carrier sent a request to another replica."""
-        self.moves.labels(source).inc()
-        self._of(source).running.dec()
-        self._of(to).running.inc()
+    def retry_denied(self) -> None:
+        """A request would move, but the fleet's budget is spent."""
+        self.numbers.add("preble_retries_denied_total")
 
-    def first_byte(self, replica: ReplicaId, ttft_s: float) -> None:
-        self._of(replica).ttft.observe(ttft_s)
+    def placed_again(self, tried: ReplicaId) -> None:
+        """A request that a replica failed was placed on another one."""
+        self.numbers.add("preble_moves_total", tried)
+
+    def moved(self, source: ReplicaId, to: ReplicaId, model: str) -> None:
+        """The carrier sent a request to another replica."""
+        self.placed_again(source)
+        self._of_replica(source, model).running[0] -= 1
+        self._of_replica(to, model).running[0] += 1
+
+    def first_byte(self, replica: ReplicaId, model: str, caller: Caller, ttft_s: float, replica_s: float) -> None:
+        """`ttft_s`: since the request's arrival. `replica_s`: since it was placed."""
+        of_replica = self._of_replica(replica, model)
+        note(of_replica.ttft, SHORT_S, ttft_s)
+        note(of_replica.placed_s, SHORT_S, replica_s)
+        if tenant := self._label(caller):
+            self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
 
     def finished(
-        self, placement: Placement, *, outcome: str, output_tokens: int, cached_tokens: int | None, e2e_s: float
+        self,
+        placement: Placement,
+        model: str,
+        caller: Caller,
+        *,
+        outcome: str,
+        output_tokens: int,
+        cached_tokens: int | None,
+        e2e_s: float,
     ) -> None:
-        """The end of one placement. `outcome`: "ok", "aborted", or the class of an error."""
-        of_replica = self._of(placement.replica_id)
-        of_replica.running.dec()
-        of_replica.output_tokens.inc(output_tokens)
+        """The end of one placement. `outcome`: "aborted", or the class of an error. `e2e_s`: since arrival."""
+        of_replica = self._of_replica(placement.replica_id, model)
+        of_replica.running[0] -= 1
+        of_replica.output[0] += output_tokens
         if cached_tokens is not None:
-            of_replica.cached_tokens.inc(cached_tokens)
+            of_replica.cached[0] += cached_tokens
         if outcome == "ok":
-            of_replica.e2e.observe(e2e_s)
+            note(of_replica.e2e, SHORT_S, e2e_s)
+        self.numbers.add("preble_finished_total", model, outcome)
+        if caller.name:
+            self._used(caller, model, outcome, placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
         self.log.info(
             "finished",
             request_id=placement.request_id,
@@ -168,6 +191,29 @@ class Telemetry:
             cached_tokens=cached_tokens,
             e2e_s=round(e2e_s, 6),
         )
+
+    def _used(self, caller: Caller, model: str, outcome: str, prompt: int, cached: int, output: int) -> None:
+        """What the holder of a key has used."""
+        numbers, tenant = self.numbers, self._label(caller)
+        numbers.add("preble_key_requests_total", caller.name)
+        if tenant:
+            numbers.add("preble_tenant_finished_total", tenant, model, outcome)
+        for kind, count in (("prompt", prompt), ("cached", cached), ("output", output)):
+            numbers.add("preble_key_tokens_total", caller.name, kind, by=count)
+            if tenant:
+                numbers.add("preble_tenant_tokens_total", tenant, model, kind, by=count)
+
+    def _label(self, caller: Caller) -> str:
+        """The tenant's label: its name while there is room for one more, "" where none are wanted."""
+        tenant = caller.tenant
+        if not self._max_tenants or not tenant or tenant in self._tenants:
+            return tenant if self._max_tenants else ""
+        if len(self._tenants) == self._max_tenants:
+            return OTHER_TENANTS
+        self._tenants.add(tenant)
+        return tenant
+
+    # replicas
 
     def models_changed(self, replica: ReplicaId, models: tuple[str, ...]) -> None:
         """A replica serves other models than before."""
@@ -179,7 +225,7 @@ class Telemetry:
 
     def events_lost(self, replica: ReplicaId, *, lost: bool) -> None:
         """A replica's KV events do not arrive any more, or (`lost` False) they do again."""
-        self.events_arrive.labels(replica).set(not lost)
+        self.numbers.set("preble_kv_events_arrive", replica, to=not lost)
         if lost:
             self.log.warning(
                 "kv_events_lost", replica=replica, consequence="what it caches is estimated until they arrive"
@@ -187,21 +233,24 @@ class Telemetry:
         else:
             self.log.info("kv_events_back", replica=replica)
 
-    def key_used(self, key: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """A placement of a key has ended."""
-        self.key_requests.labels(key).inc()
-        for kind, count in (("prompt", prompt_tokens), ("cached", cached_tokens), ("output", output_tokens)):
-            self.key_tokens.labels(key, kind).inc(count)
+    def kv_event(self, replica: ReplicaId, kind: str) -> None:
+        """A replica has reported a change of its cache."""
+        self.numbers.add("preble_kv_events_total", replica, kind)
+
+    def unlocated(self, replica: ReplicaId) -> None:
+        """A replica has stored blocks behind one that is unknown."""
+        self.numbers.add("preble_kv_blocks_unlocated_total", replica)
 
     def resynced(self, replica: ReplicaId) -> None:
         """A replica's KV events, which build on unknown blocks, were asked to start over."""
-        self.resyncs.labels(replica).inc()
+        self.numbers.add("preble_kv_resyncs_total", replica)
         self.log.warning("kv_events_resync", replica=replica, reason="blocks were stored behind unknown ones")
 
     def prefixes_replicated(self, changes: Iterable[PrefixReplication]) -> None:
         """Prefixes were replicated or retired."""
         for change in changes:
-            self.prefix_replications.labels(change.replica_id, "added" if change.added else "retired").inc()
+            kind = "added" if change.added else "retired"
+            self.numbers.add("preble_prefix_replications_total", change.replica_id, kind)
             self.log.info(
                 "prefix_replicated" if change.added else "prefix_retired",
                 replica=change.replica_id,
@@ -210,13 +259,14 @@ class Telemetry:
             )
 
     def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
-        self.engine_errors.labels(replica, type(error).__name__).inc()
+        self.numbers.add("preble_engine_errors_total", replica, type(error).__name__)
         self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
 
     def standing_changed(self, change: Change) -> None:
         """A replica was ejected, is probed, or is back."""
-        self.ejected.labels(change.replica_id).set(change.standing is Standing.EJECTED)
-        if change.standing is Standing.EJECTED:
+        is_out = change.standing is Standing.EJECTED
+        self.numbers.set("preble_replica_ejected", change.replica_id, to=is_out)
+        if is_out:
             reason = str(change.reason)  # in words: the console shows an enumeration as code
             self.log.warning("replica_ejected", replica=change.replica_id, reason=reason, back_off_s=change.back_off_s)
         else:
@@ -226,22 +276,20 @@ class Telemetry:
 
     def forget_replica(self, replica: ReplicaId) -> None:
         """Show a replica no more: it is gone for good, and fleets change for months."""
-        self._replicas.pop(replica, None)
-        for metric in self._of_one_replica:
-            metric.remove_by_labels({"replica": replica})
+        self._of = {key: known for key, known in self._of.items() if key[0] != replica}
+        self.numbers.forget_replica(replica)
 
     def replica_expected(self, replica: ReplicaId) -> None:
         """A replica is configured: it counts as down until it is up."""
-        self.up.labels(replica).set(0)
+        self.numbers.set("preble_replica_up", replica, to=0)
 
     def replica_up(self, replica: ReplicaId, **details: object) -> None:
         server = replica.partition("#")[0]
         if server != replica:  # one of several on a server, whose own name is no replica's
-            with contextlib.suppress(KeyError):
-                self.up.remove(server)
-        self.up.labels(replica).set(1)
+            self.numbers.remove("preble_replica_up", server)
+        self.numbers.set("preble_replica_up", replica, to=1)
         if details.get("events"):
-            self.events_arrive.labels(replica).set(1)
+            self.numbers.set("preble_kv_events_arrive", replica, to=1)
         self.log.info("replica_up", replica=replica, **details)
 
     def index_may_be_short(self, before: SchedulerState, after: SchedulerState) -> None:
@@ -255,7 +303,7 @@ class Telemetry:
     def parity_checked(self, report: ParityReport, *, is_known: bool) -> None:
         """A replica's token ids and cache were checked. `is_known`: the last check found the same."""
         for finding in report.findings:
-            self.parity.labels(report.replica, finding.check).set(_PARITY[finding.outcome])
+            self.numbers.set("preble_replica_parity", report.replica, finding.check, to=_PARITY[finding.outcome])
         if is_known:
             return
         log = self.log.bind(replica=report.replica, trusted=report.trusted)
@@ -270,12 +318,10 @@ class Telemetry:
 
     def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:
         """A replica left the rotation. `reason`: None at shutdown."""
-        self.up.labels(replica).set(0)
-        with contextlib.suppress(KeyError):  # it reports none
-            self.events_arrive.remove(replica)
-        self.ejected.labels(replica).set(0)
+        self.numbers.set("preble_replica_up", replica, to=0)
+        self.numbers.remove("preble_kv_events_arrive", replica)
+        self.numbers.set("preble_replica_ejected", replica, to=0)
         for check in Check:
-            with contextlib.suppress(KeyError):  # never checked
-                self.parity.remove(replica, check)
+            self.numbers.remove("preble_replica_parity", replica, check)
         if reason is not None:
             self.log.warning("replica_down", replica=replica, reason=reason, requests_in_flight=orphans)

@@ -1,0 +1,31 @@
+"""What the gateway shows of itself: metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from preble.config.knobs import about
+
+
+class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `/metrics` shows beyond what it always does (docs/reference/metrics.md)."""
+
+    tenants: Annotated[
+        int,
+        about(
+            "How many tenants get a label of their own in the metrics `preble_tenant_*`; the others are `other`.",
+            unit="tenants",
+            why="each tenant adds some forty series",
+            ge=0,
+            le=1000,
+        ),
+    ] = 0
+    vllm_names: Annotated[
+        bool,
+        about(
+            "Give the metrics that mean the same vLLM's names as well, for dashboards and pickers that ask for those.",
+            why="a Prometheus that scrapes the replicas too would count twice",
+        ),
+    ] = False

@@ -1,0 +1,115 @@
+"""What is read at each scrape: the scheduler's state, the engines' load, the replicas that are watched, the process."""
+
+from __future__ import annotations
+
+import mmap
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from preble import __version__
+from preble.core.placing import scheduler as scheduler_module
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.placing.snapshot import ReplicaState
+from preble.core.types import ReplicaId
+from preble.serving.replicas.live import LiveReplica
+from preble.serving.replicas.rows import MemberRow, SourceRow
+from preble.serving.telemetry.numbers import Reading
+
+
+class LogCounts(Protocol):
+    """The counters of a decision log."""
+
+    @property
+    def num_written(self) -> int: ...
+
+    @property
+    def num_dropped(self) -> int: ...
+
+
+class MemberRows(Protocol):
+    """The replicas that are watched, and who names them."""
+
+    def __iter__(self) -> Iterator[MemberRow]: ...
+
+    def sources(self) -> list[SourceRow]: ...
+
+
+def of_scheduler(scheduler: GlobalScheduler, log: LogCounts | None = None) -> Iterator[Reading]:
+    """The scheduler's state. `log`: the decision log, None where none is kept."""
+    state = scheduler.snapshot()
+    yield _one("preble_index_bytes", state.num_index_bytes)
+    yield _one("preble_index_tokens", state.num_index_tokens)
+    yield _one("preble_unindexed_total", state.num_unindexed)
+    yield _one("preble_replicated_prefixes", state.num_replicated_prefixes)
+    yield _one("preble_cost_factor", state.cost_factors.prefill, "prefill")
+    yield _one("preble_cost_factor", state.cost_factors.decode, "decode")
+    yield _one("preble_load_window_seconds", state.window_s)
+    yield _one("preble_work_waiting_seconds", sum(one.waiting_prefill_s for one in state.replicas.values()))
+    for replica_id, replica in state.replicas.items():
+        yield from _of_replica(replica_id, replica)
+    if log is not None:
+        yield _one("preble_decision_log_lines_total", log.num_written)
+        yield _one("preble_decision_log_dropped_total", log.num_dropped)
+
+
+def _of_replica(replica_id: ReplicaId, replica: ReplicaState) -> Iterator[Reading]:
+    yield _one("preble_load_seconds", replica.load_s, replica_id)
+    yield _one("preble_waiting_prefill_tokens", replica.waiting_prefill_tokens, replica_id)
+    yield _one("preble_waiting_prefill_seconds", replica.waiting_prefill_s, replica_id)
+    yield _one("preble_believed_cached_tokens", replica.cached_tokens, replica_id)
+    yield _one("preble_in_use_tokens", replica.in_use_tokens, replica_id)
+    yield _one("preble_drift_predicted_tokens_total", replica.drift.predicted_tokens, replica_id)
+    yield _one("preble_drift_reported_tokens_total", replica.drift.reported_tokens, replica_id)
+    yield _one("preble_replica_trusted", replica.trusted, replica_id)
+    if replica.kv_capacity_tokens:
+        yield _one("preble_kv_capacity_tokens", replica.kv_capacity_tokens, replica_id)
+        yield _one("preble_kv_in_use_ratio", replica.in_use_tokens / replica.kv_capacity_tokens, replica_id)
+
+
+def of_queue(num_admitted: int, num_waiting: int, waiting_s: float) -> Iterable[Reading]:
+    """Prompts between admission and their end, those of them that wait for their turn, and the GPU time of these."""
+    return [
+        _one("preble_prompts_admitted", num_admitted),
+        _one("preble_prompts_queued", num_waiting),
+        _one("preble_work_waiting_seconds", waiting_s),
+    ]
+
+
+def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:
+    """The load that engines report, of the replicas that report any."""
+    for replica_id, replica in replicas.items():
+        if (load := replica.engine_load) is not None:
+            yield _one("preble_engine_running", load.running, replica_id)
+            yield _one("preble_engine_waiting", load.waiting, replica_id)
+            yield _one("preble_engine_kv_tokens", load.kv_tokens, replica_id)
+
+
+def of_members(members: MemberRows) -> Iterator[Reading]:
+    """Every replica that is watched with its state, also those that were never up; and the sources that name them."""
+    for row in members:
+        yield _one("preble_replica_state", 1, row.url, row.state)
+        yield _one("preble_replica_safe_to_remove", row.safe_to_remove, row.url)
+    for source in members.sources():
+        yield _one("preble_source_replicas", source.replicas, source.name)
+        yield _one("preble_source_current", source.error is None, source.name)
+
+
+def of_build(policy: str) -> Iterable[Reading]:
+    """What runs here."""
+    core = "plain" if (scheduler_module.__file__ or "").endswith(".py") else "compiled"
+    return [_one("preble_build_info", 1, __version__, policy, platform.python_version(), core)]
+
+
+def of_process(name: str) -> Iterator[Reading]:
+    """The CPU time and memory of this process. `name`: what it does in the gateway."""
+    yield _one("preble_process_cpu_seconds_total", time.process_time(), name)
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        yield _one("preble_process_resident_bytes", int(statm.read_text().split()[1]) * mmap.PAGESIZE, name)
+
+
+def _one(name: str, value: float, *labels: str) -> Reading:
+    return name, labels, [float(value)]

@@ -1,0 +1,217 @@
+"""Every metric of the gateway, declared once. The page, the dashboard and the alerts are made from this table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from types import MappingProxyType
+
+SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+
+
+class Kind(StrEnum):
+    """What a metric's numbers do: a counter only grows, a gauge goes up and down, a histogram counts by size."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric. `labels`: names, in the order in which their values are given. `bounds`: of a histogram's buckets.
+
+    `same_as`: the name under which vLLM, and the Gateway API Inference Extension's protocol for model servers, know a
+    metric of the same meaning; "" for none.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    same_as: str = ""
+
+    @property
+    def cell_size(self) -> int:
+        """Numbers in one series: a histogram's are its buckets' counts, the last one without a bound, and the sum."""
+        return len(self.bounds) + 2 if self.kind is Kind.HISTOGRAM else 1
+
+
+def _counter(name: str, text: str, *labels: str, same_as: str = "") -> Declared:
+    return Declared(f"preble_{name}_total", Kind.COUNTER, text, labels, same_as=same_as)
+
+
+def _gauge(name: str, text: str, *labels: str, same_as: str = "") -> Declared:
+    return Declared(f"preble_{name}", Kind.GAUGE, text, labels, same_as=same_as)
+
+
+def _seconds(name: str, text: str, *labels: str, bounds: tuple[float, ...] = SHORT_S, same_as: str = "") -> Declared:
+    return Declared(f"preble_{name}_seconds", Kind.HISTOGRAM, text, labels, bounds, same_as)
+
+
+ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
+    {
+        "Requests": (
+            _counter("responses", "Answers to clients; 499: the client went away.", "path", "status"),
+            _counter("finished", "Placements that ended: ok, aborted, or the class of an error.", "model", "outcome"),
+            _seconds(
+                "ttft",
+                "From a request's arrival, with its whole body, to the first byte of a streamed answer.",
+                "model",
+                same_as="vllm:time_to_first_token_seconds",
+            ),
+            _seconds(
+                "e2e",
+                "From a request's arrival, with its whole body, to the end of a good answer.",
+                "model",
+                same_as="vllm:e2e_request_latency_seconds",
+            ),
+            _seconds(
+                "tokenizing", "Part of both: making one prompt's token ids, with waiting.", "model", bounds=TINY_S
+            ),
+            _seconds(
+                "queueing", "Part of both: until a tenant's prompt had its turn.", "model", bounds=TINY_S + SHORT_S[8:]
+            ),
+            _seconds("placing", "Part of both: one placement decision.", bounds=TINY_S),
+            _seconds("replica_ttft", "Part of TTFT: from placing to the first byte.", "replica", "model"),
+            _gauge("prompts_admitted", "Prompts between admission and the end of their answer."),
+            _gauge(
+                "prompts_queued",
+                "Prompts of tenants that wait for their turn to be placed.",
+                same_as="vllm:num_requests_waiting",
+            ),
+            _gauge("body_bytes", "Bytes of requests that arrive or are being served."),
+        ),
+        "Placements": (
+            _counter("placements", "Requests placed, by reason.", "replica", "model", "reason"),
+            _gauge(
+                "in_flight",
+                "Requests placed and not finished.",
+                "replica",
+                "model",
+                same_as="vllm:num_requests_running",
+            ),
+            _counter("prompt_tokens", "Prompt tokens placed.", "replica", "model", same_as="vllm:prompt_tokens_total"),
+            _counter("matched_tokens", "Prompt tokens believed to be cached when placed.", "replica", "model"),
+            _counter(
+                "cached_tokens",
+                "Prompt tokens that the replica reported as cached.",
+                "replica",
+                "model",
+                same_as="vllm:prompt_tokens_cached_total",
+            ),
+            _counter("output_tokens", "Tokens generated.", "replica", "model", same_as="vllm:generation_tokens_total"),
+            _counter("moves", "Requests that left a replica for another one.", "replica"),
+            _counter("retries_denied", "Requests not moved since the retry budget was spent."),
+            _counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind"),
+            _counter("prefix_replications", "Prefixes that got a further replica or lost one.", "replica", "change"),
+        ),
+        "Load and capacity": (
+            _gauge(
+                "work_waiting_seconds",
+                "GPU seconds of work that waits in the whole cluster, at replicas and for its turn: to scale by.",
+            ),
+            _gauge("waiting_prefill_seconds", "GPU seconds to compute prompts of requests without a token.", "replica"),
+            _gauge("waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", "replica"),
+            _gauge("load_seconds", "L: seconds of work placed on a replica in the window.", "replica"),
+            _gauge("load_window_seconds", "Length of that window."),
+            _gauge("engine_running", "Requests that the engine says it runs, with other clients' requests.", "replica"),
+            _gauge(
+                "engine_waiting", "Requests that the engine says are waiting, with other clients' requests.", "replica"
+            ),
+            _gauge("cost_factor", "What live requests have corrected the cost profile's times by.", "work"),
+        ),
+        "Caches": (
+            _gauge("believed_cached_tokens", "KV tokens believed to be held.", "replica"),
+            _gauge("in_use_tokens", "KV tokens of requests in flight, each token once.", "replica"),
+            _gauge("kv_capacity_tokens", "Size of the replica's KV cache, where it is known.", "replica"),
+            _gauge(
+                "kv_in_use_ratio",
+                "Part of the KV cache that requests in flight use, where its size is known.",
+                "replica",
+                same_as="vllm:kv_cache_usage_perc",
+            ),
+            _gauge("engine_kv_tokens", "Tokens of KV cache that the engine reports as in use.", "replica"),
+            _counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind"),
+            _counter("kv_blocks_unlocated", "Stored-block events whose parent block is unknown.", "replica"),
+            _gauge(
+                "kv_events_arrive",
+                "1 while a replica's KV events arrive, 0 while its cache is estimated instead.",
+                "replica",
+            ),
+            _counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica"),
+            _counter("drift_predicted_tokens", "Prompt tokens believed cached, where it reported.", "replica"),
+            _counter("drift_reported_tokens", "Prompt tokens that it then reported as cached.", "replica"),
+            _gauge("replicated_prefixes", "Prefixes that rebalancing serves from replicas of its choice."),
+            _gauge("index_bytes", "Memory of the prefix index."),
+            _gauge("index_tokens", "Tokens in the prefix index."),
+            _counter("unindexed", "Prompts and blocks that found no room in the index."),
+        ),
+        "Replicas": (
+            _gauge("replica_up", "1 while a replica is in the rotation.", "replica"),
+            _gauge(
+                "replica_state",
+                "1 for the state of each watched replica: joining, live, down, draining or drained.",
+                "replica",
+                "state",
+            ),
+            _gauge("replica_ejected", "1 while requests keep away from a replica.", "replica"),
+            _gauge("replica_trusted", "1 while what a replica is believed to hold counts.", "replica"),
+            _gauge(
+                "replica_parity",
+                "Last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
+                "replica",
+                "check",
+            ),
+            _gauge("replica_safe_to_remove", "1 for a replica that is drained and runs nothing.", "replica"),
+            _gauge("source_replicas", "Replicas that a source names.", "source"),
+            _gauge("source_current", "1 while what a source names is known to be current.", "source"),
+        ),
+        "Keys and tenants": (
+            _counter("key_requests", "Placements that ended, by key.", "key"),
+            _counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind"),
+            _seconds(
+                "tenant_ttft",
+                "As preble_ttft_seconds, for each tenant, where `metrics.tenants` says so.",
+                "tenant",
+                "model",
+            ),
+            _counter(
+                "tenant_finished",
+                "As preble_finished_total, for each tenant, where `metrics.tenants` says so.",
+                "tenant",
+                "model",
+                "outcome",
+            ),
+            _counter(
+                "tenant_tokens",
+                "Tokens of a tenant, by kind as of a key, where `metrics.tenants` says so.",
+                "tenant",
+                "model",
+                "kind",
+            ),
+        ),
+        "The gateway itself": (
+            _gauge(
+                "build_info",
+                "1; what runs here, in its labels; core: compiled or plain.",
+                "version",
+                "policy",
+                "python",
+                "core",
+            ),
+            _counter("process_cpu_seconds", "CPU time of each process of the gateway.", "process"),
+            _gauge("process_resident_bytes", "Memory of each process of the gateway, where Linux says it.", "process"),
+            _gauge("log_lines_lost", "Log lines that stderr did not take: its disk is full or nobody reads it."),
+            _counter("decision_log_lines", "Lines in the decision log."),
+            _counter("decision_log_dropped", "Lines missing from the decision log."),
+        ),
+    }
+)
+"""The metrics by what they are about."""
+TABLE = tuple(chain.from_iterable(ROOMS.values()))
+BY_NAME = MappingProxyType({declared.name: declared for declared in TABLE})
