@@ -17,6 +17,10 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    PeerEnded,
+    PeerFirstToken,
+    PeerId,
+    PeerPlaced,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -27,6 +31,8 @@ from preble.core.types import (
 
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (100, 0.1)), 0.0, 0.01, 0.001, 0.0, 64)
 BLOCK = 3
+PEERS = [PeerId("east"), PeerId("west")]
+peer_requests = st.tuples(st.sampled_from(PEERS), st.integers(0, 5).map(lambda number: RequestId(f"p{number}")))
 prompts = st.lists(st.integers(0, 1), min_size=0, max_size=14).map(tuple)
 
 
@@ -63,6 +69,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.replicas: dict[ReplicaId, ReplicaSpec] = {}
         self.truth: dict[ReplicaId, set[tuple[int, ...]]] = {}
         self.untrusted: set[ReplicaId] = set()
+        self.assumed: dict[tuple[PeerId, RequestId], ReplicaId] = {}
+        self.over: set[tuple[PeerId, RequestId]] = set()
         for events in (True, True, False):
             self.join(events, 12)
 
@@ -84,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {r.request_id for r in orphans} == {r for r, where in self.where.items() if where == replica_id}
         for request in orphans:
             del self.live[request.request_id], self.where[request.request_id]
+        self.assumed = {request: where for request, where in self.assumed.items() if where != replica_id}
         del self.replicas[replica_id], self.truth[replica_id]
         self.untrusted.discard(replica_id)
 
@@ -151,6 +160,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.on_finish(request_id, output, self.now, cached_tokens=reported)
         del self.live[request_id], self.where[request_id]
 
+    @rule(
+        request=peer_requests,
+        to=st.integers(0, 6),
+        prompt=prompts,
+        is_known=st.booleans(),
+        matched=st.none() | st.integers(-1, 20),
+    )
+    def peer_places(
+        self, request: tuple[PeerId, RequestId], to: int, prompt: tuple[int, ...], is_known: bool, matched: int | None
+    ) -> None:
+        """Also twice, after the end, on a replica that is unknown here, or where no such prompt fits."""
+        replica_id = ReplicaId(f"r{to}")
+        tokens = pack_tokens(prompt) if is_known else None
+        event = PeerPlaced(*request, replica_id, len(prompt), matched, tokens)
+        is_new = request not in self.over and request not in self.assumed
+        fits = replica_id in self.replicas and 0 < len(prompt) <= (self.replicas[replica_id].kv_capacity_tokens or 20)
+        assert self.scheduler.assume(event, self.now) == (is_new and fits)
+        if is_new and fits:
+            self.assumed[request] = replica_id
+
+    @rule(request=peer_requests)
+    def peer_first_token(self, request: tuple[PeerId, RequestId]) -> None:
+        assert self.scheduler.assume(PeerFirstToken(*request), self.now) == (request in self.assumed)
+
+    @rule(request=peer_requests, output=st.sampled_from([-1, 0, 1, 20]))
+    def peer_ends(self, request: tuple[PeerId, RequestId], output: int) -> None:
+        """Also before the placement, which then does not count."""
+        assert self.scheduler.assume(PeerEnded(*request, output), self.now) == (request in self.assumed)
+        self.assumed.pop(request, None)
+        self.over.add(request)
+
+    @rule(peer=st.sampled_from(PEERS))
+    def peer_dies(self, peer: PeerId) -> None:
+        mine = {request for request in self.assumed if request[0] == peer}
+        assert self.scheduler.forget_peer(peer, self.now) == len(mine)
+        for request in mine:
+            del self.assumed[request]
+        self.over = {request for request in self.over if request[0] != peer}
+
     @rule(data=st.data(), tokens=prompts)
     def store(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
         """A replica stores every whole block of a prompt, reported in one event from the first block that it lacks."""
@@ -198,12 +246,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.now = max(self.now, due)
             self.scheduler.on_timer(self.now)
             following = self.scheduler.next_timer()
-            assert following is None or following > self.now or self.live
+            assert following is None or following > self.now or self.live or self.assumed
 
     @rule(prompt=prompts)
     def index_agrees_with_the_engines(self, prompt: tuple[int, ...]) -> None:
         """With nothing promised any more, what is matched is exactly what is stored, to the block."""
-        if self.live or self.budget is not None:
+        if self.live or self.assumed or self.budget is not None:
             return
         self.now += 3.0
         self.scheduler.on_timer(self.now)
@@ -225,6 +273,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check()
             assert self.scheduler.snapshot().num_in_flight == len(self.live)
+            assert self.scheduler.snapshot().num_assumed == len(self.assumed)
             assert self.budget is None or self.scheduler.snapshot().num_index_bytes <= self.budget
 
     def teardown(self) -> None:
@@ -233,6 +282,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for request_id in list(self.live):
             self.scheduler.on_finish(RequestId(request_id), 1, self.now)
+        for peer in PEERS:
+            self.scheduler.forget_peer(peer, self.now)
         for replica_id in self.replicas:
             self.scheduler.on_evicted(CacheCleared(replica_id), self.now)
         self.scheduler.on_timer(self.now + 100.0)

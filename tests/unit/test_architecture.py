@@ -34,6 +34,7 @@ FLOORS = {
     "workloads": 3,
     "decisions": 3,
     "integrations": 3,
+    "peers": 3,
     "sim": 4,
     "discovery": 4,
     "engines": 5,

@@ -28,7 +28,7 @@ from preble.metrics import summarize
 from preble.metrics.capacity import Bound, Capacity, CapacitySlo
 from preble.metrics.estimates import Estimate, estimate
 from preble.profiles import load_profile
-from preble.sim import Failure, SimConfig
+from preble.sim import Failure, GatewayGroup, SimConfig
 from preble.workloads import WorkloadPlan, write_trace
 
 PROFILE = load_profile("a6000-mistral-7b")
@@ -208,6 +208,7 @@ def test_a_label_does_not_make_another_run(tmp_path: Path) -> None:
     [
         lambda one: small(cluster=msgspec.structs.replace(one.cluster, replicas=3)),
         lambda one: small(cluster=msgspec.structs.replace(one.cluster, window_s=60.0)),
+        lambda one: small(cluster=msgspec.structs.replace(one.cluster, group=GatewayGroup())),
         lambda one: small(
             cluster=msgspec.structs.replace(one.cluster, profile=replace(PROFILE, request_overhead_s=1.0))
         ),
@@ -221,11 +222,12 @@ def test_whatever_decides_a_run_decides_its_key(change: Callable[[ComparePlan], 
     assert small(slo=CapacitySlo(ttft_p99_s=9.0)).cell(arm, 5.0).key == small().cell(arm, 5.0).key
 
 
-def test_a_profile_without_later_fields_has_the_key_that_it_had_before_there_were_any() -> None:
+def test_a_run_without_later_fields_has_the_key_that_it_had_before_there_were_any() -> None:
     cell = small().cell(Arm("tools", "e2", 0), 5.0)
     before = msgspec.to_builtins(cell.config)
     later = ("request_overhead_s", "host_load_s_per_token", "store_load_s_per_token")
     assert not any(before["profile"].pop(field) for field in later)
+    assert before.pop("group") is None
     parts = (plan.__version__, cell.workload, cell.file_digests, before)
     assert cell.key == sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 

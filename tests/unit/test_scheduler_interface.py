@@ -13,6 +13,8 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
+    PeerFirstToken,
+    PeerId,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -54,6 +56,9 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
     made.on_evicted(evicted, 3.0)
     made.on_finish(RequestId("first"), 4, 3.5, cached_tokens=1)
     made.set_trust(A, False, 4.0)
+    unknown = PeerFirstToken(PeerId("east"), RequestId("theirs"))
+    made.assume(unknown, 4.5)
+    made.forget_peer(PeerId("east"), 4.5)
     made.on_timer(5.0)
     made.remove_replica(A, 6.0)
     made.remove_replica(B, 6.0)
@@ -70,6 +75,8 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
         ("evicted", (evicted, 3.0)),
         ("finished", ("first", 4, 1, 3.5)),
         ("trust_changed", (A, False, 4.0)),
+        ("assumed", (unknown, 4.5)),
+        ("peer_forgotten", ("east", 4.5)),
         ("timer_ran", (5.0,)),
         ("replica_removed", (A, 6.0)),
         ("replica_removed", (B, 6.0)),

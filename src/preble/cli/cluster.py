@@ -31,12 +31,18 @@ def simulated_cluster(
     failures: tuple[str, ...],
     speeds: tuple[tuple[str, float], ...],
     kv_shares: tuple[tuple[str, float], ...],
+    gateways: int,
+    gossip_delay_s: float | None,
+    gossip_loss: float,
+    gossip_cuts: tuple[str, ...],
     **rest: Any,
 ) -> SimConfig:
     """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
     from preble.profiles import load_profile
-    from preble.sim import Failure, SimConfig
+    from preble.sim import Cut, Failure, GatewayGroup, SimConfig
 
+    cuts = tuple(map(Cut.parse, gossip_cuts))
+    group = GatewayGroup(gateways=gateways, delay_s=gossip_delay_s, loss=gossip_loss, cuts=cuts)
     script = tuple(Failure.parse(text) for text in failures)
     return SimConfig(
         profile=load_profile(profile),
@@ -44,6 +50,7 @@ def simulated_cluster(
         failures=script,
         speeds=dict(speeds),
         kv_shares=dict(kv_shares),
+        group=group if gateways > 1 else None,
         **rest,
     )
 
@@ -61,6 +68,15 @@ def workload_plan(
         requests = default_requests
     of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest
+
+
+class GossipDelay(click.ParamType[float | None]):
+    """Seconds, or `never`."""
+
+    name = "delay"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
+        return None if value in (None, "never") else float(NOT_NEGATIVE_FLOAT(value, param, ctx))
 
 
 class ReplicaNumber(click.ParamType[tuple[str, float]]):
@@ -150,5 +166,35 @@ _OPTIONS = (
     ),
     click.option(
         "--dispatch-s", type=NOT_NEGATIVE_FLOAT, default=0.0, help="Delay of a request to its replica, in seconds."
+    ),
+    click.option(
+        "--gateways",
+        type=POSITIVE,
+        default=1,
+        show_default=True,
+        help="Gateways, each with a scheduler of its own; a request goes to any of them (docs/concepts/scale.md).",
+    ),
+    click.option(
+        "--gossip-delay",
+        "gossip_delay_s",
+        type=GossipDelay(),
+        default="0.05",
+        show_default=True,
+        metavar="S|never",
+        help="Seconds until the other gateways know of a placement; never: they tell each other nothing.",
+    ),
+    click.option(
+        "--gossip-loss",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.0,
+        show_default=True,
+        help="Share of what gateways tell each other that does not arrive.",
+    ),
+    click.option(
+        "--gossip-cut",
+        "gossip_cuts",
+        multiple=True,
+        metavar="FROM:UNTIL",
+        help="Between these seconds nothing that gateways tell each other arrives. Repeatable.",
     ),
 )

@@ -135,6 +135,8 @@ class Cell:
     def key(self) -> str:
         """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
         config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
+        if self.config.group is None:
+            del config["group"]  # runs of one gateway were kept before there were several
         parts: tuple[object, ...] = (__version__, self.workload, self.file_digests, config)
         if self.slo is not None:
             parts = (*parts, self.slo)

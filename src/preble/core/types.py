@@ -15,6 +15,8 @@ from typing import NewType
 
 ReplicaId = NewType("ReplicaId", str)
 RequestId = NewType("RequestId", str)
+PeerId = NewType("PeerId", str)
+"""Another gateway of the same cluster."""
 PackedTokens = NewType("PackedTokens", bytes)
 BlockHash = int | bytes
 """An engine's own name for a KV block; opaque, unique only within one replica."""
@@ -269,3 +271,43 @@ CacheChange = BlocksEvicted | BlocksDemoted | BlocksShared | CacheCleared | Even
 """Every KV event but `BlocksStored`."""
 
 KvEvent = BlocksStored | CacheChange
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlaced:
+    """Another gateway has placed a request on a replica.
+
+    `request_id`: no other request of that gateway has it. `matched_tokens`: leading prompt tokens that the gateway
+    expects to be cached there, None where it does not say. `prompt`: None where only the length is known; then the
+    request counts as load, and for no prefix. `namespace`: see `Request`.
+    """
+
+    peer: PeerId
+    request_id: RequestId
+    replica_id: ReplicaId
+    num_prompt_tokens: int
+    matched_tokens: int | None = None
+    prompt: PackedTokens | None = None
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFirstToken:
+    """The first output token of another gateway's request has arrived."""
+
+    peer: PeerId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEnded:
+    """Another gateway's request is over. The numbers are those of `GlobalScheduler.on_finish`."""
+
+    peer: PeerId
+    request_id: RequestId
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+PeerEvent = PeerPlaced | PeerFirstToken | PeerEnded
+"""What a gateway learns of another one's requests."""

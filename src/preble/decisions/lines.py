@@ -20,6 +20,11 @@ from preble.core.types import (
     CacheCleared,
     Candidate,
     EventsLost,
+    PeerEnded,
+    PeerEvent,
+    PeerFirstToken,
+    PeerId,
+    PeerPlaced,
     Placement,
     Reason,
     ReplicaId,
@@ -42,7 +47,10 @@ class _Line(
 
 
 class Header(_Line, frozen=True, tag="log"):
-    """The first line. `tokens`: whether token ids are the model's own. `unix_time_s`: the Unix time at `t`."""
+    """The first line. `tokens`: whether token ids are the model's own. `unix_time_s`: the Unix time at `t`.
+
+    `gateway`: which gateway of a group decided; "" for one that has no peers.
+    """
 
     version: int
     written_by: str
@@ -51,6 +59,7 @@ class Header(_Line, frozen=True, tag="log"):
     unix_time_s: float
     settings: SchedulerSettings
     profile: CostProfile
+    gateway: str = ""
 
 
 class _Event(_Line, frozen=True):
@@ -121,6 +130,54 @@ class FinishLine(_Event, frozen=True, tag="finish"):
     id: str
     output_tokens: Count
     cached_tokens: Count | None = None
+
+
+class PeerPlacedLine(_Event, frozen=True, tag="peer_placed"):
+    """Gateway `peer` has placed a request. `prompt`: None where only its length is known here."""
+
+    peer: str
+    id: str
+    replica: str
+    num_prompt_tokens: int
+    matched_tokens: int | None = None
+    prompt: str | None = None
+    namespace: str = ""
+
+    def event(self) -> PeerPlaced:
+        """Raises: ValueError: the prompt is unreadable."""
+        return PeerPlaced(
+            PeerId(self.peer),
+            RequestId(self.id),
+            ReplicaId(self.replica),
+            self.num_prompt_tokens,
+            self.matched_tokens,
+            None if self.prompt is None else unpack_text(self.prompt),
+            self.namespace,
+        )
+
+
+class PeerFirstTokenLine(_Event, frozen=True, tag="peer_first_token"):
+    peer: str
+    id: str
+
+    def event(self) -> PeerFirstToken:
+        return PeerFirstToken(PeerId(self.peer), RequestId(self.id))
+
+
+class PeerEndedLine(_Event, frozen=True, tag="peer_ended"):
+    peer: str
+    id: str
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+
+    def event(self) -> PeerEnded:
+        return PeerEnded(PeerId(self.peer), RequestId(self.id), self.output_tokens, self.cached_tokens)
+
+
+class PeerForgottenLine(_Event, frozen=True, tag="peer_forgotten"):
+    """Gateway `peer` is gone: nothing that it placed counts any more."""
+
+    peer: str
 
 
 class StoredLine(_Event, frozen=True, tag="stored"):
@@ -207,6 +264,10 @@ Event = (
     | MoveLine
     | FirstTokenLine
     | FinishLine
+    | PeerPlacedLine
+    | PeerFirstTokenLine
+    | PeerEndedLine
+    | PeerForgottenLine
     | StoredLine
     | EvictedLine
     | DemotedLine
@@ -222,7 +283,12 @@ Line = Header | Event | DroppedLine | FullLine
 
 
 def header_line(
-    names: LogNames, now: float, unix_time_s: float, settings: SchedulerSettings, profile: CostProfile
+    names: LogNames,
+    now: float,
+    unix_time_s: float,
+    settings: SchedulerSettings,
+    profile: CostProfile,
+    gateway: str = "",
 ) -> Header:
     return Header(
         version=VERSION,
@@ -232,6 +298,7 @@ def header_line(
         unix_time_s=unix_time_s,
         settings=settings,
         profile=profile,
+        gateway=gateway,
     )
 
 
@@ -280,6 +347,33 @@ def finish_line(
     names: LogNames, now: float, request_id: RequestId, output_tokens: int, cached_tokens: int | None
 ) -> FinishLine:
     return FinishLine(t=now, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+
+def assumed_line(names: LogNames, now: float, event: PeerEvent) -> PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine:
+    if isinstance(event, PeerFirstToken):
+        return PeerFirstTokenLine(t=now, peer=event.peer, id=event.request_id)
+    if isinstance(event, PeerEnded):
+        return PeerEndedLine(
+            t=now,
+            peer=event.peer,
+            id=event.request_id,
+            output_tokens=event.output_tokens,
+            cached_tokens=event.cached_tokens,
+        )
+    return PeerPlacedLine(
+        t=now,
+        peer=event.peer,
+        id=event.request_id,
+        replica=event.replica_id,
+        num_prompt_tokens=event.num_prompt_tokens,
+        matched_tokens=event.matched_tokens,
+        prompt=None if event.prompt is None else names.tokens(event.prompt),
+        namespace=names.namespace(event.namespace),
+    )
+
+
+def peer_forgotten_line(names: LogNames, now: float, peer: PeerId) -> PeerForgottenLine:
+    return PeerForgottenLine(t=now, peer=peer)
 
 
 def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool) -> StoredLine:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from preble.core.types import (
     BlocksStored,
     CacheChange,
+    PeerEvent,
+    PeerId,
+    PeerPlaced,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -39,6 +42,13 @@ class DecisionRecorder:
 
     def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         self._log.write(lines.finish_line, now, request_id, output_tokens, cached_tokens)
+
+    def assumed(self, event: PeerEvent, now: float) -> None:
+        size = len(event.prompt or b"") if isinstance(event, PeerPlaced) else 0
+        self._log.write(lines.assumed_line, now, event, size=size)
+
+    def peer_forgotten(self, peer: PeerId, now: float) -> None:
+        self._log.write(lines.peer_forgotten_line, now, peer)
 
     def stored(self, event: BlocksStored, located: bool, now: float) -> None:
         self._log.write(lines.stored_line, now, event, located, size=len(event.tokens))

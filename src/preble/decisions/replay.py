@@ -12,6 +12,7 @@ from preble.core.types import (
     BlocksShared,
     CacheCleared,
     EventsLost,
+    PeerId,
     Placement,
     ReplicaId,
     RequestId,
@@ -26,6 +27,10 @@ from preble.decisions.lines import (
     FinishLine,
     FirstTokenLine,
     MoveLine,
+    PeerEndedLine,
+    PeerFirstTokenLine,
+    PeerForgottenLine,
+    PeerPlacedLine,
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
@@ -163,6 +168,10 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.on_first_token(RequestId(request_id), t)
         case FinishLine(t=t, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens):
             scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
+        case PeerPlacedLine() | PeerFirstTokenLine() | PeerEndedLine():
+            scheduler.assume(event.event(), event.t)
+        case PeerForgottenLine(t=t, peer=peer):
+            scheduler.forget_peer(PeerId(peer), t)
         case EvictedLine(t=t, replica=replica, blocks=blocks, tier=tier):
             scheduler.on_evicted(BlocksEvicted(ReplicaId(replica), blocks, tier), t)
         case DemotedLine(t=t, replica=replica, blocks=blocks, tier=tier):

@@ -2,8 +2,8 @@
 
 A log does not show what the engines would have cached and evicted if the requests had gone elsewhere: its KV events and
 reported cached tokens belong to the placements that were made. So here no replica reports anything; the scheduler
-estimates what it caches, within its KV capacity. Times of first tokens and ends, and output lengths, are as logged. The
-logged policy is played in the same way, so that the comparison is fair.
+estimates what it caches, within its KV capacity. Times of first tokens and ends, and output lengths, are as logged, and
+so is where other gateways placed. The logged policy is played in the same way, so that the comparison is fair.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from pathlib import Path
 import msgspec
 
 from preble.core.costs.model import CostModel
-from preble.core.types import ReplicaId, ReplicaSpec, RequestId
+from preble.core.types import PeerId, ReplicaId, ReplicaSpec, RequestId
 from preble.decisions.lines import (
     AddReplicaLine,
     Event,
     FinishLine,
     FirstTokenLine,
     MoveLine,
+    PeerEndedLine,
+    PeerFirstTokenLine,
+    PeerForgottenLine,
+    PeerPlacedLine,
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
@@ -182,6 +186,12 @@ class _Run:
                 self._scheduler.on_first_token(RequestId(request_id), event.t)
             case FinishLine():
                 self._finish(event)
+            case PeerPlacedLine() | PeerFirstTokenLine():
+                self._scheduler.assume(event.event(), event.t)
+            case PeerEndedLine():
+                self._scheduler.assume(dataclasses.replace(event.event(), cached_tokens=None), event.t)
+            case PeerForgottenLine(peer=peer):
+                self._scheduler.forget_peer(PeerId(peer), event.t)
 
     def _place(self, line: PlaceLine) -> None:
         logged = line.placement

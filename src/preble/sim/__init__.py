@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from preble.sim.config import Failure, FailureKind, SimConfig
+from preble.sim.config import Cut, Failure, FailureKind, GatewayGroup, SimConfig
 from preble.sim.result import SimResult
 from preble.sim.simulation import Simulation, simulate
 
-__all__ = ["Failure", "FailureKind", "SimConfig", "SimResult", "Simulation", "simulate"]
+__all__ = ["Cut", "Failure", "FailureKind", "GatewayGroup", "SimConfig", "SimResult", "Simulation", "simulate"]

@@ -53,6 +53,47 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(time_s, kind, replica)
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """A time in which nothing that gateways tell each other arrives."""
+
+    from_s: float
+    until_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """From the form FROM:UNTIL, in seconds. Raises: ConfigError.
+
+        >>> Cut.parse("10:20")
+        Cut(from_s=10.0, until_s=20.0)
+        """
+        from_text, _, until_text = text.partition(":")
+        try:
+            cut = cls(float(from_text), float(until_text))
+        except ValueError:
+            cut = cls(math.nan, math.nan)
+        if not 0 <= cut.from_s < cut.until_s < math.inf:
+            raise ConfigError(f"{text!r} is not FROM:UNTIL in seconds, such as 10:20")
+        return cut
+
+
+class GatewayGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Several gateways in front of the cluster, each with a scheduler of its own. Each request goes to one at random.
+
+    `delay_s`: how long what one tells takes to reach the others; None: they tell each other nothing, and know of each
+    other's requests only by KV events. `loss`: the share of messages that do not arrive. `cuts`: see `Cut`.
+    """
+
+    gateways: int = 2
+    delay_s: float | None = 0.05
+    loss: float = 0.0
+    cuts: tuple[Cut, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.gateways >= 1, f"gateways must be at least 1, got {self.gateways}")
+        _require((self.delay_s or 0.0) >= 0, f"the delay between gateways must not be negative, got {self.delay_s}")
+        _require(0 <= self.loss < 1, f"the loss between gateways must be in 0 ... 1, got {self.loss}")
+
+
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated cluster. Same configuration and workload, same result.
 
@@ -66,7 +107,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     Replicas that differ: `speeds`: name -> how fast it computes, 0.5 for half as fast; `kv_shares`: name -> its part of
     `kv_tokens`. Names may be those of replicas that join later. What the scheduler does not know: `profile_error`: the
     times of its cost profile over the true ones. `knowledge_delay_s`: how much later it learns of first tokens, ends
-    and KV events than they happen.
+    and KV events than they happen. `group`: several gateways, None for one.
     """
 
     profile: CostProfile
@@ -88,6 +129,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_shares: dict[str, float] = {}
     profile_error: float = 1.0
     knowledge_delay_s: float = 0.0
+    group: GatewayGroup | None = None
 
     def __post_init__(self) -> None:
         make_policy(self.policy)  # refuses a policy that does not exist

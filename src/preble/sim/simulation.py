@@ -20,12 +20,12 @@ from preble.core.policies.policy import Policy
 from preble.core.replica.sequence import Finished
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
 from preble.decisions.recorder import DecisionRecorder
-from preble.decisions.settings import make_scheduler
 from preble.decisions.writer import LogWriter
-from preble.errors import NoReplicaError, PromptTooLong, RequestError
+from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
 from preble.sim.config import Failure, FailureKind, SimConfig
+from preble.sim.gateways import Placer, make_placer
 from preble.sim.replica import SimReplica
 from preble.sim.result import ReplicationRecord, SimResult, totals_by_name
 from preble.sim.script import Script
@@ -72,7 +72,7 @@ class Simulation:
         config: SimConfig,
         workload: Workload,
         *,
-        scheduler: GlobalScheduler | None = None,
+        scheduler: Placer | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
         watch: Watch | None = None,
@@ -85,7 +85,7 @@ class Simulation:
         self._on_record = on_record
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
-        self._scheduler = scheduler or make_scheduler(config.scheduler_settings, config.told_profile)
+        self._scheduler = scheduler or make_placer(config)
         self._admission = admission
         self._tenant_of = tenant_of
         self._timer_s = -inf
@@ -138,7 +138,7 @@ class Simulation:
             assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
 
     @property
-    def _door(self) -> GlobalScheduler:
+    def _door(self) -> Placer:
         """Return the scheduler for a call that may change when its timer is due."""
         self._timer_s = -inf
         return self._scheduler
@@ -421,7 +421,9 @@ def simulate(
     of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
     door is written. `watch`: may end the run early.
     """
-    scheduler = make_scheduler(config.scheduler_settings, config.told_profile, policy)
+    scheduler = make_placer(config, policy)
     if log is not None:
+        if not isinstance(scheduler, GlobalScheduler):
+            raise ConfigError("a decision log is of one gateway; leave out --gateways, or the log")
         scheduler.listen(DecisionRecorder(log))
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()

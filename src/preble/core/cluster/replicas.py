@@ -46,7 +46,7 @@ class InFlightRequest:
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
     of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `watch`: notes
-    for the correction of the cost model, None where there is none.
+    for the correction of the cost model, None where there is none. `is_assumed`: another gateway has placed it.
     """
 
     __slots__ = (
@@ -55,6 +55,7 @@ class InFlightRequest:
         "eligible",
         "expected_output_tokens",
         "first_token_at",
+        "is_assumed",
         "leaf",
         "missed_tokens",
         "placed_at",
@@ -81,6 +82,7 @@ class InFlightRequest:
         self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
         self.watch: Watch | None = None
+        self.is_assumed = False
 
 
 class ReplicaTable:

@@ -18,7 +18,7 @@ from preble.errors import UnknownRequest
 
 
 class InFlightTable:
-    """Requests by id."""
+    """Requests by id. `num_assumed`: those of them that another gateway placed."""
 
     def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples) -> None:
         self._cluster = cluster
@@ -29,6 +29,7 @@ class InFlightTable:
         self._tracker = tracker
         self._timing = timing
         self._entries: dict[RequestId, InFlightRequest] = {}
+        self.num_assumed = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -53,13 +54,16 @@ class InFlightTable:
         prefix: Node | None,
         eligible: ReplicaSet,
         now: float,
+        *,
+        assumed_tokens: int | None = None,
     ) -> None:
         """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
         `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. `eligible`: the replicas
-        that could have got the request. O(prompt tokens + depth).
+        that could have got the request. `assumed_tokens`: of a request that another gateway has placed, the length of
+        its prompt, which may be unknown. O(prompt tokens + depth).
         """
-        num_tokens = request.num_prompt_tokens
+        num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
         # The replica's own report will be compared with what the index expects, whether or not that counts.
         expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
@@ -75,6 +79,8 @@ class InFlightTable:
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
         entry.prefix, entry.eligible = prefix, eligible
+        entry.is_assumed = assumed_tokens is not None
+        self.num_assumed += entry.is_assumed
         self._timing.placed(entry)
         self._entries[request.request_id] = entry
         self._replicas.start(entry)
@@ -112,19 +118,21 @@ class InFlightTable:
         self._end(entry, now, work_done=False)
 
     def remove_replica(self, replica: ReplicaIndex) -> list[Request]:
-        """Forget the requests in flight on a replica that is gone; returns them. O(requests in flight).
+        """Forget the requests in flight on a replica that is gone; returns our own. O(requests in flight).
 
         The rest that they count for is forgotten with the replica.
         """
-        orphans = [entry.request for entry in self._entries.values() if entry.replica == replica]
-        for request in orphans:
-            del self._entries[request.request_id]
+        there = [entry for entry in self._entries.values() if entry.replica == replica]
+        for entry in there:
+            del self._entries[entry.request.request_id]
+            self.num_assumed -= entry.is_assumed
         self._timing.remove_replica(replica)
-        return orphans
+        return [entry.request for entry in there if not entry.is_assumed]
 
     def check(self) -> None:
         """Assert that every request counts where it should, and nowhere else. O(everything); for tests."""
         requests = list(self._entries.values())
+        assert self.num_assumed == sum(entry.is_assumed for entry in requests)
         self._replicas.check(requests)
         in_use = [(request.replica, request.leaf) for request in requests]
         in_use += self._tracker.pending_reports()
@@ -140,6 +148,7 @@ class InFlightTable:
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""
         del self._entries[entry.request.request_id]
+        self.num_assumed -= entry.is_assumed
         self._replicas.end(entry)
         self._tracker.end(entry, now, work_done=work_done)
         # Last, after the release: then the index can drop what was never stored of the prompt.

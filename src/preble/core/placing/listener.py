@@ -7,6 +7,8 @@ from typing import Protocol
 from preble.core.types import (
     BlocksStored,
     CacheChange,
+    PeerEvent,
+    PeerId,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -34,6 +36,12 @@ class SchedulerListener(Protocol):
     def first_token(self, request_id: RequestId, now: float) -> None: ...
 
     def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None: ...
+
+    def assumed(self, event: PeerEvent, now: float) -> None:
+        """Also for an event that changed nothing yet: an end may come before its placement."""
+        ...
+
+    def peer_forgotten(self, peer: PeerId, now: float) -> None: ...
 
     def stored(self, event: BlocksStored, located: bool, now: float) -> None:
         """`located`: what `GlobalScheduler.on_stored` returned."""

@@ -10,9 +10,11 @@ from math import inf
 from random import Random
 
 from preble.core.cluster.rebalance import RebalanceSettings
+from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
+from preble.core.placing.assumed import AssumedRequests, own_id
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.listener import SchedulerListener
@@ -24,12 +26,19 @@ from preble.core.prefixes.cache_entry import NAME_BYTES
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
+    TOKEN_BYTES,
     BlocksDemoted,
     BlocksShared,
     BlocksStored,
     CacheChange,
     CacheCleared,
     EventsLost,
+    PackedTokens,
+    PeerEnded,
+    PeerEvent,
+    PeerFirstToken,
+    PeerId,
+    PeerPlaced,
     Placement,
     PrefixReplication,
     ReplicaId,
@@ -83,6 +92,7 @@ class GlobalScheduler:
         self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
         timing = TimingSamples(self._cluster, self._refit)
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
+        self._assumed = AssumedRequests(self._in_flight)
 
     def listen(self, listener: SchedulerListener) -> None:
         """Report each later call that changes the scheduler to `listener`."""
@@ -173,6 +183,66 @@ class GlobalScheduler:
         for listener in self._listeners:
             listener.finished(request_id, output_tokens, cached_tokens, now)
 
+    # -- what other gateways report -----------------------------------------------------------------------------------
+
+    def assume(self, event: PeerEvent, now: float) -> bool:
+        """Another gateway of the cluster has placed a request, has seen its first token, or its end.
+
+        The request counts here like one of our own until then: its load, and its prompt as about to be cached. Events
+        may come twice, in any order, or not at all. Returns whether it changed anything: an event of a request or a
+        replica that is unknown here, or one that makes no sense, is ignored.
+        """
+        if isinstance(event, PeerPlaced):
+            changed = self._assume_placed(event, now)
+        elif isinstance(event, PeerFirstToken):
+            changed = (own := own_id(event.peer, event.request_id)) in self._in_flight
+            if changed:
+                self._in_flight.first_token(self._in_flight.get(own), now, seen=False)
+        else:
+            changed = self._assume_ended(event, now)
+        for listener in self._listeners:
+            listener.assumed(event, now)
+        return changed
+
+    def _assume_placed(self, event: PeerPlaced, now: float) -> bool:
+        num_tokens, prompt = event.num_prompt_tokens, event.prompt or PackedTokens(b"")
+        if event.replica_id not in self._replicas or not self._assumed.is_new(event):
+            return False
+        replica = self._replicas.replica(event.replica_id)
+        spec = self._replicas.specs[replica]
+        if not 0 < num_tokens <= longest_prompt(spec) or len(prompt) not in (0, num_tokens * TOKEN_BYTES):
+            return False
+        self._expire(now)
+        own = own_id(event.peer, event.request_id)
+        request = Request(own, prompt, namespace=event.namespace, model=spec.model)
+        match = self._match(request, spec.model)
+        matched = event.matched_tokens
+        if matched is None:
+            matched = self._tracker.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
+        matched = min(max(matched, 0), num_tokens)
+        prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
+        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now, assumed_tokens=num_tokens)
+        self._assumed.start(event)
+        return True
+
+    def _assume_ended(self, event: PeerEnded, now: float) -> bool:
+        own = self._assumed.end(event)
+        if own is None:
+            return False
+        cached = None if event.cached_tokens is None else max(event.cached_tokens, 0)
+        self._in_flight.finish(self._in_flight.get(own), max(event.output_tokens, 0), cached, now)
+        return True
+
+    def forget_peer(self, peer: PeerId, now: float) -> int:
+        """Another gateway is gone: what it has in flight here counts no more. Returns how many requests that were."""
+        forgotten = self._assumed.forget(peer)
+        for own in forgotten:
+            entry = self._in_flight.get(own)
+            self._in_flight.finish(entry, 0, None, now)
+        for listener in self._listeners:
+            listener.peer_forgotten(peer, now)
+        return len(forgotten)
+
     # -- what replicas report -----------------------------------------------------------------------------------------
 
     def on_stored(self, event: BlocksStored, now: float) -> bool:
@@ -218,7 +288,7 @@ class GlobalScheduler:
             listener.replica_added(spec, now)
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
-        """A replica left or died: forget it. Returns its requests, now out of flight: they may be placed again.
+        """A replica left or died: forget it. Returns our requests there, now out of flight: they may be placed again.
 
         Raises: NoReplicaError: there is no replica of that name.
         """
@@ -300,7 +370,8 @@ class GlobalScheduler:
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
         return SchedulerState(
-            num_in_flight=len(self._in_flight),
+            num_in_flight=len(self._in_flight) - self._in_flight.num_assumed,
+            num_assumed=self._in_flight.num_assumed,
             num_index_tokens=self._cluster.index.tree.num_tokens,
             num_index_bytes=self._cluster.index.num_bytes,
             index_budget_bytes=self._index_budget_bytes,

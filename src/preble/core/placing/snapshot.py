@@ -35,6 +35,7 @@ class SchedulerState:
     """A scheduler at one moment. It does not change afterwards.
 
     `num_index_tokens`, `num_index_bytes`: tokens in the prefix trees, and the memory of the whole index, by count.
+    `num_in_flight`: our own requests; `num_assumed`: those that other gateways placed, as they told us.
     `index_budget_bytes`: its memory budget, None for no limit. `enough_index_bytes`: about what it takes where the KV
     caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
     budget had no room for.
@@ -53,3 +54,4 @@ class SchedulerState:
     cost_factors: CostFactors
     window_s: float
     replicas: Mapping[ReplicaId, ReplicaState]
+    num_assumed: int = 0

@@ -1,0 +1,206 @@
+"""What several gateways cost that place for one cluster, by what they tell each other and how late.
+
+    python benchmarks/repro/gateways.py            # make what is missing (about an hour on one core), write, draw
+    python benchmarks/repro/gateways.py --draw     # draw from the results that are there
+
+The simulator with G schedulers and the messages of real gateways (`preble.peers`), for three seeds. Each number is a
+run's mean TTFT (or its p99) over that of one gateway with the same requests. `--wide` makes the runs of 400 replicas.
+Results: benchmarks/results/gateways.json. Drawn into docs/concepts/scale.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from page import filled, markdown
+
+from preble.metrics.estimates import estimate
+from preble.metrics.summary import percentile
+from preble.profiles import load_profile
+from preble.report import Table
+from preble.sim import Cut, GatewayGroup, SimConfig, Simulation
+from preble.sim.gateways import Gateways, make_placer
+from preble.sim.memory import fewer_collections
+from preble.workloads import WorkloadPlan
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "gateways.json"
+PAGE = ROOT / "docs" / "concepts" / "scale.md"
+PROFILE = "a100-mistral-7b"
+SEEDS = (1, 2, 3)
+NEVER, SOON = "never", "50 ms"
+TOLD = {
+    NEVER: GatewayGroup(delay_s=None),
+    "10 ms": GatewayGroup(delay_s=0.01),
+    SOON: GatewayGroup(delay_s=0.05),
+    "200 ms": GatewayGroup(delay_s=0.2),
+    "1 s": GatewayGroup(delay_s=1.0),
+    "50 ms, 5 % lost": GatewayGroup(delay_s=0.05, loss=0.05),
+    "50 ms, 30 % lost": GatewayGroup(delay_s=0.05, loss=0.3),
+    "50 ms, cut from 3 to 8 s": GatewayGroup(delay_s=0.05, cuts=(Cut(3.0, 8.0),)),
+}
+FIRST = (NEVER, SOON)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """`bar`: the most that several gateways may cost with 50 ms, as a multiple of one's mean TTFT."""
+
+    title: str
+    source: str
+    rps: float
+    requests: int
+    replicas: int = 8
+    seeds: tuple[int, ...] = SEEDS
+    groups: tuple[int, ...] = (2, 4, 8)
+    all_told_to: int = 4
+    bar: float | None = None
+
+
+CASES = {
+    "longdoc": Case("long documents, 30/s", "longdoc", 30.0, 600, bar=1.15),
+    "tool_use": Case("tool use, 130/s", "tool_use", 130.0, 1500, bar=1.25),
+    "multiturn": Case("conversations, 120/s", "multiturn", 120.0, 1200, groups=(4,)),
+    "wide": Case("tool use, 5,000/s, 400 replicas", "tool_use", 5000.0, 15_000, 400, (1,), (2, 4), 0),
+}
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One simulation; times in seconds. `told`: a key of `TOLD`, "" for one gateway. `told_bytes`: of all gateways, a
+    request. `imbalance`: the busiest GPU's time over the mean."""
+
+    case: str
+    gateways: int
+    told: str
+    seed: int
+    failed: int
+    ttft_mean_s: float
+    ttft_p99_s: float
+    e2e_mean_s: float
+    hit_rate: float
+    imbalance: float
+    told_bytes: float
+
+
+def arms(name: str) -> Iterator[tuple[int, str]]:
+    """(gateways, told) of a case."""
+    case = CASES[name]
+    yield 1, ""
+    for gateways in case.groups:
+        for told in TOLD if gateways == case.all_told_to else FIRST:
+            yield gateways, told
+
+
+def run(name: str, gateways: int, told: str, seed: int) -> Run:
+    case = CASES[name]
+    group = msgspec.structs.replace(TOLD[told], gateways=gateways) if told else None
+    config = SimConfig(profile=load_profile(PROFILE), replicas=case.replicas, seed=seed, group=group)
+    workload = WorkloadPlan(source=case.source, requests=case.requests, seed=seed, rps=case.rps).make()
+    placer = make_placer(config)
+    with fewer_collections():
+        result = Simulation(config, workload, scheduler=placer).run()
+    ok = [record for record in result.records if record.ok]
+    ttfts = sorted(record.ttft_s for record in ok if record.ttft_s is not None)
+    totals = result.replicas.values()
+    hits, computed = sum(t.hit_tokens for t in totals), sum(t.prefill_tokens for t in totals)
+    busy = [t.gpu_s for t in totals]
+    return Run(
+        case=name,
+        gateways=gateways,
+        told=told,
+        seed=seed,
+        failed=len(result.records) - len(ok),
+        ttft_mean_s=sum(ttfts) / len(ttfts),
+        ttft_p99_s=percentile(ttfts, 99),
+        e2e_mean_s=sum(record.end_s - record.scheduled_s for record in ok) / len(ok),
+        hit_rate=hits / (hits + computed),
+        imbalance=max(busy) * len(busy) / sum(busy),
+        told_bytes=placer.told_bytes / len(ok) if isinstance(placer, Gateways) else 0.0,
+    )
+
+
+# drawing
+
+
+class Runs:
+    """The kept runs, by what they are of."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._runs = {(run.case, run.gateways, run.told, run.seed): run for run in runs}
+
+    def of(self, case: str, gateways: int, told: str) -> list[Run]:
+        """One a seed; none where one is missing."""
+        found = [self._runs.get((case, gateways, told, seed)) for seed in CASES[case].seeds]
+        return [run for run in found if run is not None] if all(found) else []
+
+    def times(self, case: str, gateways: int, told: str, what: str) -> list[float]:
+        """Each seed's number over that of one gateway."""
+        alone = self.of(case, 1, "")
+        pairs = zip(self.of(case, gateways, told), alone, strict=False)
+        return [getattr(run, what) / getattr(one, what) for run, one in pairs]
+
+
+def interval(values: list[float]) -> str:
+    if not values:
+        return "-"
+    of_it = estimate(values)
+    return f"{of_it.mean:.2f}" if of_it.half_width is None else f"{of_it.mean:.2f} ± {of_it.half_width:.2f}"
+
+
+def table(runs: Runs, name: str) -> str:
+    rows = []
+    for gateways, told in arms(name):
+        of_it = runs.of(name, gateways, told)
+        if not of_it:
+            continue
+        cells = [interval(runs.times(name, gateways, told, w)) for w in ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s")]
+        hit = sum(run.hit_rate for run in of_it) / len(of_it)
+        even = sum(run.imbalance for run in of_it) / len(of_it)
+        told_bytes = sum(run.told_bytes for run in of_it) / len(of_it)
+        rows.append([str(gateways), told or "-", *cells, f"{hit:.3f}", f"{even:.2f}", f"{told_bytes:,.0f}"])
+    columns = ["gateways", "told after", "TTFT", "its p99", "E2E", "hit rate", "GPU max/mean", "bytes told a request"]
+    case = CASES[name]
+    alone = runs.of(name, 1, "")
+    mean_ms = 1e3 * sum(run.ttft_mean_s for run in alone) / max(len(alone), 1)
+    caption = (
+        f"{case.title[0].upper() + case.title[1:]}, {case.replicas} replicas (A100, Mistral-7B), {case.requests:,} "
+        f"requests, seeds {', '.join(map(str, case.seeds))}. TTFT, its p99 and E2E are means over the seeds, with "
+        f"95 % intervals, of multiples of one gateway's; its mean TTFT is {mean_ms:.0f} ms."
+    )
+    return markdown(Table(columns, rows, caption))
+
+
+def drawn(runs: list[Run]) -> dict[str, str]:
+    """What stands between the markers of the page."""
+    kept = Runs(runs)
+    return {f"gateways.{name}": table(kept, name) for name in CASES}
+
+
+def read() -> list[Run]:
+    return msgspec.json.decode(RESULT.read_bytes(), type=list[Run]) if RESULT.exists() else []
+
+
+def main() -> int:
+    runs = read()
+    if "--draw" not in sys.argv:
+        known = {(run.case, run.gateways, run.told, run.seed) for run in runs}
+        for name, case in CASES.items():
+            if (name == "wide") != ("--wide" in sys.argv):
+                continue
+            for seed in case.seeds:
+                for gateways, told in arms(name):
+                    if (name, gateways, told, seed) in known:
+                        continue
+                    started = time.perf_counter()
+                    runs.append(run(name, gateways, told, seed))
+                    RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+                    print(f"{time.perf_counter() - started:.0f} s: {runs[-1]}", file=sys.stderr, flush=True)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), drawn(runs)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

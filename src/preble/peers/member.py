@@ -1,0 +1,309 @@
+"""One gateway of a group: what it tells the others, and what it takes from them.
+
+It listens to its scheduler and tells each placement, first token and end at once, the prompt included: others must know
+what has just been promised, for KV events come only after a prefill. What others tell goes into the scheduler as
+`assume`.
+
+Messages may be lost. So each gateway says every second which of its requests are in flight (`Beat`). Others end what
+is not among them, and ask for what they have missed. A gateway that is silent for long is forgotten, with its requests.
+One that is heard for the first time, or again, is told everything in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import (
+    BlocksStored,
+    CacheChange,
+    PeerEnded,
+    PeerEvent,
+    PeerFirstToken,
+    PeerId,
+    PeerPlaced,
+    Placement,
+    ReplicaId,
+    ReplicaSpec,
+    Request,
+    RequestId,
+)
+from preble.errors import NoReplicaError, PromptTooLong
+from preble.peers.messages import Again, Beat, Ended, FirstToken, Left, Message, Placed, Tokens, Unknown
+from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptName
+
+BEAT_S = 1.0
+SILENT_S = 5.0
+"""A peer that is not heard for so long is forgotten."""
+MOST_PEERS = 64
+MOST_IN_FLIGHT = 200_000
+"""Of each peer. What is beyond these bounds is ignored: it is a mistake, or meant to fill our memory."""
+_MOST_ASKED = 256
+"""Requests that are asked for at once; others wait for a later beat."""
+
+
+@dataclass(slots=True)
+class _Own:
+    """A request that we have placed and told. `matched_tokens`: None where nobody knows."""
+
+    number: int
+    request: Request
+    replica_id: ReplicaId
+    matched_tokens: int | None
+    has_token: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    """`live`: its requests in flight here, with their replicas. `elsewhere`: those on unknown replicas."""
+
+    heard_at: float
+    live: dict[int, str] = field(default_factory=dict)
+    elsewhere: dict[int, str] = field(default_factory=dict)
+
+
+class GroupMember:
+    """Use `scheduler.listen(member)`, `receive` what peers sent, and call `tick` about every `BEAT_S`.
+
+    `me`: a name that no other gateway has, nor had. `send`: is given each message for all peers, in order.
+    `peers`: those that are heard, with nothing else to know of them. `num_unknown`: placements whose prompt was told by
+    a name that is unknown here, so far.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        scheduler: GlobalScheduler,
+        send: Callable[[Message], None],
+        *,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self.me = me
+        self.num_unknown = 0
+        self._scheduler = scheduler
+        self._send = send
+        self._silent_s = silent_s
+        self._book = PromptBook(budget_bytes)
+        self._next_number = 0
+        self._own: dict[RequestId, _Own] = {}
+        self._numbers: dict[int, _Own] = {}
+        self._peers: dict[PeerId, _Peer] = {}
+        self._known_to: set[PeerId] = set()
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """The peers that are heard."""
+        return frozenset(self._peers)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether every peer that is heard has told what it has in flight."""
+        return self._known_to >= self._peers.keys()
+
+    # -- what the scheduler does --------------------------------------------------------------------------------------
+
+    def placed(self, request: Request, placement: Placement, now: float) -> None:
+        """Tell it."""
+        self._start(request, placement.replica_id, placement.matched_tokens)
+
+    def moved(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
+        """Tell it as an end and another placement."""
+        own = self._own[request_id]
+        self._end(own, 0, None)
+        self._start(own.request, to, None)
+
+    def first_token(self, request_id: RequestId, now: float) -> None:
+        """Tell it, the first time."""
+        own = self._own[request_id]
+        if not own.has_token:
+            own.has_token = True
+            self._tell(FirstToken(own.number))
+
+    def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
+        """Tell it."""
+        self._end(self._own[request_id], output_tokens, cached_tokens)
+
+    def replica_added(self, spec: ReplicaSpec, now: float) -> None:
+        """With the next beats, ask for what is in flight there."""
+        for peer in self._peers.values():
+            for number in _on(spec.replica_id, peer.elsewhere):
+                del peer.elsewhere[number]
+
+    def replica_removed(self, replica_id: ReplicaId, now: float) -> None:
+        """Tell the end of our requests there. Those of peers may go on: perhaps only we have lost the replica."""
+        for peer in self._peers.values():
+            for number in _on(replica_id, peer.live):
+                peer.elsewhere[number] = peer.live.pop(number)
+        for own in [own for own in self._own.values() if own.replica_id == replica_id]:
+            self._end(own, 0, None)
+
+    def not_placed(self, request: Request, error: NoReplicaError | PromptTooLong, now: float) -> None:
+        """Nothing to tell."""
+
+    def assumed(self, event: PeerEvent, now: float) -> None:
+        """Nothing to tell: its own gateway does."""
+
+    def peer_forgotten(self, peer: PeerId, now: float) -> None:
+        """Nothing to tell: others notice by themselves."""
+
+    def stored(self, event: BlocksStored, located: bool, now: float) -> None:
+        """Nothing to tell: every gateway follows all KV events."""
+
+    def evicted(self, event: CacheChange, now: float) -> None:
+        """Nothing to tell, as above."""
+
+    def trust_changed(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
+        """Nothing to tell: every gateway checks for itself."""
+
+    def timer_ran(self, now: float) -> None:
+        """Nothing to tell."""
+
+    def _start(self, request: Request, replica_id: ReplicaId, matched_tokens: int | None) -> None:
+        own = _Own(self._next_number, request, replica_id, matched_tokens)
+        self._next_number += 1
+        self._own[request.request_id] = self._numbers[own.number] = own
+        self._tell_placed(own)
+
+    def _end(self, own: _Own, output_tokens: int, cached_tokens: int | None) -> None:
+        del self._own[own.request.request_id], self._numbers[own.number]
+        self._tell(Ended(own.number, output_tokens, cached_tokens))
+
+    def _tell(self, message: Message) -> None:
+        if self._peers:  # else nobody would hear it; a peer that comes is told everything
+            self._send(message)
+
+    def _tell_placed(self, own: _Own, *, whole: bool = False) -> None:
+        if not self._peers:
+            return
+        request = own.request
+        *before, name = self._book.names(request.prompt, whole=whole)
+        for piece in before:
+            self._send(Tokens(*piece))
+        self._send(
+            Placed(
+                own.number,
+                own.replica_id,
+                request.num_prompt_tokens,
+                own.matched_tokens,
+                name.head,
+                name.tail,
+                request.namespace,
+            )
+        )
+        if own.has_token:
+            self._send(FirstToken(own.number))
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Say that we live, and forget the peers that have been silent for too long."""
+        for name in [name for name, peer in self._peers.items() if peer.heard_at + self._silent_s <= now]:
+            self._forget(name, now)
+        own = self._numbers.values()
+        waiting = tuple(one.number for one in own if not one.has_token)
+        decoding = tuple(one.number for one in own if one.has_token)
+        self._send(Beat(self._next_number, waiting, decoding, tuple(self._peers)))
+
+    def leave(self) -> None:
+        """Say that we stop."""
+        self._send(Left())
+
+    def _forget(self, name: PeerId, now: float) -> None:
+        del self._peers[name]
+        self._known_to.discard(name)
+        self._scheduler.forget_peer(name, now)
+
+    # -- what peers tell ----------------------------------------------------------------------------------------------
+
+    def receive(self, sender: PeerId, message: Message, now: float) -> None:
+        """Take a peer's message. Nothing that it says can do more than add load, or take its own back."""
+        if sender == self.me:
+            return
+        if isinstance(message, Left):
+            if sender in self._peers:
+                self._forget(sender, now)
+            return
+        peer = self._peers.get(sender)
+        if peer is None:
+            if len(self._peers) >= MOST_PEERS:
+                return
+            peer = self._meet(sender, now)
+        peer.heard_at = now
+        match message:
+            case Tokens(head, tail):
+                self._book.read(PromptName(head, tail))
+            case Placed():
+                self._take_placed(sender, peer, message, now)
+            case FirstToken(number):
+                self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
+            case Ended():
+                self._take_end(sender, peer, message, now)
+            case Beat():
+                self._take_beat(sender, peer, message, now)
+            case Again(asked, numbers) if asked == self.me:
+                for number in numbers:
+                    if number in self._numbers:
+                        self._tell_placed(self._numbers[number], whole=True)
+            case Unknown(heads):
+                for head in heads:
+                    self._book.doubt(head)
+
+    def _meet(self, sender: PeerId, now: float) -> _Peer:
+        """Tell a peer that is new, or is heard again, all that we have in flight."""
+        peer = self._peers[sender] = _Peer(now)
+        self._book.doubt_all()
+        for own in self._numbers.values():
+            self._tell_placed(own)
+        return peer
+
+    def _take_placed(self, sender: PeerId, peer: _Peer, message: Placed, now: float) -> None:
+        if len(peer.live) + len(peer.elsewhere) >= MOST_IN_FLIGHT:
+            return
+        prompt = self._book.read(PromptName(message.head, message.tail))
+        if prompt is None:
+            self.num_unknown += 1
+            self._send(Unknown((message.head,)))
+        event = PeerPlaced(
+            sender,
+            _id(message.number),
+            ReplicaId(message.replica),
+            message.num_prompt_tokens,
+            message.matched_tokens,
+            prompt,
+            message.namespace,
+        )
+        if self._scheduler.assume(event, now):
+            peer.live[message.number] = message.replica
+        elif message.number not in peer.live:
+            peer.elsewhere[message.number] = message.replica
+
+    def _take_end(self, sender: PeerId, peer: _Peer, message: Ended, now: float) -> None:
+        peer.live.pop(message.number, None)
+        peer.elsewhere.pop(message.number, None)
+        end = PeerEnded(sender, _id(message.number), message.output_tokens, message.cached_tokens)
+        self._scheduler.assume(end, now)
+
+    def _take_beat(self, sender: PeerId, peer: _Peer, beat: Beat, now: float) -> None:
+        """End what is over, and ask for what we have missed."""
+        if self.me in beat.knows:
+            self._known_to.add(sender)
+        in_flight = {*beat.waiting, *beat.decoding}
+        for number in [*peer.live, *peer.elsewhere]:
+            if number < beat.next_number and number not in in_flight:
+                self._take_end(sender, peer, Ended(number), now)
+        for number in beat.decoding:
+            if number in peer.live:
+                self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
+        missed = sorted(in_flight - peer.live.keys() - peer.elsewhere.keys())
+        if missed and sender in self._known_to:
+            self._send(Again(sender, tuple(missed[:_MOST_ASKED])))
+
+
+def _on(replica: str, where: dict[int, str]) -> list[int]:
+    return [number for number, there in where.items() if there == replica]
+
+
+def _id(number: int) -> RequestId:
+    return RequestId(str(number))

@@ -1,0 +1,136 @@
+"""The messages between gateways: msgpack, one packet a publication.
+
+A packet is [version, sender, messages]. A message is a list that begins with its kind. Whoever decodes trusts nothing:
+what is no packet of this version, or too large, raises `BadPacket`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from preble.core.types import TOKEN_BYTES, PeerId
+
+VERSION = 1
+MAX_PACKET_BYTES = 1024 * 1024
+"""What a NATS server takes, if it is not told otherwise."""
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+Number = Annotated[int, Meta(ge=0, lt=2**53)]
+Head = Annotated[bytes, Meta(max_length=16)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What all messages have in common. `number`: of a request, counted by the gateway that placed it."""
+
+
+class Tokens(_Message, frozen=True, tag="t"):
+    """A piece of a prompt that a later message names: see `PromptName`."""
+
+    head: Head
+    tail: bytes
+
+
+class Placed(_Message, frozen=True, tag="p"):
+    """The sender has placed a request. `matched_tokens`: None where it does not know."""
+
+    number: Number
+    replica: Name
+    num_prompt_tokens: Number
+    matched_tokens: Number | None
+    head: Head
+    tail: bytes
+    namespace: Annotated[str, Meta(max_length=512)] = ""
+
+
+class FirstToken(_Message, frozen=True, tag="f"):
+    number: Number
+
+
+class Ended(_Message, frozen=True, tag="e"):
+    number: Number
+    output_tokens: Number = 0
+    cached_tokens: Number | None = None
+
+
+class Beat(_Message, frozen=True, tag="b"):
+    """The sender lives. `next_number`: of its next request; of those before it, `waiting` and `decoding` are in flight.
+
+    `knows`: the peers that it has heard, and to which it has told all that is in flight.
+    """
+
+    next_number: Number
+    waiting: tuple[Number, ...] = ()
+    decoding: tuple[Number, ...] = ()
+    knows: tuple[Name, ...] = ()
+
+
+class Again(_Message, frozen=True, tag="a"):
+    """Gateway `peer` is asked to tell these requests again, which the sender has missed."""
+
+    peer: Name
+    numbers: tuple[Number, ...]
+
+
+class Unknown(_Message, frozen=True, tag="u"):
+    """The sender does not know what these names stand for."""
+
+    heads: tuple[Head, ...]
+
+
+class Left(_Message, frozen=True, tag="l"):
+    """The sender stops, and has nothing in flight any more."""
+
+
+Message = Tokens | Placed | FirstToken | Ended | Beat | Again | Unknown | Left
+
+
+class Packet(msgspec.Struct, frozen=True, array_like=True):
+    """What one gateway publishes at once. `sender`: see `preble.core.types.PeerId`; each start of a gateway has another
+    one."""
+
+    version: int
+    sender: Name
+    messages: tuple[Message, ...]
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a packet that every version has."""
+
+    version: int
+
+
+class BadPacket(ValueError):
+    """What arrived is no packet that this gateway understands."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Packet)
+_envelopes = msgspec.msgpack.Decoder(_Envelope)
+
+
+def encode(sender: PeerId, messages: tuple[Message, ...]) -> bytes:
+    """A packet, for `decode`."""
+    return _encoder.encode(Packet(VERSION, sender, messages))
+
+
+def decode(data: bytes) -> Packet:
+    """The packet. Raises: BadPacket.
+
+    >>> decode(encode(PeerId("east"), (FirstToken(7),))).messages
+    (FirstToken(number=7),)
+    """
+    if len(data) > MAX_PACKET_BYTES:
+        raise BadPacket(f"{len(data)} bytes are too many")
+    try:
+        version = _envelopes.decode(data).version
+        if version != VERSION:
+            raise BadPacket(f"it is of version {version}; this gateway speaks version {VERSION}")
+        packet = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadPacket(str(error)) from error
+    for message in packet.messages:
+        if isinstance(message, Placed | Tokens) and len(message.tail) % TOKEN_BYTES:
+            raise BadPacket("a prompt's tokens are cut off")
+    return packet

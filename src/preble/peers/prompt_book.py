@@ -1,0 +1,140 @@
+"""How a prompt is named to other gateways: what they surely know by its hash, and only the rest by its tokens.
+
+A prompt is cut into chunks. A chunk's name is the hash of the name before it and of its tokens, so a name stands for
+the whole prompt up to there. Every gateway keeps the chunks that were told on the bus lately, whoever told them, with
+the least recently used going first. A gateway takes only what was told in the last half of that memory as known to all:
+so a peer that heard the same messages still has it.
+
+What a peer does not know after all (it joined late, or messages were lost) it says; then that is told whole again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from preble.core.types import TOKEN_BYTES, PackedTokens
+
+CHUNK_TOKENS = 128
+NAME_BYTES = 16
+LONGEST_TAIL = 512
+"""In chunks. A longer rest is told in several pieces: a message must stay below a megabyte (NATS)."""
+DEFAULT_BUDGET_BYTES = 128 * 1024 * 1024
+_CHUNK_BYTES = CHUNK_TOKENS * TOKEN_BYTES
+_ENTRY_BYTES = 800
+"""What a chunk takes in memory: its tokens, its name, and the entries for both."""
+
+
+class PromptName(NamedTuple):
+    """A prompt: what the name `head` stands for, followed by the packed tokens `tail`. `head`: empty for nothing."""
+
+    head: bytes
+    tail: bytes
+
+
+class _Chunk:
+    __slots__ = ("before", "tokens", "told_at")
+
+    def __init__(self, before: bytes, tokens: bytes, told_at: int) -> None:
+        self.before = before
+        self.tokens = tokens
+        self.told_at = told_at
+
+
+class PromptBook:
+    """The chunks of prompts that the gateways have told each other, as one gateway knows them.
+
+    `budget_bytes`: the most memory that they take.
+
+    >>> from preble.core.types import pack_tokens
+    >>> ours, theirs = PromptBook(), PromptBook()
+    >>> prompt = pack_tokens(range(1000))
+    >>> [theirs.read(name) == prompt for name in ours.names(prompt)]
+    [True]
+    >>> [len(name.tail) // 4 for name in ours.names(prompt)]  # now all but the last chunk, which is not whole, is known
+    [104]
+    """
+
+    def __init__(self, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        self._chunks: OrderedDict[bytes, _Chunk] = OrderedDict()
+        self._budget = budget_bytes // _ENTRY_BYTES
+        self._told = 0
+        self._doubt = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def names(self, prompt: PackedTokens, *, whole: bool = False) -> list[PromptName]:
+        """How to tell a prompt, which from then on counts as known to all. The last one names all of it.
+
+        Mostly that is the only one; those before it must be told first. `whole`: as if nothing of it were known.
+        O(prompt).
+        """
+        names = list(_names(b"", prompt))
+        known = 0
+        while not whole and known < len(names) and self._is_known(names[known]):
+            known += 1
+        self._learn(names, prompt)
+        pieces = []
+        for start in range(known, max(len(names), known + 1), LONGEST_TAIL):
+            is_last = start + LONGEST_TAIL >= len(names)
+            end = len(prompt) if is_last else (start + LONGEST_TAIL) * _CHUNK_BYTES
+            pieces.append(PromptName(names[start - 1] if start else b"", prompt[start * _CHUNK_BYTES : end]))
+        return pieces
+
+    def read(self, name: PromptName) -> PackedTokens | None:
+        """The prompt of a name that a peer told, which is known from now on; None if its head is unknown. O(n)."""
+        above: list[tuple[bytes, _Chunk]] = []
+        at = name.head
+        while at:
+            chunk = self._chunks.get(at)
+            if chunk is None:
+                return None
+            above.append((at, chunk))
+            at = chunk.before
+        self._learn(list(_names(name.head, name.tail)), name.tail, name.head)
+        for at, chunk in above:
+            if at in self._chunks:
+                self._touch(at, chunk)
+        return PackedTokens(b"".join((*(chunk.tokens for _, chunk in reversed(above)), name.tail)))
+
+    def doubt(self, head: bytes) -> None:
+        """A peer does not know this name: tell what it stands for whole, next time. O(prompt)."""
+        while head and (chunk := self._chunks.get(head)) is not None and chunk.told_at >= 0:
+            chunk.told_at = -1
+            head = chunk.before
+
+    def doubt_all(self) -> None:
+        """There is a peer that knows nothing yet."""
+        self._told += 1
+        self._doubt = self._told
+
+    def _is_known(self, name: bytes) -> bool:
+        chunk = self._chunks.get(name)
+        return chunk is not None and chunk.told_at >= max(self._doubt, self._told - self._budget // 2)
+
+    def _learn(self, names: list[bytes], tokens: bytes, before: bytes = b"") -> None:
+        """Keep the chunks of these names. The first ones are used last, so that they stay as long as the others."""
+        for i in range(len(names) - 1, -1, -1):
+            chunk = self._chunks.get(names[i])
+            if chunk is None:
+                own = tokens[i * _CHUNK_BYTES : (i + 1) * _CHUNK_BYTES]
+                self._told += 1
+                self._chunks[names[i]] = _Chunk(names[i - 1] if i else before, own, self._told)
+            else:
+                self._touch(names[i], chunk)
+        while len(self._chunks) > self._budget:
+            self._chunks.popitem(last=False)
+
+    def _touch(self, name: bytes, chunk: _Chunk) -> None:
+        chunk.told_at = self._told
+        self._chunks.move_to_end(name)
+
+
+def _names(before: bytes, tokens: bytes) -> Iterator[bytes]:
+    """The names of the whole chunks of `tokens`, which follow what `before` stands for."""
+    for start in range(0, len(tokens) - _CHUNK_BYTES + 1, _CHUNK_BYTES):
+        before = blake2b(before + tokens[start : start + _CHUNK_BYTES], digest_size=NAME_BYTES).digest()
+        yield before

@@ -1,0 +1,84 @@
+"""Packets between gateways: whoever reads one trusts nothing."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preble.core.types import PeerId
+from preble.peers.messages import (
+    MAX_PACKET_BYTES,
+    VERSION,
+    Again,
+    BadPacket,
+    Beat,
+    Ended,
+    FirstToken,
+    Left,
+    Message,
+    Placed,
+    Tokens,
+    Unknown,
+    decode,
+    encode,
+)
+
+EAST = PeerId("east")
+MESSAGES: tuple[Message, ...] = (
+    Tokens(b"h" * 16, b"1234"),
+    Placed(1, "r0", 100, None, b"", b"12345678", "salted"),
+    FirstToken(1),
+    Ended(1, 20, 16),
+    Beat(5, (1, 2), (3,), ("west",)),
+    Again("west", (1, 2)),
+    Unknown((b"h" * 16,)),
+    Left(),
+)
+
+
+def test_every_message_arrives_as_it_was_sent() -> None:
+    packet = decode(encode(EAST, MESSAGES))
+    assert (packet.sender, packet.messages) == (EAST, MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        ([VERSION + 1, "east", [["a new kind"]]], "version 2; this gateway speaks version 1"),
+        ([VERSION, "", []], "length"),
+        ([VERSION, "east", [["f", -1]]], ">= 0"),
+        ([VERSION, "east", [["f", "1"]]], "int"),
+        ([VERSION, "east", [["?", 1]]], "Invalid value"),
+        ([VERSION, "east", [["p", 1, "r0", 10, None, b"", b"123"]]], "cut off"),
+        ([VERSION, "east", [["u", [b"h" * 17]]]], "length"),
+        ({"version": 1}, "array"),
+    ],
+)
+def test_a_packet_that_is_none_says_why(packet: object, why: str) -> None:
+    with pytest.raises(BadPacket, match=why):
+        decode(msgspec.msgpack.encode(packet))
+
+
+def test_a_packet_that_is_too_large_is_not_read() -> None:
+    with pytest.raises(BadPacket, match="too many"):
+        decode(b"\0" * (MAX_PACKET_BYTES + 1))
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_packet_or_refused(data: bytes) -> None:
+    with suppress(BadPacket):
+        decode(data)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_damaged_packet_is_a_packet_or_refused(at: int, byte: int) -> None:
+    data = bytearray(encode(EAST, MESSAGES))
+    data[at % len(data)] = byte
+    with suppress(BadPacket):
+        decode(bytes(data))
