@@ -73,6 +73,8 @@ class Request:
     `namespace`: prompts of different namespaces never share KV (model adapter, cache salt); "" for the common one.
     `avoid`: replicas that must not get the request, for example because they have failed it already. `model`: the base
     model that must answer it, "" for any. Only replicas of that model get it, and it shares KV only with its prompts.
+    `keeps_kv`: whether the replica keeps KV that later prompts can use; embeddings and the like leave none, so they are
+    placed by load alone.
     """
 
     request_id: RequestId
@@ -81,6 +83,7 @@ class Request:
     namespace: str = ""
     avoid: frozenset[ReplicaId] = frozenset()
     model: str = ""
+    keeps_kv: bool = True
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -98,6 +98,7 @@ class PlaceLine(_Event, frozen=True, tag="place"):
     avoid: tuple[str, ...] = ()
     max_output_tokens: int | None = None
     model: str = ""
+    keeps_kv: bool = True
     placement: PlacementRow | None = None
     error: str | None = None
 
@@ -111,6 +112,7 @@ class PlaceLine(_Event, frozen=True, tag="place"):
             self.namespace,
             frozenset(map(ReplicaId, self.avoid)),
             self.model,
+            self.keeps_kv,
         )
         if request.num_prompt_tokens != self.num_prompt_tokens:
             raise ValueError(f"the prompt has {request.num_prompt_tokens} tokens, not {self.num_prompt_tokens}")
@@ -330,6 +332,7 @@ def place_line(
         avoid=tuple(sorted(request.avoid)),
         max_output_tokens=request.max_output_tokens,
         model=request.model,
+        keeps_kv=request.keeps_kv,
         placement=placement_row(placement) if placement is not None else None,
         error=error,
     )

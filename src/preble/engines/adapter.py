@@ -24,7 +24,8 @@ class EngineInfo:
     """What a replica says of itself.
 
     `engine`: the program's name, such as "vllm". `models`: the names it serves, the base model first. `adapters`: those
-    of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `spec`: what the scheduler
+    of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `roots`: what each was loaded
+    from, in the order of `models`; empty where it does not say. `spec`: what the scheduler
     has to know. `kv_events`: where its KV events are, for each data-parallel rank; empty where it reports none.
     """
 
@@ -35,13 +36,15 @@ class EngineInfo:
     version: str | None = None
     adapters: tuple[str, ...] = ()
     kv_events: tuple[KvEventEndpoints, ...] = ()
+    roots: tuple[str, ...] = ()
 
 
 class ModelNames(NamedTuple):
-    """The names that a replica serves, the base model first, and those of them that are adapters on it."""
+    """The names that a replica serves, the base model first, those of them that are adapters on it, and their roots."""
 
     models: tuple[str, ...]
     adapters: tuple[str, ...]
+    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class OpenAIEngine(Engine):
             spec=ReplicaSpec(self.replica_id, max_prompt_tokens=max_model_len),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
+            roots=roots_of(models),
         )
 
     async def check_ready(self) -> None:
@@ -63,7 +64,7 @@ class OpenAIEngine(Engine):
 
     async def models(self) -> ModelNames:
         models = await served_models(self.http)
-        return ModelNames(tuple(model.id for model in models), adapters_among(models))
+        return ModelNames(tuple(model.id for model in models), adapters_among(models), roots_of(models))
 
     async def tokenize(self, body: bytes) -> list[int]:
         """Token ids by the server's `/tokenize`, which vLLM, SGLang and others have though OpenAI has not.
@@ -89,6 +90,11 @@ async def served_models(http: HttpClient) -> list[ModelCard]:
 def adapters_among(models: list[ModelCard]) -> tuple[str, ...]:
     """The names of those that are adapters on another model."""
     return tuple(model.id for model in models if model.parent is not None)
+
+
+def roots_of(models: list[ModelCard]) -> tuple[str, ...]:
+    """What each was loaded from; its name where the engine does not say."""
+    return tuple(model.root or model.id for model in models)
 
 
 def request_error(content: bytes) -> RequestError:

@@ -22,7 +22,7 @@ from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
 from preble.engines.http import Exchange, HttpClient, HttpResponse
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
-from preble.engines.openai import adapters_among, served_models
+from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.errors import EngineError
 
@@ -98,6 +98,7 @@ class SglangEngine(ReportingEngine):
             ),
             max_model_len=models[0].max_model_len,
             adapters=adapters_among(models),
+            roots=roots_of(models),
             kv_events=self._endpoints,
             version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
         )

@@ -14,7 +14,7 @@ from preble.core.types import ReplicaSpec
 from preble.engines.adapter import EngineInfo
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
-from preble.engines.openai import adapters_among, served_models
+from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 
 EMULATED_HEADER = "X-Preble-Emulated"
@@ -83,6 +83,7 @@ class VllmEngine(ReportingEngine):
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
+            roots=roots_of(models),
             kv_events=self._endpoints,
             version=version.decode(VersionAnswer).version if version.status == 200 else None,
         )

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import structlog
 
+import preble
 from preble.config import GatewayConfig
-from preble.errors import PrebleError
+from preble.errors import PrebleError, UnknownModel
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
@@ -25,10 +26,11 @@ from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
     METRICS_CONTENT_TYPE,
+    OTHER,
     Caller,
-    Endpoint,
     ErrorForm,
     HeaderList,
+    LiveReplica,
     Serving,
     endpoint_of,
     error_form,
@@ -36,9 +38,9 @@ from preble.serving import (
 
 Handler = Callable[[Client], Awaitable[None]]
 
-_API = "/v1/"
+_MODELS = "/v1/models"
 _METRICS = "/metrics"
-PROBES = (b"/health", b"/ready")
+PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 """What load balancers and supervisors ask, and get answered however many connections there are."""
 _ADDRESS = re.compile(r"https?://\S+")
 _NOBODY = Caller(is_admin=False)
@@ -81,9 +83,10 @@ class App:
         """Whether the gateway is about to stop: it is not ready, and connections end with their answers."""
         self._started_at = int(time.time())
         self._gets: Mapping[str, Handler] = {
-            "/v1/models": self._models,
-            "/health": self._health,
-            "/ready": self._ready,
+            _MODELS: self._models,
+            **dict.fromkeys(("/health", "/healthz", "/livez", "/ping"), self._health),
+            **dict.fromkeys(("/ready", "/readyz"), self._ready),
+            "/version": self._version,
             _METRICS: self._metrics,
         }
 
@@ -135,7 +138,8 @@ class App:
             return DEBUG
         if path.startswith(REPLICAS):
             return REPLICAS
-        return path if path in self._gets or path in ENDPOINTS else "other"
+        endpoint = endpoint_of(path)
+        return path if path in self._gets else endpoint.counted_as if endpoint is not None else OTHER
 
     async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
         if not client.caller.is_admin:
@@ -161,7 +165,7 @@ class App:
     async def _is_let_in(self, path: str, client: Client) -> bool:
         """Find out who sends the request; refuse it if he may not."""
         needs_admin = path.startswith(self._for_admins)
-        if not (needs_admin or path.startswith(_API)):
+        if not needs_admin and ((path != _MODELS and path in self._gets) or endpoint_of(path) is None):
             return True
         caller = self.keys.caller(client.headers)
         if caller is None:
@@ -180,31 +184,33 @@ class App:
             client.errors = endpoint.errors
         if not await self._is_let_in(path, client):
             return
-        if endpoint is not None:
-            await self._answer_placed(method, endpoint, client)
-        elif path == PARITY and method == "POST":
-            await self._debug.check_parity(client)
+        if path in self._gets or path.startswith(DEBUG):
+            await self._answer_page(method, path, client)
         elif path in (REPLICAS, DRAIN, UNDRAIN):
             await self._answer_replicas(method, path, client)
-        elif path.startswith(DEBUG) or path in self._gets:
-            if method in ("GET", "HEAD"):
-                handler = self._gets.get(path)
-                await (handler(client) if handler is not None else self._debug.answer(path, client))
-            else:
-                await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
+        elif path.startswith(_MODELS + "/") and method in ("GET", "HEAD"):
+            await self._model(client, path.removeprefix(_MODELS + "/"))
+        elif endpoint is not None and method == "POST":
+            with self._bodies.share() as share:
+                body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
+                await self._completions.answer(endpoint, client, body, share)
+        elif path in ENDPOINTS:
+            await self._not_allowed(client, method, b"POST")
         else:
             there = ", ".join((*ENDPOINTS, *self._gets))
             text = f"there is no {method} {path[:200]}; there are {there}, {REPLICAS} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
-            await client.reply(404, form.headers(), form.body())
+            await client.reply(404, form.headers(), form.body(client.errors))
 
-    async def _answer_placed(self, method: str, endpoint: Endpoint, client: Client) -> None:
-        if method != "POST":
-            await self._not_allowed(client, method, b"POST")
-            return
-        with self._bodies.share() as share:
-            body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
-            await self._completions.answer(endpoint, client, body, share)
+    async def _answer_page(self, method: str, path: str, client: Client) -> None:
+        if path == PARITY and method == "POST":
+            await self._debug.check_parity(client)
+        elif method not in ("GET", "HEAD"):
+            await self._not_allowed(client, method, b"GET, HEAD, POST" if path == PARITY else b"GET, HEAD")
+        elif (handler := self._gets.get(path)) is not None:
+            await handler(client)
+        else:
+            await self._debug.answer(path, client)
 
     async def _answer_replicas(self, method: str, path: str, client: Client) -> None:
         if path == REPLICAS and method in ("GET", "HEAD"):
@@ -230,17 +236,31 @@ class App:
 
     async def _models(self, client: Client) -> None:
         """The models that the live replicas serve."""
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._started_at,
-                "owned_by": replica.info.engine,
-                "max_model_len": replica.info.max_model_len,
-            }
-            for name, replica in sorted(self._serving.replicas.models().items())
-        ]
+        data = [self._card(name, replica) for name, replica in sorted(self._serving.replicas.models().items())]
         await client.reply(200, [JSON_TYPE], msgspec.json.encode({"object": "list", "data": data}))
+
+    async def _model(self, client: Client, name: str) -> None:
+        """One model. Raises: UnknownModel."""
+        models = self._serving.replicas.models()
+        if name not in models:
+            raise UnknownModel(f"no replica serves the model {name[:200]!r}; {_MODELS} lists those that are served")
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode(self._card(name, models[name])))
+
+    def _card(self, name: str, replica: LiveReplica) -> dict[str, Any]:
+        info = replica.info
+        roots = dict(zip(info.models, info.roots, strict=False))
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": info.engine,
+            "root": roots.get(name, name),
+            "parent": info.models[0] if name in info.adapters else None,
+            "max_model_len": info.max_model_len,
+        }
+
+    async def _version(self, client: Client) -> None:
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode({"version": preble.__version__}))
 
     async def _health(self, client: Client) -> None:
         await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')

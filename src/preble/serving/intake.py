@@ -12,15 +12,19 @@ from math import inf
 
 from preble.config import GatewayConfig
 from preble.core.types import PackedTokens, Request, RequestId
+from preble.errors import PromptTooLong, RequestError
 from preble.serving.callers import ANYBODY, Caller
-from preble.serving.endpoints import Endpoint
+from preble.serving.endpoints import Endpoint, Fields
 from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.placed import Placed
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens import TokenSource
+from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
+BY_LOAD = "by load"
+"""The namespace of requests that match nobody's prompt."""
 RANK_HEADER = b"x-data-parallel-rank"
 _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded beside the event loop's thread: this one takes about a millisecond."""
@@ -79,10 +83,14 @@ class Intake(ABC):
         """
         self.replicas.check_model(parsed.model)
         fields = parsed.fields
+        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
+        if fields.by_load:
+            shortest = self.replicas.shortest_prompt(fields.model)
+            tokens = stand_in_tokens(int(min(fields.load_tokens, shortest)))
+            return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
         tokens = fields.truncated(await self._token_ids(parsed, index))
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
         namespace = self.replicas.namespace(fields.model, fields.cache_salt)
-        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
@@ -91,13 +99,22 @@ class Intake(ABC):
         is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
         most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
         if not fields.prompts:
-            tokens = await self._tokens.chat(fields.chat, fields.model, most_tokens)
+            tokens = await self._chat_ids(fields, most_tokens)
         elif isinstance(prompt := fields.prompts[index], str):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
         self.telemetry.tokenized(fields.model or "", time.perf_counter() - started)
         return tokens
+
+    async def _chat_ids(self, fields: Fields, most_tokens: float) -> PackedTokens:
+        try:
+            return await self._tokens.chat(fields.chat, fields.model, most_tokens)
+        except RequestError as error:
+            # What was translated here is judged by the replica, in the words of its own endpoint.
+            if not fields.is_translated or isinstance(error, PromptTooLong):
+                raise
+            return approximate_tokens(fields.chat)
 
     @abstractmethod
     async def place(self, request: Request, parsed: ParsedRequest) -> Placed:

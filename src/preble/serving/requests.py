@@ -71,7 +71,8 @@ def parse_request(
     salt = caller.cache_salt(fields.cache_salt)
     if salt != fields.cache_salt:
         fields.cache_salt = salt
-        body = with_cache_salt(body, salt) if salts and salt else body
+        if salts and salt and endpoint.salt_field:
+            body = with_cache_salt(body, salt, endpoint.salt_field)
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 

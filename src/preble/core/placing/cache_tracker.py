@@ -312,6 +312,8 @@ class CacheTracker:
 
     def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
         index, prompt = self._index, request.prompt
+        if not request.keeps_kv:
+            return match.base
         if self._has_room(_growth_of_prompt(match, prompt)):
             return index.place(replica, match, prompt, now)
         while self._make_room(now):

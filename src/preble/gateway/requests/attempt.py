@@ -89,7 +89,7 @@ class Attempt:
         await self._scope.__aenter__()
         try:
             await self._open(body, headers)
-            self.is_stream = stream and self.status < 300
+            self.is_stream = stream and self.status < 300 and (self._is_events() or not self._endpoint.by_load)
             if self.is_stream:
                 await self._begin_stream()
             else:
@@ -111,14 +111,16 @@ class Attempt:
         self.status, self.headers = response.status, response.headers
         self._chunks = response.chunks()
         self.first = await anext(self._chunks, b"")
-        self.placed.answered(self.status, retry_after_s(self.headers.get("retry-after", "")))
+        # Which paths an engine has, says nothing of its models: such a 404 is no reason to check the replica.
+        status = 400 if self.status == 404 and self._endpoint.by_load else self.status
+        self.placed.answered(status, retry_after_s(self.headers.get("retry-after", "")))
 
     async def _begin_stream(self) -> None:
         """Raises: EngineProtocolError: the answer is not a stream of events, or begins with an error."""
-        content_type = self.headers.get("content-type", "")
         if not self.first:
             raise EngineProtocolError("the replica's answer is empty")
-        if not content_type.startswith(EVENT_STREAM.decode()) or not looks_like_events(self.first):
+        if not self._is_events() or not looks_like_events(self.first):
+            content_type = self.headers.get("content-type", "")
             raise EngineProtocolError(
                 f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
             )
@@ -128,6 +130,9 @@ class Attempt:
             self.first += chunk
         if (error := self.meter.error()) is not None:
             raise error
+
+    def _is_events(self) -> bool:
+        return self.headers.get("content-type", "").startswith(EVENT_STREAM.decode())
 
     def _report_usage(self) -> None:
         """Raises: EngineProtocolError: an answer that is said to be good is no completion."""

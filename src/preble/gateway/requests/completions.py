@@ -13,7 +13,18 @@ from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
 from preble.serving import Endpoint, Intake, ParsedRequest
 
-_PASSED_TO_ENGINE = (b"traceparent", b"tracestate", b"x-data-parallel-rank")
+_OF_THE_CONNECTION = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host", b"content-length"),
+    }
+)
+_NOT_PASSED = _OF_THE_CONNECTION | {
+    *(b"accept-encoding", b"content-encoding", b"content-type", b"x-request-id"),  # the replica gets its own
+    *(b"cookie", b"x-api-key", b"api-key", b"authorization"),  # between the client and this gateway
+}
+_OURS = (b"x-preble-", b"x-override-")
+"""Of headers for this gateway, and of those by which SGLang takes what only a router may set."""
 
 
 class Completions:
@@ -23,7 +34,7 @@ class Completions:
         self._serving = serving
         self._total_s = config.timeouts.total_s
         self._limits = config.limits
-        self._passed = (*_PASSED_TO_ENGINE, *((b"authorization",) if config.auth.forward_authorization else ()))
+        self._not_passed = _NOT_PASSED - ({b"authorization"} if config.auth.forward_authorization else set())
 
     async def answer(self, endpoint: Endpoint, client: Client, body: bytes, memory: BodyReservation) -> None:
         """Answer one request. `memory`: what its body has taken.
@@ -60,8 +71,11 @@ class Completions:
             await answer_one_prompt(client, await relay())
 
     def _engine_headers(self, parsed: ParsedRequest) -> dict[str, str]:
-        headers = {"content-type": "application/json", "x-request-id": parsed.request_id}
-        for name in self._passed:
-            if (value := parsed.headers.get(name)) is not None:
-                headers[name.decode()] = value.decode("latin-1")
-        return headers
+        """Every header of the client but those of its connection, those for this gateway, and its keys."""
+        named = parsed.headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in parsed.headers.items()
+            if name not in self._not_passed and name not in named and not name.startswith(_OURS)
+        }
+        return headers | {"content-type": "application/json", "x-request-id": parsed.request_id}

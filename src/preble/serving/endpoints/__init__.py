@@ -5,13 +5,14 @@ from preble.serving.endpoints.bodies import Fields, Prompt
 from preble.serving.endpoints.endpoint import Endpoint
 from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form
 from preble.serving.endpoints.events import StreamMeter
-from preble.serving.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, endpoint_of
+from preble.serving.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, OTHER, endpoint_of
 
 __all__ = [
     "CHAT",
     "COMPLETIONS",
     "ENDPOINTS",
     "JSON_TYPE",
+    "OTHER",
     "Endpoint",
     "ErrorForm",
     "ErrorStyle",

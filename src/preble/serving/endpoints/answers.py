@@ -58,12 +58,13 @@ def usage_of_completion(body: bytes) -> Usage | None:
 
     Raises: EngineProtocolError: the replica's answer is not a completion.
     """
-    usage: Usage | None = _answer(_COMPLETION, body).usage
+    usage: Usage | None = decoded_answer(_COMPLETION, body, "a completion").usage
     return usage
 
 
-def _answer(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+def decoded_answer(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
+    """Raises: EngineProtocolError: the answer is not `what`."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise EngineProtocolError(f"the replica's answer is not a completion: {error}") from error
+        raise EngineProtocolError(f"the replica's answer is not {what}: {error}") from error

@@ -6,9 +6,10 @@ The original bytes go to the replica unchanged, so parameters that Preble has ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
@@ -24,19 +25,28 @@ Prompt = str | PackedTokens
 """A prompt: text, or packed token ids."""
 
 
+BYTES_PER_TOKEN = 4
+"""Of a body that is placed by load: about as in prose."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Fields:
     """What placing needs of a body, whatever its endpoint.
 
     `prompts`: texts or token ids, each to be placed on its own. `chat`: the body of a chat with the same prompt, for
-    what makes token ids. Of the two, one is empty. `truncate_prompt_tokens`: only that many of a prompt's last tokens
-    count, None for all. `num_choices`: answers to each prompt.
+    what makes token ids. Of the two, at least one is empty. Where both are, the request is placed by load, and
+    `load_tokens` says how much it is. `is_translated`: `chat` was made here, of a body in another form. `continues`:
+    the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
+    last tokens count, None for all. `num_choices`: answers to each prompt.
     """
 
     model: str | None = None
     stream: bool = False
     prompts: Sequence[Prompt] = ()
     chat: bytes = b""
+    load_tokens: int = 0
+    is_translated: bool = False
+    continues: str | None = None
     max_output_tokens: int | None = None
     num_choices: int = 1
     cache_salt: str | None = None
@@ -44,21 +54,36 @@ class Fields:
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
+    @property
+    def by_load(self) -> bool:
+        """Whether no prompt is known: the request is placed by load alone."""
+        return not self.prompts and not self.chat
+
     def truncated(self, tokens: PackedTokens) -> PackedTokens:
         """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
         limit = self.truncate_prompt_tokens
         return PackedTokens(tokens[-limit * TOKEN_BYTES :]) if limit is not None and limit > 0 else tokens
 
 
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
 class Reserved(Struct):
     """Fields that only a router may set. From a client, one could read other tenants' KV blocks or end an engine."""
 
     kv_transfer_params: Raw = Raw(b"")
+    ec_transfer_params: Raw = Raw(b"")
     bootstrap_host: Raw = Raw(b"")
+    bootstrap_pair_key: Raw = Raw(b"")
     bootstrap_port: Raw = Raw(b"")
     bootstrap_room: Raw = Raw(b"")
     data_parallel_rank: Raw = Raw(b"")
+    decode_tp_size: Raw = Raw(b"")
     disagg_prefill_dp_rank: Raw = Raw(b"")
+    encoder_urls: Raw = Raw(b"")
+    http_worker_ipc: Raw = Raw(b"")
+    lora_id: Raw = Raw(b"")
     routed_dp_rank: Raw = Raw(b"")
     extra_key: Raw = Raw(b"")
     vllm_xargs: dict[str, Raw] | None = None
@@ -70,6 +95,7 @@ class CompletionBody(Reserved, kw_only=True):
     prompt: Raw = Raw(b"")
     model: str | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     cache_salt: str | None = None
@@ -85,6 +111,7 @@ class ChatBody(Reserved, kw_only=True):
     messages: Raw = Raw(b"")
     model: str | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -115,20 +142,20 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 def decode_completion(body: bytes) -> CompletionBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
-    decoded: CompletionBody = _decoded(_COMPLETION, body)
-    _refuse_reserved(decoded)
-    if not decoded.prompt:
+    given: CompletionBody = decoded(_COMPLETION, body)
+    refuse_reserved(given)
+    if not given.prompt:
         raise RequestError("`prompt` is missing; give a text, a list of token ids, or a list of either", param="prompt")
-    return decoded
+    return given
 
 
 def decode_chat(body: bytes) -> ChatBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
-    decoded: ChatBody = _decoded(_CHAT, body)
-    _refuse_reserved(decoded)
-    if not bytes(decoded.messages).startswith(b"["):
+    given: ChatBody = decoded(_CHAT, body)
+    refuse_reserved(given)
+    if not bytes(given.messages).startswith(b"["):
         raise RequestError("`messages` must be a list of messages", param="messages")
-    return decoded
+    return given
 
 
 def read_completion(body: bytes, limits: PromptLimits) -> Fields:
@@ -137,10 +164,10 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
     if given.truncate_prompt_tokens is not None:
         limits = PromptLimits(limits.prompts, inf)
     return Fields(
-        model=given.model,
+        model=given.model or None,
         stream=bool(given.stream),
         prompts=decode_prompts(given.prompt, limits),
-        max_output_tokens=_positive(given.max_tokens),
+        max_output_tokens=positive(given.max_tokens),
         num_choices=given.n or 1,
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
@@ -154,10 +181,10 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
     given = decode_chat(body)
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     return Fields(
-        model=given.model,
+        model=given.model or None,
         stream=bool(given.stream),
         chat=body,
-        max_output_tokens=_positive(limit),
+        max_output_tokens=positive(limit),
         num_choices=given.n or 1,
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
@@ -165,27 +192,31 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
     )
 
 
-def _positive(limit: int | None) -> int | None:
+def positive(limit: int | None) -> int | None:
+    """Return a limit on output tokens, None where the client gave none."""
     return limit if limit is not None and limit > 0 else None
 
 
-def _refuse_reserved(fields: Reserved) -> None:
+def refuse_reserved(fields: Reserved, nested: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({})) -> None:
+    """`nested`: objects of the body, by name, that an engine also takes such fields from. Raises: RequestError."""
     given = [name for name in _RESERVED if bytes(getattr(fields, name)) not in (b"", b"null")]
-    given += [f"vllm_xargs.{name}" for name in fields.vllm_xargs or () if name in _RESERVED]
+    for where, inner in ("vllm_xargs", fields.vllm_xargs), *nested.items():
+        given += [f"{where}.{name}" for name in inner or () if name in _RESERVED]
     if given:
         raise RequestError(f"`{given[0]}` is set by routers only; leave it out", param=given[0])
 
 
-def with_cache_salt(body: bytes, salt: str) -> bytes:
-    """Return the JSON object `body` with this `cache_salt`; of two fields of a name, parsers take the later.
+def with_cache_salt(body: bytes, salt: str, field: str = "cache_salt") -> bytes:
+    """Return the JSON object `body` with this salt in `field`; of two fields of a name, parsers take the later.
 
     >>> with_cache_salt(b'{"prompt": "a"} ', "s")
     b'{"prompt": "a","cache_salt":"s"}'
     """
-    return body.rstrip()[:-1] + b',"cache_salt":' + msgspec.json.encode(salt) + b"}"
+    return body.rstrip()[:-1] + b',"%b":' % field.encode() + msgspec.json.encode(salt) + b"}"
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | None = None) -> Any:
+def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | None = None) -> Any:
+    """Decode a body, or the field `param` of one. Raises: RequestError: not JSON, or of a wrong type."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -207,8 +238,8 @@ class PromptLimits:
     tokens: float
 
 
-def decode_prompts(raw: Raw, limits: PromptLimits) -> list[Prompt]:
-    """Return the prompts of a completion. O(length).
+def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> list[Prompt]:
+    """Return the prompts in the field `param`. O(length).
 
     What is surely over a limit is refused before it is decoded. Long lists of token ids are decoded in pieces, so that
     other threads get their turn.
@@ -224,44 +255,44 @@ def decode_prompts(raw: Raw, limits: PromptLimits) -> list[Prompt]:
     """
     start = _LIST_START.match(raw)
     if start is None:
-        return [_decoded(_TEXT, raw, "prompt")]
+        return [decoded(_TEXT, raw, param)]
     match start[1]:
         case b"]":
-            raise RequestError("`prompt` is an empty list; give at least one token or one text", param="prompt")
+            raise RequestError(f"`{param}` is an empty list; give at least one token or one text", param=param)
         case b'"':
-            texts: list[Prompt] = _decoded(_TEXTS, raw, "prompt")
-            _check_number(len(texts), limits)
+            texts: list[Prompt] = decoded(_TEXTS, raw, param)
+            _check_number(len(texts), limits, param)
             return texts
         case b"[":
-            _check_number(bytes(raw).count(b"[") - 1, limits)
-            return [_packed(ids, limits) for ids in _decoded(_LISTS, raw, "prompt")]
+            _check_number(bytes(raw).count(b"[") - 1, limits, param)
+            return [_packed(ids, limits, param) for ids in decoded(_LISTS, raw, param)]
         case _:
-            return [_packed(raw, limits)]
+            return [_packed(raw, limits, param)]
 
 
-def _check_number(count: int, limits: PromptLimits) -> None:
+def _check_number(count: int, limits: PromptLimits, param: str) -> None:
     if count > limits.prompts:
         raise RequestError(
-            f"`prompt` has {count} prompts; at most {limits.prompts} are accepted (`limits.max_prompts`)",
-            param="prompt",
+            f"`{param}` has {count} prompts; at most {limits.prompts} are accepted (`limits.max_prompts`)",
+            param=param,
         )
 
 
-def _packed(raw: Raw, limits: PromptLimits) -> PackedTokens:
+def _packed(raw: Raw, limits: PromptLimits, param: str) -> PackedTokens:
     """Return a list of token ids, packed. Raises: RequestError. PromptTooLong: surely longer than the limit."""
     encoded = bytes(raw)
     count = encoded.count(b",") + 1
     if count > limits.tokens:
         raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {limits.tokens:g}")
     if len(encoded) <= _PIECE_BYTES:
-        ids = _decoded(_IDS, raw, "prompt")
+        ids = decoded(_IDS, raw, param)
         if not ids:
-            raise RequestError("`prompt` has an empty list of token ids; give at least one token", param="prompt")
+            raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
         return pack_tokens(ids)
     try:
-        return PackedTokens(b"".join(pack_tokens(_decoded(_IDS, piece)) for piece in _pieces(encoded)))
+        return PackedTokens(b"".join(pack_tokens(decoded(_IDS, piece)) for piece in _pieces(encoded)))
     except RequestError as error:
-        raise RequestError("`prompt` has something else than token ids", param="prompt") from error
+        raise RequestError(f"`{param}` has something else than token ids", param=param) from error
 
 
 def _pieces(encoded: bytes) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from preble.serving.endpoints.answers import Usage
 from preble.serving.endpoints.bodies import Fields, PromptLimits
+from preble.serving.endpoints.by_load import ANY_EVENTS, no_usage, read_by_load
 from preble.serving.endpoints.errors import ErrorStyle
 from preble.serving.endpoints.events import EventForm, StreamMeter
 
@@ -16,7 +17,9 @@ class Endpoint:
     """One endpoint of the engines whose requests are placed.
 
     `read`: the fields of a body that placing needs; raises RequestError. `usage`: of a whole answer, None if it reports
-    none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams.
+    none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams. `salt_field`: the
+    field of a body that keeps a tenant's KV apart, "" where the endpoint computes none that is kept. `by_load`: whether
+    its answers may be of any kind, and streams as well as not, whatever the request says.
     """
 
     path: str
@@ -24,6 +27,19 @@ class Endpoint:
     usage: Callable[[bytes], Usage | None]
     events: EventForm
     errors: ErrorStyle = ErrorStyle.OPENAI
+    salt_field: str = "cache_salt"
+    by_load: bool = False
+    label: str = ""
+
+    @classmethod
+    def of_any(cls, path: str, errors: ErrorStyle = ErrorStyle.OPENAI, *, label: str = "") -> Endpoint:
+        """Return an endpoint of which only the model matters: its requests are placed by load."""
+        return cls(path, read_by_load, no_usage, ANY_EVENTS, errors, salt_field="", by_load=True, label=label)
+
+    @property
+    def counted_as(self) -> str:
+        """The path as metrics name it: one of few."""
+        return self.label or self.path
 
     def meter(self) -> StreamMeter:
         """Return the meter of one streamed answer."""

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,7 @@ class EventForm:
     `error`: an event in place of a piece of the answer. `end`: the last event of a whole answer, named `end_name`.
     `begin`: the first event that comes only after the prefill, None if every event does. `usage`: reads it from the
     stream's last bytes. `tail`: in how many of the last pieces of a stream the end and the usage are looked for.
+    `ends_long`: the last event repeats the answer, so its name may be farther from the end than that.
     """
 
     error: re.Pattern[bytes]
@@ -28,6 +30,7 @@ class EventForm:
     usage: Callable[[bytes], Usage | None]
     begin: re.Pattern[bytes] | None = None
     tail: int = 2
+    ends_long: bool = False
 
     def has_error(self, events: bytes) -> bool:
         """Return whether these bytes of a stream have an error in place of a piece of the answer."""
@@ -41,13 +44,14 @@ class StreamMeter:
     engine reports no usage. A blank line ends an event; comments count too, which is close enough for an estimate.
     """
 
-    __slots__ = ("_form", "_in_line_end", "_last", "events", "has_begun")
+    __slots__ = ("_form", "_has_ended", "_in_line_end", "_last", "events", "has_begun")
 
     def __init__(self, form: EventForm) -> None:
         self.events = 0
         self.has_begun = form.begin is None
         """Whether the prefill is over. Until then a carrier may keep back what it has, and move the request."""
         self._form = form
+        self._has_ended = False
         self._in_line_end = False
         self._last: deque[bytes] = deque(maxlen=form.tail)
 
@@ -61,6 +65,8 @@ class StreamMeter:
         if not self.has_begun:
             begin = self._form.begin
             self.has_begun = begin is None or begin.search(self._tail()) is not None
+        if self._form.ends_long and not self._has_ended:
+            self._has_ended = self._form.end.search(self._tail()) is not None
 
     def _tail(self) -> bytes:
         return b"".join(self._last)
@@ -84,7 +90,7 @@ class StreamMeter:
         tail = self._tail()
         if self._form.has_error(tail):
             return EngineProtocolError("the replica's stream ended with an error")
-        if self._form.end.search(tail) is None:
+        if not self._has_ended and self._form.end.search(tail) is None:
             return EngineProtocolError(f"the replica's stream ended without {self._form.end_name}")
         return None
 
@@ -129,6 +135,20 @@ def _usage(data: bytes) -> Usage | None:
         return _PIECE.decode(data).usage
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
+
+
+_USAGE_OBJECT = re.compile(rb'"usage": ?(\{(?:[^{}]|\{[^{}]*\})*\})')
+T = TypeVar("T")
+
+
+def usage_object(tail: bytes, kind: type[T]) -> T | None:
+    """Return the last object named `usage`, of whatever event, even if the event's beginning is not in `tail`."""
+    for found in reversed(_USAGE_OBJECT.findall(tail)):
+        try:
+            return msgspec.json.decode(found, type=kind)
+        except (msgspec.DecodeError, UnicodeError):
+            continue
+    return None
 
 
 OPENAI_EVENTS = EventForm(

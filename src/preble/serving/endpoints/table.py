@@ -7,20 +7,65 @@ from types import MappingProxyType
 
 from preble.serving.endpoints.answers import usage_of_completion
 from preble.serving.endpoints.bodies import read_chat, read_completion
+from preble.serving.endpoints.by_load import read_invocation, usage_of_invocation
 from preble.serving.endpoints.endpoint import Endpoint
+from preble.serving.endpoints.errors import ErrorStyle
 from preble.serving.endpoints.events import OPENAI_EVENTS
+from preble.serving.endpoints.generate import GENERATE_EVENTS, read_generate, read_tokens, usage_of_generated
+from preble.serving.endpoints.messages import (
+    MESSAGE_EVENTS,
+    read_count,
+    read_messages,
+    usage_of_count,
+    usage_of_message,
+)
+from preble.serving.endpoints.responses import RESPONSE_EVENTS, read_response, usage_of_response
 
 COMPLETIONS = Endpoint("/v1/completions", read_completion, usage_of_completion, OPENAI_EVENTS)
 CHAT = Endpoint("/v1/chat/completions", read_chat, usage_of_completion, OPENAI_EVENTS)
+RESPONSES = Endpoint("/v1/responses", read_response, usage_of_response, RESPONSE_EVENTS, ErrorStyle.RESPONSES)
+MESSAGES = Endpoint("/v1/messages", read_messages, usage_of_message, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC)
+COUNT_TOKENS = Endpoint(
+    "/v1/messages/count_tokens", read_count, usage_of_count, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC, salt_field=""
+)
+GENERATE = Endpoint("/generate", read_generate, usage_of_generated, GENERATE_EVENTS, salt_field="extra_key")
+TOKENS_IN = Endpoint("/inference/v1/generate", read_tokens, usage_of_completion, OPENAI_EVENTS)
 
-ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType({endpoint.path: endpoint for endpoint in (COMPLETIONS, CHAT)})
-"""By path."""
+INVOCATIONS = Endpoint("/invocations", read_invocation, usage_of_invocation, OPENAI_EVENTS)
+BY_PREFIX = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, GENERATE, TOKENS_IN, INVOCATIONS)
+
+_BY_LOAD = (
+    *("/v1/embeddings", "/v2/embed", "/encode", "/pooling", "/classify", "/v1/classify"),
+    *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+    *("/v1/images/generations", "/v1/images/edits", "/v1/moderations"),
+    *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"),
+)
+ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
+    {endpoint.path: endpoint for endpoint in (*BY_PREFIX, COUNT_TOKENS, *map(Endpoint.of_any, _BY_LOAD))}
+)
+"""Those that are known by their path."""
+NOT_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""They change one replica, so they are an operator's business with each of them."""
+_OF_ENGINES = ("/v1/", "/v2/")
+_TWICE = "/v1/v1/"
+"""Of a client whose base URL should not end in `/v1`."""
+_OF_ANTHROPIC = "/v1/messages/"
+OTHER = "other"
+"""What metrics call every further path."""
 
 
 def endpoint_of(path: str) -> Endpoint | None:
-    """Return the endpoint of a path, None if no requests to it go to replicas.
+    """Return the endpoint of a path to which requests are posted, None if they do not go to replicas.
 
-    >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/health")
-    (True, None)
+    Below `/v1/` and `/v2/`, whatever an engine serves under a model passes, placed by load.
+
+    >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/sleep")
+    (True, True, None)
     """
-    return ENDPOINTS.get(path)
+    if (endpoint := ENDPOINTS.get(path)) is not None:
+        return endpoint
+    if not path.startswith(_OF_ENGINES) or path.startswith(_TWICE) or path in NOT_PASSED:
+        return None
+    style = ErrorStyle.ANTHROPIC if path.startswith(_OF_ANTHROPIC) else ErrorStyle.OPENAI
+    return Endpoint.of_any(path, style, label=OTHER)

@@ -99,7 +99,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
         """A replica in the table serves other names from now on."""
-        replica.info = dataclasses.replace(replica.info, models=names.models, adapters=names.adapters)
+        replica.info = dataclasses.replace(replica.info, **names._asdict())
         self._not_serving.clear()
 
     def remove(self, replica_id: ReplicaId) -> None:
@@ -175,6 +175,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Return the tokens of the longest prompt that a replica with `model` takes, infinity if it is not known."""
         specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
         return max(map(longest_prompt, specs), default=inf)
+
+    def shortest_prompt(self, model: str | None = None) -> float:
+        """Return the tokens of a prompt that every replica with `model` takes, infinity if it is not known."""
+        specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
+        return min(map(longest_prompt, specs), default=inf)
 
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""

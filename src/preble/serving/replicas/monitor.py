@@ -214,11 +214,11 @@ class ReplicaMonitor:
                 names = await self._found.engine.models()
         except (EngineError, TimeoutError):
             return True  # the next check will find it
-        if names is None or names == (info.models, info.adapters):
+        if names is None or names == (info.models, info.adapters, info.roots):
             return True
         if names.models[0] != info.models[0]:
             return False
-        self._found = replace(self._found, info=replace(info, models=names.models, adapters=names.adapters))
+        self._found = replace(self._found, info=replace(info, **names._asdict()))
         for replica in replicas:
             self._rotation.set_models(replica, names)
         return True

@@ -203,6 +203,11 @@ class EngineTokens:
         """Nothing to release."""
 
 
+def stand_in_tokens(count: int) -> PackedTokens:
+    """Return `count` tokens, at least one, for a prompt of which only the length is known."""
+    return PackedTokens(b" " * (TOKEN_BYTES * max(count, 1)))
+
+
 def approximate_tokens(text: bytes) -> PackedTokens:
     """Return one token for each four bytes of text, about as many as tokenizers make of prose. Spaces fill the last.
 

@@ -1,0 +1,75 @@
+"""Endpoints whose answers come from no KV cache: embeddings, scores, speech and the like. Placed by model and load."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Raw
+
+from preble.errors import EngineProtocolError
+from preble.serving.endpoints.answers import Usage, usage_of_completion
+from preble.serving.endpoints.bodies import (
+    BYTES_PER_TOKEN,
+    Fields,
+    PromptLimits,
+    Reserved,
+    decoded,
+    read_chat,
+    read_completion,
+    refuse_reserved,
+)
+from preble.serving.endpoints.events import EventForm
+
+
+class LoadBody(Reserved, kw_only=True):
+    """The fields read from a body in JSON."""
+
+    model: str | None = None
+    stream: bool | None = None
+    messages: Raw = Raw(b"")
+    prompt: Raw = Raw(b"")
+
+
+_BODY = msgspec.json.Decoder(LoadBody)
+
+
+def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
+    """Read a body in JSON of which only the model matters. Raises: RequestError."""
+    given: LoadBody = decoded(_BODY, body)
+    refuse_reserved(given)
+    return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
+
+
+def read_invocation(body: bytes, limits: PromptLimits) -> Fields:
+    """Read a body for SageMaker's `/invocations`: a chat's, a completion's, or another one's. Raises: RequestError."""
+    given: LoadBody = decoded(_BODY, body)
+    read: Callable[[bytes, PromptLimits], Fields] = read_by_load
+    if given.messages:
+        read = read_chat
+    elif given.prompt:
+        read = read_completion
+    return read(body, limits)
+
+
+def usage_of_invocation(body: bytes) -> Usage | None:
+    """Return the usage of an answer that may be a completion or anything else."""
+    try:
+        return usage_of_completion(body)
+    except EngineProtocolError:
+        return None
+
+
+def no_usage(body: bytes) -> Usage | None:
+    """Report nothing: no tokens of such answers count for the scheduler."""
+    return None
+
+
+ANY_EVENTS = EventForm(
+    error=re.compile(rb'data: ?\{"error":'),
+    end=re.compile(rb""),
+    end_name="its end",
+    usage=no_usage,
+)
+"""Of a stream of which nothing is known."""
