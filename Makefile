@@ -133,8 +133,9 @@ docs: $(DOCS) ## Build the documentation strictly into site/
 docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write
 	@$(BIN)/mkdocs serve
 
-reference: $(DEV) ## Write the generated reference pages (docs/reference/cli.md)
+reference: $(DEV) ## Write what is generated: the pages of commands and metrics, the dashboard, the alert rules
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
+	@$(BIN)/python dev/monitoring/generate.py
 
 bench: $(DEV) native ## The micro-benchmarks and the bound of preble against least load, on the compiled core
 	@for f in benchmarks/micro/*.py benchmarks/repro/bound.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done

@@ -1,0 +1,104 @@
+"""A real Prometheus scrapes the gateway, takes the alert rules, and answers every query of the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from gateway.conftest import Serve, Served
+from gateway.fakes import replicas
+from preble.config import AuthConfig
+from preble.engines.commands import free_ports
+from support.monitoring import ROOT, generator
+from support.servers import require_server
+from support.waiting import eventually
+
+KEY = "of-an-admin"
+MAY_BE_EMPTY = re.compile(
+    r"engine_errors|moves_total|prefix_replications|key_|drift|kv_in_use|replica_ejected|kv_events_arrive"
+)
+"""Nothing of the sort happens in this test."""
+
+
+@asynccontextmanager
+async def prometheus(gateway: Served, folder: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """A Prometheus that scrapes the gateway, with the rules, and a client of it."""
+    program = require_server("prometheus", "prometheus")
+    target = gateway.gateway.url.removeprefix("http://")
+    scrape = {
+        "job_name": "preble",
+        "scrape_interval": "250ms",
+        "scrape_timeout": "250ms",
+        "authorization": {"credentials": KEY},
+        "static_configs": [{"targets": [target]}],
+    }
+    rules = str(ROOT / "deploy" / "prometheus" / "alerts.yml")
+    config = folder / "prometheus.yml"
+    config.write_text(yaml.safe_dump({"scrape_configs": [scrape], "rule_files": [rules]}))
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    running = await asyncio.create_subprocess_exec(
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession(f"http://{address}") as http:
+            yield http
+    finally:
+        running.terminate()
+        await running.wait()
+
+
+async def ask(http: aiohttp.ClientSession, path: str, **params: str) -> Any:
+    """What it answers as `data`; None while it starts."""
+    try:
+        async with http.get(path, params=params) as answer:
+            if answer.status == 503:
+                return None
+            page = await answer.json()
+    except aiohttp.ClientConnectionError:
+        return None
+    assert answer.status == 200, page
+    return page["data"]
+
+
+async def test_a_real_prometheus_scrapes_the_gateway_and_answers_the_dashboard(serve: Serve, tmp_path: Path) -> None:
+    auth = AuthConfig(api_keys=("of-a-client",), admin_keys=(KEY,))
+    async with replicas(2) as fakes, serve(fakes, auth=auth) as gateway, prometheus(gateway, tmp_path) as http:
+
+        async def value(query: str) -> list[float]:
+            data = await ask(http, "/api/v1/query", query=query)
+            return [float(series["value"][1]) for series in data["result"]] if data else []
+
+        async def is_scraped() -> bool:
+            return await value("sum(preble_replica_up)") == [2.0]
+
+        await eventually(is_scraped, "Prometheus has seen both replicas")
+        for stream in (True, False, True):
+            body = {"model": "tiny", "prompt": "hello", "stream": stream}
+            async with gateway.http.post("/v1/completions", json=body, headers={"x-api-key": KEY}) as answer:
+                assert answer.status == 200
+                await answer.read()
+
+        async def rates_are_there() -> bool:
+            return (await value("sum(rate(preble_ttft_seconds_count[1m]))") or [0.0])[0] > 0
+
+        await eventually(rates_are_there, "Prometheus has seen the requests")
+        for query in generator("dashboard").queries():
+            asked = query.replace("$__rate_interval", "1m").replace("$job", ".*").replace("$model", ".*")
+            found = await value(asked)
+            assert found or MAY_BE_EMPTY.search(query), query
+        [group] = (await ask(http, "/api/v1/rules"))["groups"]
+        assert len(group["rules"]) == len(generator("alerts").ALERTS)
+        assert {rule["health"] for rule in group["rules"]} <= {"ok", "unknown"}
+        [target] = (await ask(http, "/api/v1/targets"))["activeTargets"]
+        assert target["health"] == "up", target["lastError"]
