@@ -30,6 +30,12 @@ from preble.logs import configure_logging
     metavar="NAME|FILE",
     help="Cost profile of the replicas' GPU and model, which policies compare by.",
 )
+@click.option(
+    "--peers",
+    multiple=True,
+    metavar="nats://HOST:PORT",
+    help="NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
+)
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
 @click.option(
@@ -40,13 +46,13 @@ from preble.logs import configure_logging
     "settings change while serving.",
 )
 @log_options
-def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
+def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, log_format: str, **flags: Any) -> None:
     """Serve the OpenAI API in front of running replicas.
 
     Each request goes to the replica where it costs least: where its prefix is cached, unless waiting there costs more
     than computing the prefix elsewhere. The gateway also starts when some replicas are down; they join when they come
     up. A file can also name replicas through DNS or Kubernetes, and /replicas adds, drains and removes them
-    (docs/howto/fleet.md).
+    (docs/howto/fleet.md). Several gateways in front of the same replicas need --peers (docs/howto/several-gateways.md).
 
     \b
     Examples:
@@ -59,7 +65,7 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
     """
     from preble.config.load import ConfigSources
 
-    sources = ConfigSources(config_path, os.environ, flags)
+    sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers})
     config = sources.load()
     log_losses = configure_logging(log_level, log_format)
 

@@ -8,6 +8,7 @@ from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
 from preble.config.observing import MetricsConfig
+from preble.config.peers import PeersConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "LimitsConfig",
     "MetricsConfig",
     "ParityConfig",
+    "PeersConfig",
     "QueueConfig",
     "RebalanceConfig",
     "ReplicaConfig",

@@ -10,6 +10,7 @@ from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, Timeout
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
 from preble.config.observing import MetricsConfig
+from preble.config.peers import PeersConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 from preble.core.policies.registry import policy_names
@@ -73,6 +74,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retries: RetryConfig = RetryConfig()
     parity: ParityConfig = ParityConfig()
     discovery: DiscoveryConfig = DiscoveryConfig()
+    peers: PeersConfig = PeersConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     rebalance: RebalanceConfig = RebalanceConfig()

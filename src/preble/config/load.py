@@ -21,7 +21,7 @@ from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
-_LISTS = ("replicas", "auth.api_keys", "auth.admin_keys", "queue.classes")
+_LISTS = ("replicas", "peers.servers", "auth.api_keys", "auth.admin_keys", "queue.classes")
 
 
 @dataclass(frozen=True, slots=True)

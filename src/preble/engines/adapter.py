@@ -166,6 +166,11 @@ class Engine(ABC):
         """
         return None
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the KV events have come to what the replica does now; True where there are none."""
+        return True
+
     def learn_block_size(self, block_size: int) -> bool:
         """Take the block size of its KV events for its own. True if the next probe will say another one for it."""
         return False

@@ -238,6 +238,8 @@ class KvEventStream:
         self._subscription: Subscription | None = None
         self._closed = False
         self._resync = False
+        self.has_caught_up = False
+        """Whether all that the engine could say of the past has been yielded once."""
 
     @property
     def counters(self) -> KvEventCounters:
@@ -303,6 +305,7 @@ class KvEventStream:
         async with aclosing(self._catch_up(trust_silence=False)) as events:
             async for event in events:
                 yield event
+        self.has_caught_up = True
         idle_s, turn = self._idle_check_s, Turn()
         while not self._closed and not subscription.is_lost():
             message = await subscription.take(self._intake.count_malformed)

@@ -32,6 +32,10 @@ class EventStreams:
         self._streams = [*(other for other in self._streams if not other.closed), stream]
         return stream.events()
 
+    @property
+    def have_caught_up(self) -> bool:
+        return all(stream.has_caught_up for stream in self._streams)
+
     def resync(self) -> None:
         for stream in self._streams:
             stream.resync()
@@ -69,6 +73,10 @@ class ReportingEngine(OpenAIEngine):
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         return self._streams.follow(self._endpoints[0]) if self._endpoints else None
+
+    @property
+    def has_caught_up(self) -> bool:
+        return self._streams.have_caught_up
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
         return self.loads_of(0)
@@ -153,6 +161,10 @@ class RankEngine(Engine):
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         endpoints = self._server.endpoints_of(self.rank or 0)
         return None if endpoints is None else self.streams.follow(endpoints)
+
+    @property
+    def has_caught_up(self) -> bool:
+        return self.streams.have_caught_up
 
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
         return self._server.loads_of(self.rank or 0)

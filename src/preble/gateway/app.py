@@ -268,8 +268,9 @@ class App:
     async def _ready(self, client: Client) -> None:
         live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
-        can_serve = self._serving.num_taking_requests > 0
-        status = "draining" if self.is_draining else "ready" if can_serve else "no replica is up"
+        status = self._serving.waits_for or "ready"
+        if self.is_draining:
+            status = "draining"
         rows = list(self._serving.members)
         page = {
             "status": status,

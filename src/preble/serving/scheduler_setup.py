@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import structlog
@@ -65,7 +68,7 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
     """What the configuration says of the scheduler."""
     return SchedulerSettings(
         policy=config.policy,
-        seed=config.seed,
+        seed=config.seed + crc32(gateway_name(config).encode()),  # gateways of a group break ties differently
         window_s=config.scheduler.window_s,
         report_grace_s=config.scheduler.report_grace_s,
         belief_ttl_s=config.scheduler.belief_ttl_s,
@@ -73,6 +76,13 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
         rebalance=RebalanceSettings(**msgspec.structs.asdict(config.rebalance)),
         refit=config.scheduler.refit,
     )
+
+
+def gateway_name(config: GatewayConfig) -> str:
+    """What this gateway is called in its group; "" where it has no peers."""
+    if not config.peers.servers:
+        return ""
+    return config.peers.name or f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _open_log(config: GatewayConfig) -> LogWriter | None:
@@ -83,7 +93,7 @@ def _open_log(config: GatewayConfig) -> LogWriter | None:
     names = LogNames(secrets.token_bytes(KEY_BYTES) if decisions.log_tokens == "renamed" else None)
     profile = load_profile(config.profile or DEFAULT_PROFILE)
     now = asyncio.get_running_loop().time()
-    header = header_line(names, now, time.time(), scheduler_settings(config), profile)
+    header = header_line(names, now, time.time(), scheduler_settings(config), profile, gateway_name(config))
     log = LogWriter(LogFile(Path(decisions.log)), header, names, max_bytes=decisions.log_max_mib * MiB)
     structlog.get_logger().warning(
         "decision_log", path=decisions.log, tokens=header.tokens, consequence="every prompt's token ids are written"

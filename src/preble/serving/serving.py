@@ -23,15 +23,16 @@ from preble.serving.intake import Intake
 from preble.serving.key_limits import KeyLimits
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
+from preble.serving.peers import Group
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import ParsedRequest
-from preble.serving.scheduler_setup import Scheduling, start_scheduling
+from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
-from preble.serving.telemetry.readings import of_build, of_engines, of_members, of_queue, of_scheduler
+from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
 from preble.serving.terms import terms_of
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
@@ -52,7 +53,8 @@ _EJECTION_CHECK_S = 1.0
 class Serving(Intake):
     """Replicas, token ids and placements. Use it within the event loop that started it.
 
-    `scheduler`: only to be read. `recent`: the last decisions.
+    `scheduler`: only to be read. `recent`: the last decisions. `group`: the gateways that this one belongs to, None for
+    one without peers.
 
     ```
     serving = await Serving.start(config)
@@ -89,6 +91,7 @@ class Serving(Intake):
         self.members = Members(placements, self._monitor, config.health)
         telemetry.numbers.read(lambda: of_members(self.members))
         self._followed: object = None
+        self.group: Group | None = None
         self._ejecting = asyncio.create_task(self._eject_outliers())
 
     @classmethod
@@ -115,11 +118,25 @@ class Serving(Intake):
             raise
         serving = cls(config, scheduling, placements, tokens)
         try:
+            serving._join_group(config)
             serving._follow(config, sources)
         except BaseException:
             await serving.close()
             raise
         return serving
+
+    def _join_group(self, config: GatewayConfig) -> None:
+        """Raises: ConfigError: the peers cannot be reached like that, whoever they are."""
+        if config.peers.servers:
+            group = Group(
+                config.peers,
+                gateway_name(config),
+                self.scheduler,
+                self._placements.timer.arm,
+                lambda: all(replica.engine.has_caught_up for replica in self.replicas.values()),
+            )
+            self.group = group
+            self.telemetry.numbers.read(lambda: of_group(group))
 
     def _follow(self, config: GatewayConfig, sources: list[Source]) -> None:
         """Raises: ConfigError: a replica is unusable; then nothing has changed."""
@@ -186,6 +203,15 @@ class Serving(Intake):
         """Live replicas that are not drained."""
         return len(self.replicas) - len(self.replicas.held_back)
 
+    @property
+    def waits_for(self) -> str | None:
+        """Why this gateway is not ready yet; None if it is."""
+        if not self.num_taking_requests:
+            return "no replica is up"
+        if self.group is not None and not self.group.is_warm:
+            return "waiting for what is cached, and in flight at other gateways"
+        return None
+
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""
         return self._placements.ejection.standing(replica_id)
@@ -194,6 +220,8 @@ class Serving(Intake):
         """Leave the replicas and write the rest of the decision log. End every placement before."""
         self._ejecting.cancel()
         await asyncio.gather(self._ejecting, return_exceptions=True)
+        if self.group is not None:
+            await self.group.close()
         await self.members.close()
         self._tokens.close()
         self._turns.close()

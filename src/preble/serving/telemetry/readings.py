@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,7 @@ def of_scheduler(scheduler: GlobalScheduler, log: LogCounts | None = None) -> It
     yield _one("preble_index_bytes", state.num_index_bytes)
     yield _one("preble_index_tokens", state.num_index_tokens)
     yield _one("preble_unindexed_total", state.num_unindexed)
+    yield _one("preble_assumed_in_flight", state.num_assumed)
     yield _one("preble_replicated_prefixes", state.num_replicated_prefixes)
     yield _one("preble_cost_factor", state.cost_factors.prefill, "prefill")
     yield _one("preble_cost_factor", state.cost_factors.decode, "decode")
@@ -95,6 +96,48 @@ def of_members(members: MemberRows) -> Iterator[Reading]:
     for source in members.sources():
         yield _one("preble_source_replicas", source.replicas, source.name)
         yield _one("preble_source_current", source.error is None, source.name)
+
+
+class GroupState(Protocol):
+    """What a gateway knows of its group."""
+
+    @property
+    def peers(self) -> Collection[str]: ...
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    @property
+    def is_warm(self) -> bool: ...
+
+    @property
+    def num_told(self) -> int: ...
+
+    @property
+    def told_bytes(self) -> int: ...
+
+    @property
+    def num_heard(self) -> int: ...
+
+    @property
+    def num_bad(self) -> int: ...
+
+    @property
+    def num_unknown(self) -> int: ...
+
+
+def of_group(group: GroupState) -> Iterable[Reading]:
+    """The other gateways of the cluster."""
+    return [
+        _one("preble_peers", len(group.peers)),
+        _one("preble_peers_connected", group.is_connected),
+        _one("preble_peers_warm", group.is_warm),
+        _one("preble_peer_messages_total", group.num_told, "told"),
+        _one("preble_peer_messages_total", group.num_heard, "heard"),
+        _one("preble_peer_bytes_total", group.told_bytes),
+        _one("preble_peer_bad_packets_total", group.num_bad),
+        _one("preble_peer_unknown_prompts_total", group.num_unknown),
+    ]
 
 
 def of_build(policy: str) -> Iterable[Reading]:

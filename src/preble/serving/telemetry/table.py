@@ -171,6 +171,16 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _gauge("source_replicas", "Replicas that a source names.", "source"),
             _gauge("source_current", "1 while what a source names is known to be current.", "source"),
         ),
+        "Peers": (
+            _gauge("peers", "Other gateways of the group that are heard."),
+            _gauge("peers_connected", "1 while the bus between the gateways gets through; 0: each places on its own."),
+            _gauge("peers_warm", "1 once it is known here what the replicas cache, and what the peers have in flight."),
+            _gauge("assumed_in_flight", "Requests in flight that other gateways have placed."),
+            _counter("peer_messages", "Messages between the gateways.", "direction"),
+            _counter("peer_bytes", "Bytes told to the other gateways."),
+            _counter("peer_bad_packets", "Packets of peers that are malformed, or of another version."),
+            _counter("peer_unknown_prompts", "Placements of peers whose prompt was unknown here: they count as load."),
+        ),
         "Keys and tenants": (
             _counter("key_requests", "Placements that ended, by key.", "key"),
             _counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind"),

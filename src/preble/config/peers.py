@@ -1,0 +1,69 @@
+"""The other gateways of the cluster, and how they are reached."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from preble.config.knobs import about
+
+
+class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A group of gateways in front of one cluster, which tell each other over NATS what they place."""
+
+    servers: Annotated[
+        tuple[str, ...],
+        about(
+            "NATS servers, such as `nats://user:password@nats1:4222`; `tls://` for TLS. Needs the extra `ha`.",
+            why="one gateway needs no peers",
+        ),
+    ] = ()
+    cluster: Annotated[
+        str,
+        about(
+            "Name of the cluster (letters, digits, `-` and `_`). Gateways of one name are a group; subjects have it.",
+            why="one cluster is the usual case",
+        ),
+    ] = "default"
+    name: Annotated[
+        str,
+        about("This gateway's name, for logs and metrics.", why="empty: the host's name and the process's number"),
+    ] = ""
+    credentials: Annotated[
+        str | None, about("NATS credentials file (`.creds`).", why="the URL may have a user and a password")
+    ] = None
+    tls_ca: Annotated[
+        str | None, about("Certificate authority of the NATS servers, a PEM file.", why="the system's")
+    ] = None
+    tls_cert: Annotated[
+        str | None, about("This gateway's certificate towards NATS, a PEM file.", why="most servers ask for none")
+    ] = None
+    tls_key: Annotated[str | None, about("Its key, a PEM file.", why="it may be in the certificate's file")] = None
+    silent_s: Annotated[
+        float,
+        about(
+            "A peer that is silent for so long is forgotten, with what it has in flight.",
+            unit="s",
+            why="five missed beats",
+            ge=2,
+        ),
+    ] = 5.0
+    warm_s: Annotated[
+        float,
+        about(
+            "At the start, the longest wait for what peers have in flight before this gateway is ready.",
+            unit="s",
+            why="a few beats; without NATS the gateway must still start",
+            ge=0,
+        ),
+    ] = 10.0
+    prompt_memory_mib: Annotated[
+        int,
+        about(
+            "Memory for prompts that gateways have told each other, so that they go by name the next time.",
+            unit="MiB",
+            why="twenty million tokens",
+            ge=1,
+        ),
+    ] = 128

@@ -1,0 +1,191 @@
+"""This gateway's part in its group, on the event loop: what `preble.peers` decides, carried by a bus.
+
+What is to be told is sent as soon as the loop is free; what comes up meanwhile goes into the same packet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+
+import structlog
+
+from preble.config import PeersConfig
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import PeerId
+from preble.peers.member import BEAT_S, GroupMember
+from preble.peers.messages import MAX_PACKET_BYTES, BadPacket, Beat, Message, Placed, Tokens, decode, encode
+from preble.serving.peers.nats import NatsBus
+
+_PACKET_BYTES = MAX_PACKET_BYTES // 2
+_ALONE_BEATS = 3
+"""Without a peer for so many beats after the connection, there is none."""
+_MiB = 1024 * 1024
+
+
+class Group:
+    """The gateways that place for the same cluster. Use within one running event loop.
+
+    `me`: this gateway's name, with a part that is new at each start. `is_warm`: whether it is known here what peers
+    have in flight and what replicas cache; once it is, it stays so. So far: `num_told` and `num_heard` messages,
+    `told_bytes`, `num_bad` packets.
+    """
+
+    def __init__(
+        self,
+        config: PeersConfig,
+        name: str,
+        scheduler: GlobalScheduler,
+        on_assumed: Callable[[], None],
+        knows_caches: Callable[[], bool],
+    ) -> None:
+        """`name`: this gateway's. `on_assumed`: called after each packet of a peer, since the scheduler's next timer
+        may have changed. `knows_caches`: whether the replicas have told all that they cache.
+
+        Raises: ConfigError: a setting is unusable, or the library is not installed.
+        """
+        self.me = PeerId(f"{name}/{secrets.token_hex(4)}")
+        self.is_warm = False
+        self.num_told = self.num_heard = self.told_bytes = self.num_bad = 0
+        self._log = structlog.get_logger().bind(gateway=self.me)
+        self._on_assumed = on_assumed
+        self._knows_caches = knows_caches
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Message] = []
+        self._is_waiting = asyncio.Event()
+        self._member = GroupMember(
+            self.me,
+            scheduler,
+            self._tell,
+            budget_bytes=config.prompt_memory_mib * _MiB,
+            silent_s=config.silent_s,
+        )
+        self._peers: frozenset[PeerId] = frozenset()
+        self._warm_by = self._loop.time() + config.warm_s
+        self._beats_connected = 0
+        self._bus = NatsBus(config, self.me, self._take, self._bus_changed)
+        scheduler.listen(self._member)
+        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._beat())]
+
+    @property
+    def peers(self) -> frozenset[PeerId]:
+        """The peers that are heard."""
+        return self._member.peers
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the bus gets through. Without it, this gateway places on its own."""
+        return self._bus.is_connected
+
+    @property
+    def num_unknown(self) -> int:
+        """Placements so far whose prompt was told by a name that is unknown here."""
+        return self._member.num_unknown
+
+    async def close(self) -> None:
+        """Tell the others that we stop, and leave."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._member.leave()
+        await self._send_waiting()
+        await self._bus.close()
+
+    # what we tell
+
+    def _tell(self, message: Message) -> None:
+        self._waiting.append(message)
+        self._is_waiting.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._is_waiting.wait()
+            await self._send_waiting()
+
+    async def _send_waiting(self) -> None:
+        messages, self._waiting = self._waiting, []
+        self._is_waiting.clear()
+        start = size = 0
+        for end, message in enumerate(messages):
+            own = _size(message)
+            if size + own > _PACKET_BYTES and end > start:
+                await self._publish(messages[start:end])
+                start, size = end, 0
+            size += own
+        await self._publish(messages[start:])
+
+    async def _publish(self, messages: list[Message]) -> None:
+        if not messages or not self._bus.is_connected:
+            return
+        packet = encode(self.me, tuple(messages))
+        self.num_told += len(messages)
+        self.told_bytes += len(packet)
+        await self._bus.publish(packet)
+
+    # what we hear
+
+    def _take(self, data: bytes) -> None:
+        """Take a packet. One that is malformed or hostile is counted, and changes nothing."""
+        try:
+            packet = decode(data)
+        except BadPacket as error:
+            self.num_bad += 1
+            if self.num_bad & (self.num_bad - 1) == 0:  # the 1st, 2nd, 4th, 8th and so on
+                self._log.warning("peers_bad_packet", error=str(error), count=self.num_bad)
+            return
+        now = self._loop.time()
+        for message in packet.messages:
+            self.num_heard += 1
+            self._member.receive(PeerId(packet.sender), message, now)
+        self._note_peers()
+        self._on_assumed()
+
+    def _bus_changed(self, is_connected: bool) -> None:
+        self._beats_connected = 0
+        if is_connected:
+            self._log.info("peers_connected")
+        else:
+            self._log.warning("peers_disconnected", consequence="this gateway places on its own until NATS is back")
+
+    # time
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                self._member.tick(self._loop.time())
+                self._note_peers()
+                self._note_warmth()
+            except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the beats)
+                self._log.exception("peers_beat_failed")
+            await asyncio.sleep(BEAT_S)
+
+    def _note_peers(self) -> None:
+        peers = self._member.peers
+        for peer in peers - self._peers:
+            self._log.info("peer_heard", peer=peer)
+        for peer in self._peers - peers:
+            self._log.warning("peer_gone", peer=peer)
+        self._peers = peers
+
+    def _note_warmth(self) -> None:
+        if self.is_warm:
+            return
+        self._beats_connected += self._bus.is_connected
+        has_peers = bool(self._member.peers)
+        knows_peers = self._member.is_warm if has_peers else self._beats_connected > _ALONE_BEATS
+        if knows_peers and self._knows_caches():
+            self.is_warm = True
+            self._log.info("peers_warm", peers=len(self._member.peers))
+        elif self._loop.time() >= self._warm_by:
+            self.is_warm = True
+            self._log.warning("peers_cold", consequence="what is cached and in flight is not all known yet")
+
+
+def _size(message: Message) -> int:
+    """About the bytes that a message takes in a packet."""
+    if isinstance(message, Placed | Tokens):
+        return len(message.tail) + 200
+    if isinstance(message, Beat):
+        return 5 * (len(message.waiting) + len(message.decoding)) + 2000
+    return 100

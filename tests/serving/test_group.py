@@ -1,0 +1,248 @@
+"""Gateways of a group over a real NATS server: what one places the others know, and they get on without NATS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import pytest
+
+from gateway.fakes import FakeReplica, replicas
+from preble.config import DecisionsConfig, PeersConfig
+from preble.core.types import Request
+from preble.errors import ConfigError
+from preble.peers.messages import VERSION
+from preble.serving import COMPLETIONS, Serving
+from preble.serving import Placed as OwnPlaced
+from serving.test_carrier import config
+from support.nats import nats_server
+from support.waiting import eventually
+
+PROMPT = list(range(1, 400))
+
+
+class Gateway:
+    """One gateway of a group, without HTTP towards clients."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.serving = serving
+        assert serving.group is not None
+        self.group = serving.group
+
+    @property
+    def num_assumed(self) -> int:
+        return self.serving.scheduler.snapshot().num_assumed
+
+    async def place(self, request_id: str) -> OwnPlaced:
+        body = json.dumps({"model": "tiny", "prompt": PROMPT}).encode()
+        parsed = await self.serving.parse(COMPLETIONS, {}, body, request_id)
+        return await self.serving.place(await self.serving.tokenize(parsed), parsed)
+
+    def metric(self, name: str) -> float:
+        lines = self.serving.telemetry.exposition().decode().splitlines()
+        return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+@asynccontextmanager
+async def gateway(fakes: list[FakeReplica], url: str, name: str, **changes: Any) -> AsyncIterator[Gateway]:
+    peers = PeersConfig(servers=(url,), name=name, silent_s=3.0, **changes.pop("peers", {}))
+    serving = await Serving.start(config(fakes, peers=peers, policy="preble", **changes))
+    try:
+        await eventually(lambda: len(serving.replicas) == len(fakes))
+        yield Gateway(serving)
+    finally:
+        await serving.close()
+
+
+@asynccontextmanager
+async def group(fakes: list[FakeReplica], url: str, *names: str) -> AsyncIterator[list[Gateway]]:
+    """Gateways that have all heard each other."""
+    async with AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(gateway(fakes, url, name)) for name in names]
+        await eventually(lambda: all(len(one.group.peers) == len(names) - 1 for one in gateways))
+        yield gateways
+
+
+@pytest.fixture
+async def fakes() -> AsyncIterator[list[FakeReplica]]:
+    async with replicas(2) as started:
+        yield started
+
+
+async def test_what_one_gateway_places_counts_at_the_others_until_it_ends(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b", "c") as (a, b, c):
+            placed = await a.place("one")
+            await eventually(lambda: b.num_assumed == c.num_assumed == 1)
+            assert a.num_assumed == 0
+            promised_on = placed.placement.replica_id
+            assert b.serving.scheduler.matched_tokens(promised_on, Request.of("probe", PROMPT)) == 384
+            again = await b.place("two")
+            placed.first_token()
+            placed.usage(5, 0)
+            placed.end()
+            again.cancelled()
+            await eventually(lambda: a.num_assumed == b.num_assumed == c.num_assumed == 0)
+            assert a.metric("preble_peers") == 2
+            assert b.metric("preble_peer_bad_packets_total") == 0
+
+
+async def test_a_gateway_that_joins_late_is_told_what_is_in_flight_and_says_when_it_knows(
+    fakes: list[FakeReplica],
+) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, b):
+            placed = [await a.place("one"), await b.place("two"), await b.place("three")]
+            async with gateway(fakes, server.url, "late") as late:
+                await eventually(lambda: late.serving.waits_for is None)
+                assert late.group.is_warm and len(late.group.peers) == 2
+                await eventually(lambda: late.num_assumed == 3)
+            for one in placed:
+                one.cancelled()
+            await eventually(lambda: a.group.peers == {b.group.me})
+
+
+async def test_a_gateway_that_leaves_is_forgotten_at_once_with_its_requests(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, _):
+            async with gateway(fakes, server.url, "c") as c:
+                await eventually(lambda: len(a.group.peers) == 2)
+                await c.place("never ended")
+                await eventually(lambda: a.num_assumed == 1)
+            await eventually(lambda: a.num_assumed == 0 and len(a.group.peers) == 1, timeout_s=60.0)
+
+
+async def test_without_nats_each_gateway_serves_alone_and_afterwards_they_agree_again(
+    fakes: list[FakeReplica],
+) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, b):
+            before = await a.place("before")
+            await eventually(lambda: b.num_assumed == 1)
+            server.stop()
+            await eventually(lambda: a.metric("preble_peers_connected") == b.metric("preble_peers_connected") == 0)
+            await eventually(lambda: not a.group.peers and not b.group.peers)
+            assert b.num_assumed == 0, "nothing is in flight for ever"
+            during = await b.place("during")
+            server.start()
+            await eventually(lambda: a.num_assumed == b.num_assumed == 1)
+            assert a.metric("preble_peers_connected") == 1
+            before.cancelled()
+            during.cancelled()
+            await eventually(lambda: a.num_assumed == b.num_assumed == 0)
+
+
+async def test_a_gateway_starts_without_nats_and_joins_when_it_comes(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        server.stop()
+        async with gateway(fakes, server.url, "a", peers={"warm_s": 0.5}) as a:
+            await eventually(lambda: a.serving.waits_for is None)
+            (await a.place("alone")).cancelled()
+            assert a.metric("preble_peers_connected") == 0
+            server.start()
+            async with gateway(fakes, server.url, "b") as b:
+                await eventually(lambda: a.group.peers == {b.group.me} and b.group.peers == {a.group.me})
+
+
+async def test_groups_of_different_clusters_do_not_hear_each_other(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with (
+            group(fakes, server.url, "a", "b") as (a, _),
+            gateway(fakes, server.url, "x", peers={"cluster": "x"}) as x,
+        ):
+            await eventually(lambda: x.serving.waits_for is None)  # it has listened for some beats, and heard nobody
+            assert not x.group.peers and len(a.group.peers) == 1
+
+
+HOSTILE = [
+    b"",
+    b"\xff" * 1000,
+    msgspec.msgpack.encode([VERSION + 1, "stranger", []]),
+    msgspec.msgpack.encode([VERSION, "stranger", [["p", 1, "replica", -5, 0, b"", b""]]]),
+    msgspec.msgpack.encode([VERSION, "x" * 10_000, [["l"]]]),
+]
+ODD = [
+    ["p", 1, "no such replica", 100, 0, b"", b""],
+    ["p", 2, "REPLICA", 2**40, 0, b"", b""],
+    ["p", 3, "REPLICA", 100, 2**40, b"unknown", b""],
+    ["p", 4, "REPLICA", 0, 0, b"", b""],
+    ["e", 77, 2**40, 2**40],
+    ["f", 78],
+    ["u", [b"", b"x"]],
+    ["a", "a", list(range(1000))],
+    ["t", b"unknown", b"1234"],
+]
+
+
+async def test_packets_that_are_malformed_or_odd_harm_nobody(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, b):
+            stranger = await nats.connect(server.url)
+            subject = f"preble.{VERSION}.default.gateways"
+            for packet in HOSTILE:
+                await stranger.publish(subject, packet)
+            replica = fakes[0].url
+            odd = [[replica if part == "REPLICA" else part for part in message] for message in ODD]
+            await stranger.publish(subject, msgspec.msgpack.encode([VERSION, "stranger", odd]))
+            await stranger.flush()
+            await eventually(lambda: a.metric("preble_peer_bad_packets_total") == len(HOSTILE))
+            await eventually(lambda: "stranger" not in a.group.peers and len(a.group.peers) == 1)
+            assert a.num_assumed == 0
+            a.serving.scheduler.check()
+            placed = await b.place("after all that")
+            await eventually(lambda: a.num_assumed == 1)
+            placed.cancelled()
+            await stranger.close()
+
+
+async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeReplica]) -> None:
+    with nats_server("--user", "preble", "--pass", "secret") as server:
+        trusted = server.url.replace("nats://", "nats://preble:secret@")
+        async with (
+            group(fakes, trusted, "a", "b") as (a, _),
+            gateway(fakes, server.url, "stranger", peers={"warm_s": 0.5}) as stranger,
+        ):
+            await eventually(lambda: stranger.serving.waits_for is None)
+            assert not stranger.group.is_connected and not stranger.group.peers
+            assert len(a.group.peers) == 1
+
+
+async def test_the_decision_log_says_which_gateway_decided(fakes: list[FakeReplica], tmp_path: Path) -> None:
+    with nats_server() as server:
+        logs = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+        async with AsyncExitStack() as stack:
+            a, b = [
+                await stack.enter_async_context(
+                    gateway(fakes, server.url, name, decisions=DecisionsConfig(log=str(logs[name])))
+                )
+                for name in "ab"
+            ]
+            await eventually(lambda: bool(a.group.peers and b.group.peers))
+            placed = await a.place("one")
+            await eventually(lambda: b.num_assumed == 1)
+            placed.cancelled()
+            await eventually(lambda: b.num_assumed == 0)
+        lines = {name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()}
+        assert [of_it[0]["gateway"] for of_it in lines.values()] == ["a", "b"]
+        told = [line for line in lines["b"] if line["kind"].startswith("peer_")]
+        assert [line["kind"] for line in told[:2]] == ["peer_placed", "peer_ended"]
+        assert told[0]["peer"] == a.group.me and told[0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        ({"servers": ("http://a:1",)}, "no URL such as nats://"),
+        ({"servers": ("nats://",)}, "no URL such as nats://"),
+        ({"servers": ("nats://a:1",), "cluster": "a.b"}, "letters, digits"),
+        ({"servers": ("tls://a:1",), "tls_ca": "/nowhere.pem"}, "TLS files"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(fakes: list[FakeReplica], peers: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        await Serving.start(config(fakes, peers=PeersConfig(**peers)))
