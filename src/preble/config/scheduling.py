@@ -31,6 +31,15 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
         ),
     ] = 2
+    memory_mib: Annotated[
+        int,
+        about(
+            "Memory for token ids of pieces of prompts: a known beginning is not tokenized again. 0 for none.",
+            unit="MiB",
+            why="holds about 30 MB of text, which is 7 million tokens",
+            ge=0,
+        ),
+    ] = 64
     chat_template: Annotated[
         str | None,
         about("File with a chat template to use instead of the model's.", why="use the same one as the engines"),

@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from math import inf
 
+from msgspec import Raw
+
 from preble.config import GatewayConfig
 from preble.core.types import PackedTokens, Request, RequestId
 from preble.errors import PromptTooLong, RequestError
@@ -100,7 +102,7 @@ class Intake(ABC):
         most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
         if not fields.prompts:
             tokens = await self._chat_ids(fields, most_tokens)
-        elif isinstance(prompt := fields.prompts[index], str):
+        elif isinstance(prompt := fields.prompts[index], (str, Raw)):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt

@@ -68,12 +68,15 @@ class _Prompts:
     def _body(self, index: int) -> bytes:
         """The client's own body with that prompt alone."""
         prompt = self._prompts[index]
-        encoded = msgspec.json.encode(prompt if isinstance(prompt, str) else list(unpack_tokens(prompt)))
-        return msgspec.json.encode(self._fields | {"prompt": Raw(encoded)})
+        return msgspec.json.encode(
+            self._fields | {"prompt": prompt if isinstance(prompt, (str, Raw)) else list(unpack_tokens(prompt))}
+        )
 
 
 def _encoded_size(prompt: Prompt) -> int:
     """At least the bytes of a prompt in JSON: six for a letter, eleven for a token id."""
+    if isinstance(prompt, Raw):
+        return memoryview(prompt).nbytes
     return 6 * len(prompt) if isinstance(prompt, str) else 11 * len(prompt) // TOKEN_BYTES
 
 

@@ -21,7 +21,9 @@ from preble.errors import PromptTooLong, RequestError
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _PIECE_BYTES = 64 * 1024
 """The most of a list of token ids that is decoded in one go: less than a millisecond."""
-Prompt = str | PackedTokens
+Text = str | Raw
+"""A prompt's text; `Raw` as it is in the body, a JSON string that nobody has decoded yet."""
+Prompt = Text | PackedTokens
 """A prompt: text, or packed token ids."""
 
 
@@ -133,7 +135,6 @@ _RESERVED = tuple(field.name for field in msgspec.structs.fields(Reserved) if fi
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
-_TEXTS = msgspec.json.Decoder(list[str])
 _IDS = msgspec.json.Decoder(list[TokenId])
 _LISTS = msgspec.json.Decoder(list[Raw])
 _LIST_START = re.compile(rb"\[\s*(.)", re.DOTALL)
@@ -246,21 +247,21 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
     Raises: RequestError: not a text, token ids, or a list of either; an empty list; too many prompts. PromptTooLong.
 
     >>> limits = PromptLimits(2, 10)
-    >>> decode_prompts(Raw(b'"hello"'), limits)
-    ['hello']
-    >>> decode_prompts(Raw(b'["a", "b"]'), limits)
+    >>> [bytes(text) for text in decode_prompts(Raw(b'"hello"'), limits)]
+    [b'"hello"']
+    >>> [decode_text(text) for text in decode_prompts(Raw(b'["a", "b"]'), limits)]
     ['a', 'b']
     >>> [len(prompt) for prompt in decode_prompts(Raw(b'[[1, 2, 3], [4]]'), limits)]
     [12, 4]
     """
     start = _LIST_START.match(raw)
     if start is None:
-        return [decoded(_TEXT, raw, param)]
+        return [_text(raw, param)]
     match start[1]:
         case b"]":
             raise RequestError(f"`{param}` is an empty list; give at least one token or one text", param=param)
         case b'"':
-            texts: list[Prompt] = decoded(_TEXTS, raw, param)
+            texts: list[Prompt] = [_text(text, param) for text in decoded(_LISTS, raw, param)]
             _check_number(len(texts), limits, param)
             return texts
         case b"[":
@@ -268,6 +269,19 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
             return [_packed(ids, limits, param) for ids in decoded(_LISTS, raw, param)]
         case _:
             return [_packed(raw, limits, param)]
+
+
+def _text(raw: Raw, param: str) -> Raw:
+    """Return a text as it is. Raises: RequestError: it is something else than a text."""
+    if not bytes(raw).startswith(b'"'):
+        decode_text(raw, param)
+    return raw
+
+
+def decode_text(raw: Raw | bytes, param: str = "prompt") -> str:
+    """Return the text of a JSON string. Raises: RequestError: it is none, or no UTF-8."""
+    text: str = decoded(_TEXT, raw, param)
+    return text
 
 
 def _check_number(count: int, limits: PromptLimits, param: str) -> None:

@@ -143,7 +143,7 @@ def read_tokens(body: bytes, limits: PromptLimits) -> Fields:
     sampling = given.sampling_params or Sampling()
     refuse_reserved(given, {"sampling_params.extra_args": sampling.extra_args})
     [prompt, *others] = decode_prompts(given.token_ids, limits, "token_ids")
-    if others or isinstance(prompt, str):
+    if others or isinstance(prompt, (str, Raw)):
         raise RequestError("`token_ids` must be a list of token ids", param="token_ids")
     return Fields(
         model=given.model or None,

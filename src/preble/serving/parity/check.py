@@ -25,6 +25,7 @@ from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unp
 from preble.engines.adapter import Engine, EngineResponse
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
 from preble.serving.endpoints import COMPLETIONS
+from preble.serving.endpoints.bodies import Text
 from preble.serving.parity.report import Check, Finding, Outcome
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
@@ -54,7 +55,7 @@ class EngineIds:
         self._engine = engine
 
     async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = math.inf
+        self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = math.inf
     ) -> PackedTokens:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
         return pack_tokens(await self._engine.tokenize(msgspec.json.encode(fields)))

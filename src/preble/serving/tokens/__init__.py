@@ -35,5 +35,11 @@ def make_token_source(
         return MediaTokens(engines, engines, path_of)
     template = Path(settings.chat_template).expanduser() if settings.chat_template else None
     folder = find_model_files(config.tokenizer)
-    local = LocalTokens(folder, template, inline_bytes=settings.inline_bytes, workers=settings.workers)
+    local = LocalTokens(
+        folder,
+        template,
+        inline_bytes=settings.inline_bytes,
+        workers=settings.workers,
+        memory_bytes=settings.memory_mib * 2**20,
+    )
     return MediaTokens(local, engines, path_of)

@@ -17,7 +17,7 @@ import msgspec
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.serving.endpoints.bodies import decode_chat
+from preble.serving.endpoints.bodies import Text, decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
 
 _MAY_BE_MEDIA = (b"image", b"video", b"audio", b"file")
@@ -34,7 +34,7 @@ class MediaTokens:
         self._path_of = path_of
 
     async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+        self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         return await self._texts.completion(text, add_special_tokens, model, most_tokens)
 

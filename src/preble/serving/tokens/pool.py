@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -20,8 +22,9 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
-from preble.serving.endpoints.bodies import decode_chat
-from preble.serving.tokens.tokenizer import PromptTokenizer
+from preble.serving.endpoints.bodies import Text, decode_chat, decode_text
+from preble.serving.tokens.pieces import PIECE_SIZE, PieceMemory, cut
+from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
 
 _GIANT_BYTES = 1024 * 1024
 """Prompts above this have a lane of their own."""
@@ -29,6 +32,11 @@ _LETTERS_PER_TOKEN = 4
 """A text with more letters than this for each token that a replica takes is counted in pieces first."""
 _PIECE_LETTERS = 64 * 1024
 _MOST_ADDED_BY_A_CUT = 16
+_TURN_S = 0.0005
+"""How long a prompt in pieces keeps the event loop, but for one piece more."""
+_LONGEST_PIECE = 4 * PIECE_SIZE
+"""A longer piece, as of a text without words, goes to a thread."""
+_RENDERED_AT_ONCE_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
@@ -63,20 +71,27 @@ class _Lane:
 class LocalTokens:
     """The model's own tokenizer.
 
-    With the fast library, small prompts are done at once: that takes less time than a thread. Others go to threads,
-    since that library releases the interpreter's lock; the slow library does not, so its prompts go to processes.
+    With the fast library, small prompts are done at once: that takes less time than a thread. Long ones are done in
+    pieces where the tokenizer allows it: those seen before are remembered, the others are tokenized between two turns
+    of the event loop. Where it does not allow it they go to threads, since that library releases the interpreter's
+    lock; the slow library does not, so its prompts go to processes.
 
-    A text that is surely too long is refused before it is tokenized whole. Giants have a thread or process of their
-    own, one after the other, so that they never delay other prompts.
+    A text that is surely too long is refused before it is tokenized whole. Giants go one after the other, so that they
+    never delay other prompts.
     """
 
-    def __init__(self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int) -> None:
-        """Raises: ConfigError: the tokenizer cannot be used."""
+    def __init__(
+        self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int, memory_bytes: int = 0
+    ) -> None:
+        """`memory_bytes`: for ids of pieces, 0 for no pieces. Raises: ConfigError: the tokenizer cannot be used."""
         self._source = (folder, chat_template)
         self._tokenizer = _loaded(*self._source)
+        self._joint = self._tokenizer.encoder.joint if memory_bytes else None
+        self._memory = PieceMemory(memory_bytes)
         self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
         self._lane = _Lane(lambda: self._new_executor(workers))
         self._giants = _Lane(lambda: self._new_executor(1))
+        self._giants_turn = asyncio.Lock()
 
     def _new_executor(self, workers: int) -> Executor:
         if self._tokenizer.is_fast:
@@ -85,21 +100,57 @@ class LocalTokens:
         return ProcessPoolExecutor(workers, spawn, _begin_worker, self._source)
 
     async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+        self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
-        if len(text) <= self._inline_bytes:
+        size = len(text) if isinstance(text, str) else memoryview(text).nbytes
+        if self._joint is not None and size > 2 * PIECE_SIZE:
+            inside = text if isinstance(text, str) else bytes(memoryview(text)[1:-1])
+            pieces = cut(inside, drop_space=self._joint.drop_space)
+            async with self._giants_turn if size > _GIANT_BYTES else nullcontext():
+                ids = [part async for part in self._in_pieces(pieces, most_tokens)]
+            around = (self._joint.before, self._joint.after) if add_special_tokens else (b"", b"")
+            return PackedTokens(b"".join(ids).join(around))
+        if size <= self._inline_bytes:
             return self._tokenizer.completion(text, add_special_tokens)
-        if len(text) > _LETTERS_PER_TOKEN * most_tokens:
+        if size > _LETTERS_PER_TOKEN * most_tokens:
+            text = text if isinstance(text, str) else decode_text(text)
             await self._check_length(text, most_tokens)
-        return await self._elsewhere(len(text), PromptTokenizer.completion, text, add_special_tokens)
+        return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
+
+    async def _in_pieces(
+        self, pieces: Iterator[tuple[str | bytes, bool]], most_tokens: float
+    ) -> AsyncIterator[PackedTokens]:
+        """Yield the ids of each piece. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
+        num_tokens, until = 0, time.perf_counter() + _TURN_S
+        for piece, ends_at_cut in pieces:
+            ids = self._memory.get(piece) if ends_at_cut else None
+            if ids is None:
+                ids = await self._tokenized(piece, most_tokens)
+                if ends_at_cut:
+                    self._memory.put(piece, ids)
+            num_tokens += len(ids) // TOKEN_BYTES
+            _check(num_tokens, most_tokens)
+            yield ids
+            if time.perf_counter() > until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + _TURN_S
+
+    async def _tokenized(self, piece: str | bytes, most_tokens: float) -> PackedTokens:
+        if len(piece) <= _LONGEST_PIECE:
+            return self._tokenizer.piece(piece)
+        if len(piece) > _LETTERS_PER_TOKEN * most_tokens:
+            await self._check_length(piece if isinstance(piece, str) else unescaped(piece), most_tokens)
+        return await self._elsewhere(len(piece), PromptTokenizer.piece, piece)
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
-        if len(body) <= self._inline_bytes:
-            return self._tokenizer.chat(body)
-        if len(body) > _LETTERS_PER_TOKEN * most_tokens:
+        is_short = len(body) <= _LETTERS_PER_TOKEN * most_tokens
+        if self._joint is None and is_short and len(body) > self._inline_bytes:
+            return await self._elsewhere(len(body), PromptTokenizer.chat, body)
+        if len(body) <= self._inline_bytes or (self._joint is not None and len(body) <= _RENDERED_AT_ONCE_BYTES):
+            text, add_special_tokens = self._tokenizer.chat_text(body)
+        else:
             text, add_special_tokens = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
-            return await self.completion(text, add_special_tokens, model, most_tokens)
-        return await self._elsewhere(len(body), PromptTokenizer.chat, body)
+        return await self.completion(text, add_special_tokens, model, most_tokens)
 
     async def _check_length(self, text: str, most_tokens: float) -> None:
         """Count in pieces until there are surely too many tokens. Raises: PromptTooLong."""
@@ -109,10 +160,7 @@ class LocalTokens:
             tokens = await self._elsewhere(len(piece), PromptTokenizer.completion, piece, False)
             # A cut in the middle of a token makes more of it.
             count += len(tokens) // TOKEN_BYTES - _MOST_ADDED_BY_A_CUT
-            if count > most_tokens:
-                raise PromptTooLong(
-                    f"the prompt has more than {count} tokens; the longest that a replica takes is {most_tokens:g}"
-                )
+            _check(count, most_tokens)
 
     async def _elsewhere(self, size: int, method: Callable[..., T], *args: object) -> T:
         """Call a method of the tokenizer in a thread or process."""
@@ -124,6 +172,14 @@ class LocalTokens:
     def close(self) -> None:
         self._lane.close()
         self._giants.close()
+
+
+def _check(num_tokens: int, most_tokens: float) -> None:
+    """Raises: PromptTooLong."""
+    if num_tokens > most_tokens:
+        raise PromptTooLong(
+            f"the prompt has more than {num_tokens} tokens; the longest that a replica takes is {most_tokens:g}"
+        )
 
 
 @cache
@@ -166,8 +222,9 @@ class EngineTokens:
         self._has_warned = False
 
     async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+        self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
+        text = text if isinstance(text, str) else decode_text(text)
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
         tokens = await self.ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens

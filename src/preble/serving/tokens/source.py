@@ -6,13 +6,14 @@ from math import inf
 from typing import Protocol
 
 from preble.core.types import PackedTokens
+from preble.serving.endpoints.bodies import Text
 
 
 class TokenIds(Protocol):
     """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
 
     async def completion(
-        self, text: str, add_special_tokens: bool, model: str | None, most_tokens: float = inf
+        self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: text or model is not usable."""
         ...

@@ -15,8 +15,9 @@ import tokenizers
 
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError, RequestError
-from preble.serving.endpoints.bodies import ChatBody, decode_chat
+from preble.serving.endpoints.bodies import ChatBody, Text, decode_chat, decode_text
 from preble.serving.tokens.chat_template import ChatTemplate
+from preble.serving.tokens.joints import Joint, find_joint
 
 MODEL_FILES = (
     "tokenizer.json",
@@ -41,7 +42,10 @@ _PROBES = (
 
 
 class TextEncoder(Protocol):
-    """A tokenizer library. `encode` may be called from several threads."""
+    """A tokenizer library. `encode` may be called from several threads. `joint`: how ids of pieces are joined."""
+
+    @property
+    def joint(self) -> Joint | None: ...
 
     def encode(self, text: str, add_special_tokens: bool) -> PackedTokens: ...
 
@@ -49,16 +53,18 @@ class TextEncoder(Protocol):
 class PlainEncoder:
     """The `tokenizers` library: right for every model; it keeps the interpreter's lock while it works."""
 
+    joint = None
+
     def __init__(self, path: Path) -> None:
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
             raise ConfigError(f"tokenizer file {str(path)!r} cannot be used: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
 
     def encode(self, text: str, add_special_tokens: bool) -> PackedTokens:
-        return pack_tokens(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return pack_tokens(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 class FastEncoder:
@@ -70,6 +76,7 @@ class FastEncoder:
     def __init__(self, path: Path) -> None:
         import fastokens  # type: ignore[import-untyped]
 
+        self.joint: Joint | None = None
         self._tokenizer = fastokens.Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -102,6 +109,7 @@ def choose_encoder(path: Path) -> tuple[TextEncoder, bool]:
             raise
         same, why = False, f"{type(error).__name__}: {error}"
     if same:
+        fast.joint = find_joint(path, plain.tokenizer, fast.encode)
         return fast, True
     structlog.get_logger().info("slow_tokenizer", file=str(path), reason=f"fastokens: {why}")
     return plain, False
@@ -119,12 +127,16 @@ class PromptTokenizer:
         self._template = ChatTemplate(default, special) if default else None
         self._tool_template = ChatTemplate(for_tools, special) if for_tools else self._template
 
-    def completion(self, text: str, add_special_tokens: bool = True) -> PackedTokens:
+    def completion(self, text: Text, add_special_tokens: bool = True) -> PackedTokens:
         """Token ids of a text prompt. Raises: RequestError: the text is not Unicode."""
         try:
-            return self.encoder.encode(text, add_special_tokens)
+            return self.encoder.encode(text if isinstance(text, str) else decode_text(text), add_special_tokens)
         except UnicodeEncodeError as error:
             raise RequestError("`prompt` has half of a surrogate pair", param="prompt") from error
+
+    def piece(self, piece: str | bytes) -> PackedTokens:
+        """Token ids of a piece (`pieces.cut`) alone. Raises: RequestError: it is not Unicode."""
+        return self.completion(piece if isinstance(piece, str) else unescaped(piece), False)
 
     def chat(self, body: bytes) -> PackedTokens:
         """Token ids of a chat body. Raises: RequestError: the body, or what the template says of it."""
@@ -149,6 +161,11 @@ class PromptTokenizer:
             continue_final_message=parsed.continue_final_message,
             variables=_variables(parsed),
         )
+
+
+def unescaped(inside: bytes) -> str:
+    """Return the text of the inside of a JSON string. Raises: RequestError: it is not UTF-8."""
+    return decode_text(b'"%b"' % inside)
 
 
 def _variables(parsed: ChatBody) -> dict[str, Any]:

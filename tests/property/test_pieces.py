@@ -1,0 +1,283 @@
+"""Token ids of pieces are those of the whole, whatever the text, for the kinds of tokenizers that models have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from preble.core.types import PackedTokens
+from preble.errors import PromptTooLong, RequestError
+from preble.serving.tokens import pieces, pool
+from preble.serving.tokens.pieces import PieceMemory, cut
+from preble.serving.tokens.pool import LocalTokens
+from preble.serving.tokens.tokenizer import choose_encoder
+
+pytest.importorskip("fastokens")
+
+WORD_OR_DIGITS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+LLAMA3 = WORD_OR_DIGITS + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CORPUS = [
+    "The quick brown fox isn't a dog's friend; they're 1234 metres away. " * 20,
+    "def f(x):\n\treturn {'a': x ** 2}\n\n    # a comment with  two spaces\r\n" * 20,
+    "Привет мир, как дела? 你好世界。今天天气很好 العالم مرحبا नमस्ते दुनिया 안녕하세요 🙂👩‍👩‍👧 ﬁne naïve Ünïcödé " * 20,
+]
+
+
+def byte_level(pre_tokenizer: pre_tokenizers.PreTokenizer, normalizer: object = None) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = [AddedToken("<s>", special=True), AddedToken("<|user|>", special=True)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(vocab_size=900, special_tokens=specials, show_progress=False, initial_alphabet=alphabet),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return tokenizer
+
+
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def sentencepiece(*, prepend: bool, merged_with_previous: bool = False) -> Tokenizer:
+    """As Llama 2 and Mistral (`prepend`), and Gemma: spaces are letters, and a word is not cut out before merging."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    replace = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.normalizer = replace
+    specials = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=1200, special_tokens=specials, show_progress=False)
+    tokenizer.train_from_iterator([*CORPUS, " ".join("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")], trainer)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prepend else replace
+    data = json.loads(tokenizer.to_str())
+    data["pre_tokenizer"] = None
+    if merged_with_previous:
+        data["pre_tokenizer"] = {
+            "type": "Split",
+            "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        }
+    # The bytes are tokens of the model, not added ones, as in the models' own files.
+    data["added_tokens"] = [token for token in data["added_tokens"] if not token["content"].startswith("<0x")]
+    return Tokenizer.from_str(json.dumps(data))
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "gpt2": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "prefix_space": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "starcoder": lambda: byte_level(
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)])
+    ),
+    "llama3": lambda: byte_level(split(LLAMA3)),
+    "qwen2": lambda: byte_level(split(QWEN2), normalizers.NFC()),
+    "gpt4o": lambda: byte_level(split(GPT_4O)),
+    "deepseek": lambda: byte_level(split(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK)),
+    "llama2": lambda: sentencepiece(prepend=True),
+    "gemma": lambda: sentencepiece(prepend=False, merged_with_previous=True),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    KINDS[request.param]().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pieces of 24 characters, so that short texts have many cuts."""
+    monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
+    monkeypatch.setattr(pieces, "_WINDOW", 96)
+    monkeypatch.setattr(pool, "PIECE_SIZE", 24)
+    monkeypatch.setattr(pool, "_LONGEST_PIECE", 96)
+    yield
+
+
+WORDS = ("the quick brown fox ", "it isn't so ", "they'LL go ", "a b c d ", "eX tRa ", "word ", " x", "ab cd ef ")
+SIGNS = ("  ", "\n", "\n\n  ", "\t", "\r\n", "    ", "1", "234 567 ", "3.14", "...", "!? ", "('x')", "\u00a0", "_")
+SCRIPTS = (
+    "你好世界",
+    "今天。",
+    "Привет мир ",
+    "العالم ",
+    "दुनिया ",
+    "안녕 ",
+    "é",
+    "e\u0301",
+    "ﬁ",
+    "🙂",
+    "👩\u200d👧",
+    "İ",
+)
+MARKS = ("<s>", "<|user|>", "<s> it ", "\\", "\\n as ", '"', "\\u00ea bc ", "▁", "▁▁ and ", "\u200b")
+SNIPPETS = st.sampled_from((*WORDS, *SIGNS, *SCRIPTS, *MARKS))
+TEXTS = st.lists(st.one_of(SNIPPETS, SNIPPETS, st.text(max_size=8)), max_size=60).map("".join)
+
+
+def is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=TEXTS.filter(is_unicode), escapes=st.booleans(), special=st.booleans())
+def test_ids_in_pieces_are_those_of_the_whole(
+    folder: Path, small_pieces: None, text: str, escapes: bool, special: bool
+) -> None:
+    tokens = LocalTokens(folder, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    encoder = tokens._tokenizer.encoder
+    assert encoder.joint is not None, "this tokenizer's prompts can be cut"
+    right = encoder.encode(text, special)
+    encoded = Raw(json.dumps(text, ensure_ascii=escapes).encode())
+    try:
+        for prompt in (encoded, text, encoded, text):  # each twice: all pieces new, all but the last remembered
+            assert asyncio.run(tokens.completion(prompt, special, None)) == right
+    finally:
+        tokens.close()
+
+
+@given(text=TEXTS.filter(is_unicode))
+def test_pieces_are_the_text_and_the_beginning_decides_where_they_end(text: str) -> None:
+    whole = (text + " and some more words ") * 400
+    found = [piece for piece, _ in cut(whole)]
+    assert "".join(found) == whole
+    longer = [piece for piece, _ in cut(whole + " of another end")]
+    kept = [piece for piece, ends_at_cut in cut(whole) if ends_at_cut]
+    assert [piece for piece in longer if piece][: len(kept)] == kept
+    raw = json.dumps(whole).encode()[1:-1]
+    for piece, _ in cut(raw):
+        json.loads(b'"' + piece + b'"')
+
+
+@pytest.mark.parametrize(
+    "added",
+    [AddedToken("New York"), AddedToken("<x> a", special=True), AddedToken("of", rstrip=True), AddedToken(" <y>")],
+    ids=str,
+)
+def test_a_tokenizer_whose_added_tokens_reach_over_words_gets_no_pieces(added: AddedToken, tmp_path: Path) -> None:
+    tokenizer = KINDS["gpt2"]()
+    tokenizer.add_tokens([added])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encoder, _ = choose_encoder(tmp_path / "tokenizer.json")
+    assert encoder.joint is None
+
+
+@pytest.mark.parametrize("pattern", [r"\p{L}+ \p{L}+|[^\p{L}]+|\p{L}+", r"[\s\S]{1,7}"])
+def test_a_pre_tokenizer_whose_words_have_spaces_inside_gets_no_pieces(pattern: str, tmp_path: Path) -> None:
+    byte_level(split(pattern)).save(str(tmp_path / "tokenizer.json"))
+    encoder, _ = choose_encoder(tmp_path / "tokenizer.json")
+    assert encoder.joint is None
+
+
+def test_a_vocabulary_that_merges_over_words_gets_no_pieces(tmp_path: Path) -> None:
+    data = json.loads(KINDS["llama2"]().to_str())
+    data["model"]["vocab"]["d▁"] = len(data["model"]["vocab"])
+    data["model"]["merges"].append(["d", "▁"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    encoder, _ = choose_encoder(tmp_path / "tokenizer.json")
+    assert encoder.joint is None
+
+
+def test_only_missed_pieces_are_decoded_and_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    KINDS["llama3"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    done: list[int] = []
+    plain = tokens._tokenizer.piece
+    monkeypatch.setattr(tokens._tokenizer, "piece", lambda piece: (done.append(len(piece)), plain(piece))[1])
+    document = "".join(f"some words of page {number} \\u00e9\\n " for number in range(3000))
+    try:
+        for question in ("what is it", "who wrote it"):
+            asyncio.run(tokens.completion(Raw(f'"{document}{question}"'.encode()), True, None))
+    finally:
+        tokens.close()
+    first, again = done[:-1], done[-1]
+    assert sum(first) == len(document) + len("what is it")
+    assert again < 2 * pieces.PIECE_SIZE
+
+
+def test_a_piece_that_is_not_utf_8_is_the_clients_error(tmp_path: Path) -> None:
+    KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    try:
+        with pytest.raises(RequestError, match="JSON"):
+            asyncio.run(tokens.completion(Raw(b'"' + b"some words " * 2000 + b'\xff"'), True, None))
+    finally:
+        tokens.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000)), max_size=200))
+def test_the_memory_stays_within_its_budget_and_never_gives_other_ids(uses: list[tuple[int, int]]) -> None:
+    memory = PieceMemory(20_000)
+    for number, size in uses:
+        piece = b"%d " % number + b"x" * size
+        ids = PackedTokens(piece[::-1])
+        assert memory.get(piece) in (None, ids)
+        memory.put(piece, ids)
+        kept = {**memory._old, **memory._young}
+        assert sum(len(text) + len(found) for text, found in kept.items()) <= 20_000
+
+
+def test_a_piece_in_use_outlives_others() -> None:
+    memory = PieceMemory(100_000)
+    memory.put(b"used", PackedTokens(b"ids."))
+    for number in range(1000):
+        memory.put(b"%d" % number * 100, PackedTokens(b"x" * 400))
+        assert memory.get(b"used") == b"ids."
+
+
+async def test_a_long_prompt_lets_others_have_their_turn(tmp_path: Path) -> None:
+    """Counted in turns, not in time: each turn does a bounded number of pieces."""
+    KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    try:
+        await tokens.completion(Raw(b'"' + b"".join(b"some words %d " % n for n in range(200_000)) + b'"'), True, None)
+        assert turns > 3
+    finally:
+        task.cancel()
+        tokens.close()
+
+
+async def test_a_prompt_in_pieces_that_is_too_long_is_refused_before_its_end(tmp_path: Path) -> None:
+    KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    text = "".join(f"some words {number} " for number in range(100_000))
+    try:
+        with pytest.raises(PromptTooLong, match="the longest that a replica takes is 1000"):
+            await tokens.completion(text, True, None, 1000)
+        tokenized = [piece for piece, _ in cut(text) if tokens._memory.get(piece) is not None]
+        assert 0 < len(tokenized) < 5
+    finally:
+        tokens.close()
