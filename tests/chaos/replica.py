@@ -15,7 +15,8 @@ from typing import Any
 
 from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
 from preble.engines.emulator import EmulatorConfig, run, server
-from preble.engines.emulator.app import EmulatorApp, Handler, Receive, Scope, Send, read_body
+from preble.engines.emulator.app import EmulatorApp, Handler
+from preble.engines.emulator.web import Receive, Scope, Send, read_body
 
 PROFILE = "tiny-cpu"
 MODEL = "tiny"

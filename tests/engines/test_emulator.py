@@ -384,7 +384,7 @@ async def test_wrong_messages_are_answered_with_400(body: dict[str, Any]) -> Non
 
 async def test_paths_and_methods_that_are_not_served_are_refused() -> None:
     async with emulator() as client:
-        assert (await client.post("/v1/embeddings", status=404))["error"]["code"] == "not_found"
+        assert (await client.post("/v1/rerank", status=404))["error"]["code"] == "not_found"
         assert (await client.post("/health", status=405))["error"]["code"] == "method_not_allowed"
 
 

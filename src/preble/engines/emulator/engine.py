@@ -23,12 +23,16 @@ from preble.errors import PromptTooLong
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One sequence to generate. `seed` shifts the text, so that several answers to one prompt differ."""
+    """One sequence to generate. `seed` shifts the text, so that several answers to one prompt differ.
+
+    `output`: what it says instead, as token ids and the text of each; at least `output_tokens` of them.
+    """
 
     tokens: PackedTokens
     output_tokens: int
     seed: int = 0
     namespace: str = ""
+    output: tuple[Sequence[int], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,12 @@ class Generation:
 
 @dataclass(slots=True)
 class _Live:
-    """Where the tokens of a sequence go, and the place in the emulated text that its next one has."""
+    """Where the tokens of a sequence go, and the place in its text that its next one has."""
 
     generation: Generation
     index: int
     place: int
+    pieces: Sequence[str]
 
 
 class EmulatedEngine:
@@ -156,12 +161,15 @@ class EmulatedEngine:
             )
 
     def _start(self, prompt: Prompt, generation: Generation, index: int) -> RequestId:
+        """A prompt always has the same place in the emulated text, so the next turn finds its answer cached."""
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
         self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
-        place = (crc32(prompt.tokens) + prompt.seed) % len(self._output_ids)
-        self._scheduler.add(request, self._output(place, prompt.output_tokens), asyncio.get_running_loop().time())
-        self._live[request_id] = _Live(generation, index, place)
+        ids, pieces = prompt.output or (self._output_ids, self._output_pieces)
+        place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
+        output = pack_tokens(islice(cycle(ids), place, place + prompt.output_tokens))
+        self._scheduler.add(request, output, asyncio.get_running_loop().time())
+        self._live[request_id] = _Live(generation, index, place, pieces)
         return request_id
 
     async def reset_cache(self) -> bool:
@@ -203,15 +211,11 @@ class EmulatedEngine:
         ended = {finished.request_id: finished for finished in result.finished}
         for request_id in (*result.decoded, *result.prefilled):
             live = self._live[request_id]
-            text = self._output_pieces[live.place % len(self._output_pieces)]
+            text = live.pieces[live.place % len(live.pieces)]
             live.place += 1
             live.generation.feed(Piece(live.index, text, ended.get(request_id)))
         for request_id in ended:
             del self._live[request_id]
-
-    def _output(self, place: int, num_tokens: int) -> PackedTokens:
-        """The emulated text from a place on. One prompt has one place, so the next turn finds its answer cached."""
-        return pack_tokens(islice(cycle(self._output_ids), place, place + num_tokens))
 
     async def _publish(self) -> None:
         events = self._scheduler.take_events()

@@ -15,6 +15,8 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Messages = Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
+DEFAULT_GENERATE_TOKENS = 128
+"""SGLang's default for `/generate`."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -30,6 +32,8 @@ class _Body(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     @property
     def num_choices(self) -> int:
@@ -56,12 +60,15 @@ class CompletionBody(_Body, kw_only=True):
         for name in ("echo", "suffix"):
             if getattr(self, name):
                 raise RequestError(f"{name} is not emulated; leave it out", param=name)
-        if self.logprobs is not None:
-            raise RequestError("logprobs is not emulated; leave it out", param="logprobs")
 
     @property
     def limit(self) -> int | None:
         return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives each token gets, None for no logprobs."""
+        return self.logprobs
 
     def prompts(self) -> list[str | PackedTokens]:
         """Each prompt, as text or as packed ids. Raises: RequestError: the field is none of the four forms."""
@@ -81,18 +88,81 @@ class ChatBody(_Body, kw_only=True):
     messages: Messages
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool = True
     logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     def check(self) -> None:
         super().check()
         check_messages(self.messages)
-        if self.logprobs:
-            raise RequestError("logprobs is not emulated; leave it out", param="logprobs")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives each token gets, None for no logprobs."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+
+class Sampling(msgspec.Struct):
+    """Sampling parameters, of SGLang or of vLLM."""
+
+    max_new_tokens: Count | None = None
+    max_tokens: Count | None = None
+    n: Choices | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """Of SGLang's `/generate` and vLLM's `/inference/v1/generate`: `text`, `input_ids` or `token_ids`."""
+
+    model: str | None = None
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    token_ids: list[Any] | None = None
+    sampling_params: Sampling | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+
+    def check(self) -> None:
+        """Raises: RequestError: it has no prompt, or several."""
+        if sum(given is not None for given in (self.text, self.input_ids, self.token_ids)) != 1:
+            raise RequestError("give one of text, input_ids and token_ids", param="text")
+
+    def as_completion(self) -> CompletionBody:
+        """The same request as a completion."""
+        sampling = self.sampling_params or Sampling()
+        prompt = next(given for given in (self.text, self.input_ids, self.token_ids) if given is not None)
+        return CompletionBody(
+            prompt=prompt,
+            model=self.model,
+            n=sampling.n,
+            max_tokens=sampling.max_new_tokens or sampling.max_tokens or DEFAULT_GENERATE_TOKENS,
+            stream=self.stream,
+            stream_options=self.stream_options,
+            cache_salt=self.cache_salt,
+        )
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    input: Any
+    model: str | None = None
+    dimensions: Count | None = None
+    encoding_format: str | None = None
+
+    def check(self) -> None:
+        """Nothing more has to hold."""
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+    def check(self) -> None:
+        """Nothing more has to hold."""
 
 
 class AdapterBody(msgspec.Struct):
@@ -121,7 +191,9 @@ class TokenizeBody(msgspec.Struct):
         check_messages(self.messages or [])
 
 
-BodyType = TypeVar("BodyType", CompletionBody, ChatBody, TokenizeBody, AdapterBody)
+BodyType = TypeVar(
+    "BodyType", CompletionBody, ChatBody, TokenizeBody, AdapterBody, GenerateBody, EmbeddingBody, DetokenizeBody
+)
 
 
 def decode_body(body: bytes, form: type[BodyType]) -> BodyType:
@@ -136,6 +208,14 @@ def decode_body(body: bytes, form: type[BodyType]) -> BodyType:
         raise RequestError(f"the request body is not JSON: {error}") from error
     decoded.check()
     return decoded
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """Return a body's fields. Raises: RequestError: it is no object in JSON."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the request body is not a JSON object: {error}") from error
 
 
 def check_messages(messages: Sequence[dict[str, Any]]) -> None:
@@ -158,6 +238,12 @@ def packed(token_ids: list[Any]) -> PackedTokens:
 def error_body(message: str, code: str, param: str | None) -> dict[str, Any]:
     """An error in OpenAI's form."""
     return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
+
+
+def anthropic_error(message: str, status: int) -> dict[str, Any]:
+    """An error in Anthropic's form."""
+    kind = {404: "not_found_error"}.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

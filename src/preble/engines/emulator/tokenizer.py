@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,14 @@ class EmulatedTokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids. Raises: RequestError: they cannot be turned back."""
+        ...
+
+    def pieces(self, text: str) -> tuple[list[int], list[str]]:
+        """The ids of a text without special tokens, and the text of each."""
+        ...
+
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
         """The prompt's text. Raises: RequestError: the messages are not what the template takes."""
         ...
@@ -54,6 +63,12 @@ class BuiltinTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return word_tokens(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise RequestError("the built-in tokenizer cannot turn ids back into text; start the emulator with --tokenizer")
+
+    def pieces(self, text: str) -> tuple[list[int], list[str]]:
+        return word_tokens(text), split_words(text)
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
         return plain_chat(messages, tools, add_generation_prompt=add_generation_prompt)
@@ -79,6 +94,15 @@ class FileTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    def pieces(self, text: str) -> tuple[list[int], list[str]]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        cuts = [0, *(start for start, _ in encoded.offsets[1:]), len(text)]
+        return encoded.ids, [text[a:b] for a, b in pairwise(cuts)]
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
         if self._template is None:

@@ -1,0 +1,1 @@
+"""What engines make of bodies in other forms than OpenAI's chats, before they render them."""
