@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -12,18 +13,20 @@ Schema = Mapping[str, Any]
 _DEEPEST = 20
 """Of a schema that refers to itself, this many levels; then what is optional is left out, and lists are empty."""
 _WORDS = "emulated"
-_FORMATS = {
-    "date": "2026-01-01",
-    "time": "12:00:00Z",
-    "date-time": "2026-01-01T12:00:00Z",
-    "duration": "P1D",
-    "email": "emulated@example.com",
-    "hostname": "example.com",
-    "ipv4": "192.0.2.1",
-    "ipv6": "2001:db8::1",
-    "uri": "https://example.com/",
-    "uuid": "00000000-0000-4000-8000-000000000000",
-}
+_FORMATS: Mapping[str, str] = MappingProxyType(
+    {
+        "date": "2026-01-01",
+        "time": "12:00:00Z",
+        "date-time": "2026-01-01T12:00:00Z",
+        "duration": "P1D",
+        "email": "emulated@example.com",
+        "hostname": "example.com",
+        "ipv4": "192.0.2.1",
+        "ipv6": "2001:db8::1",
+        "uri": "https://example.com/",
+        "uuid": "00000000-0000-4000-8000-000000000000",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
