@@ -89,8 +89,8 @@ async def test_a_failed_lookup_keeps_what_was_known(how: str) -> None:
     [
         (GroupConfig(dns="vllm.test"), "needs a `port`"),
         (GroupConfig(dns="vllm.test", port=443, scheme="https"), "certificates name hosts"),
-        (GroupConfig(), "exactly one of `dns`, `srv`, `service` and `pods`"),
-        (GroupConfig(dns="a", srv="b"), "exactly one of `dns`, `srv`, `service` and `pods`"),
+        (GroupConfig(), "exactly one of `dns`, `srv`, `service`, `pods` and `pool`"),
+        (GroupConfig(dns="a", srv="b"), "exactly one of `dns`, `srv`, `service`, `pods` and `pool`"),
     ],
 )
 def test_an_incomplete_group_is_refused(group: GroupConfig, said: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery import Source, make_source
 from preble.discovery.pods import TERMINATING
-from support.kubernetes_api import kubernetes_api
+from support.kubernetes_api import KubernetesApi, kubernetes_api
 from support.members import followed
 from support.waiting import eventually
 
@@ -39,6 +39,11 @@ def endpoint_slice(name: str, *addresses: str) -> dict[str, Any]:
     endpoints = [{"addresses": [address], "conditions": {"ready": True}} for address in addresses]
     head = {"metadata": {"name": name}, "addressType": "IPv4", "ports": [{"name": "http", "port": 8000}]}
     return {**head, "endpoints": endpoints}
+
+
+def pool(labels: dict[str, str], *ports: int) -> dict[str, Any]:
+    spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
+    return {"metadata": {"name": "llama"}, "spec": spec}
 
 
 def at(*hosts: int) -> list[str]:
@@ -160,3 +165,39 @@ async def test_without_a_cluster_or_a_kubeconfig_the_source_says_so(tmp_path: Pa
         async with followed(source(str(tmp_path / "missing"))) as found:
             await eventually(lambda: found.source.error is not None)
             assert found.sets == [] and "missing" in str(found.source.error)
+
+
+async def test_the_pods_of_a_pool_are_followed_and_so_is_the_pool(tmp_path: Path) -> None:
+    pools = KubernetesApi("inferencepools")
+    async with kubernetes_api("pods", tmp_path, inferencepools=pools) as (pods, kubeconfig):
+        group = GroupConfig(pool="llama", namespace="prod")
+        async with followed(source(kubeconfig, group)) as found:
+            await eventually(lambda: found.urls == [] and found.source.error is not None)
+            assert "there is no pool 'llama'" in str(found.source.error)
+            await pods.put(pod("a", "10.0.0.1"))
+            await pools.put(pool({"app": "vllm", "model": "llama"}, 8000))
+            await eventually(lambda: found.urls == at(1))
+            assert found.source.error is None and found.sets[-1][0].incarnation == "uid-a"
+            await pods.put(pod("b", "10.0.0.2"))
+            await eventually(lambda: found.urls == at(1, 2))
+            await pools.put(pool({"app": "sglang"}, 8000, 8001))
+            expected = [f"http://10.0.0.{host}:{port}" for port in (8000, 8001) for host in (1, 2)]
+            await eventually(lambda: found.urls == expected)
+            await pools.delete("llama")
+            await eventually(lambda: found.urls == [])
+        assert [query["labelSelector"] for query in pods.lists] == ["app=vllm,model=llama", "app=sglang"]
+        assert pools.lists[0]["fieldSelector"] == "metadata.name=llama"
+
+
+async def test_a_pool_goes_on_when_the_api_forgets_versions(tmp_path: Path) -> None:
+    pools = KubernetesApi("inferencepools")
+    async with kubernetes_api("pods", tmp_path, inferencepools=pools) as (pods, kubeconfig):
+        await pools.put(pool({"app": "vllm"}, 8000))
+        async with followed(source(kubeconfig, GroupConfig(pool="llama", namespace="prod"))) as found:
+            await eventually(lambda: len(pods.watches) == 1)
+            await pods.put(pod("a", "10.0.0.1"))
+            await eventually(lambda: found.urls == at(1))
+            for api in (pods, pools):
+                await api.forget()
+            await pods.put(pod("b", "10.0.0.2"))
+            await eventually(lambda: found.urls == at(1, 2))

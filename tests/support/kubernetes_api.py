@@ -16,7 +16,12 @@ from typing import Any
 
 from aiohttp import web
 
-KINDS = {"pods": ("v1", "Pod"), "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice")}
+POOLS = "inference.networking.k8s.io/v1"
+KINDS = {
+    "pods": ("v1", "Pod"),
+    "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice"),
+    "inferencepools": (POOLS, "InferencePool"),
+}
 
 
 class KubernetesApi:
@@ -114,13 +119,70 @@ class KubernetesApi:
             await response.write(line[start : start + self.pieces_of])
 
 
+class Leases:
+    """Leases of the namespace `prod`: read, created, replaced if nobody else has meanwhile, and patched."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.status = 200
+        """What requests are answered with."""
+        self.questions = 0
+        self._version = 0
+
+    @property
+    def holder(self) -> str | None:
+        return self.lease["spec"].get("holderIdentity") if self.lease else None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.questions += 1
+        if self.status != 200:
+            return self._refused(self.status)
+        if request.method == "GET":
+            return self._refused(404) if self.lease is None else web.json_response(self.lease)
+        body = await request.json()
+        if request.method == "PATCH":
+            assert self.lease is not None
+            body = {**self.lease, "spec": self.lease["spec"] | body["spec"]}
+        elif (body["metadata"].get("resourceVersion") or "0") != str(self._version):
+            return self._refused(409)
+        self._version += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}
+        return web.json_response(self.lease, status=201 if request.method == "POST" else 200)
+
+    @staticmethod
+    def _refused(status: int) -> web.Response:
+        return web.json_response({"kind": "Status", "code": status, "message": "no"}, status=status)
+
+
 @asynccontextmanager
-async def kubernetes_api(resource: str, folder: Path) -> AsyncIterator[tuple[KubernetesApi, str]]:
-    """A running API and the path of a kubeconfig for it."""
+async def kubernetes_api(
+    resource: str, folder: Path, **others: KubernetesApi
+) -> AsyncIterator[tuple[KubernetesApi, str]]:
+    """A running API and the path of a kubeconfig for it. `others`: objects of other kinds, by resource."""
     api = KubernetesApi(resource)
     app = web.Application()
-    app.router.add_get(f"/api/v1/namespaces/prod/{resource}", api.answer)
-    app.router.add_get(f"/apis/discovery.k8s.io/v1/namespaces/prod/{resource}", api.answer)
+    for name, objects in {resource: api, **others}.items():
+        for root in ("/api/v1", "/apis/discovery.k8s.io/v1", f"/apis/{POOLS}"):
+            app.router.add_get(f"{root}/namespaces/prod/{name}", objects.answer)
+    async with _served(app, folder) as kubeconfig:
+        yield api, kubeconfig
+
+
+@asynccontextmanager
+async def leases_api(folder: Path) -> AsyncIterator[tuple[Leases, str]]:
+    """A running API that has leases, and the path of a kubeconfig for it."""
+    leases = Leases()
+    app = web.Application()
+    root = "/apis/coordination.k8s.io/v1/namespaces/prod/leases"
+    app.router.add_post(root, leases.answer)
+    app.router.add_route("*", root + "/{name}", leases.answer)
+    async with _served(app, folder) as kubeconfig:
+        yield leases, kubeconfig
+
+
+@asynccontextmanager
+async def _served(app: web.Application, folder: Path) -> AsyncIterator[str]:
+    """Serve within the context. Yield the path of a kubeconfig."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -140,6 +202,6 @@ async def kubernetes_api(resource: str, folder: Path) -> AsyncIterator[tuple[Kub
         )
     )
     try:
-        yield api, str(kubeconfig)
+        yield str(kubeconfig)
     finally:
         await runner.cleanup()

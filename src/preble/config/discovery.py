@@ -13,26 +13,36 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A group of replicas that is looked up and followed. Give exactly one of `dns`, `srv`, `service` and `pods`."""
+    """A group of replicas that is looked up and followed.
+
+    Give exactly one of `dns`, `srv`, `service`, `pods` and `pool`.
+    """
 
     dns: Annotated[
         str | None,
-        about("DNS name; each of its addresses is a replica.", why="one of the four is given"),
+        about("DNS name; each of its addresses is a replica.", why="one of the five is given"),
     ] = None
     srv: Annotated[
         str | None,
-        about("Name of DNS SRV records; each target's addresses are replicas.", why="one of the four is given"),
+        about("Name of DNS SRV records; each target's addresses are replicas.", why="one of the five is given"),
     ] = None
     service: Annotated[
         str | None,
-        about("Kubernetes service; each endpoint in its EndpointSlices is a replica.", why="one of the four is given"),
+        about("Kubernetes service; each endpoint in its EndpointSlices is a replica.", why="one of the five is given"),
     ] = None
     pods: Annotated[
         str | None,
-        about("Kubernetes label selector, such as `app=vllm`; each pod is a replica.", why="one of the four is given"),
+        about("Kubernetes label selector, such as `app=vllm`; each pod is a replica.", why="one of the five is given"),
+    ] = None
+    pool: Annotated[
+        str | None,
+        about(
+            "Kubernetes InferencePool; each pod that it selects is a replica at each of its target ports.",
+            why="one of the five is given",
+        ),
     ] = None
     namespace: Annotated[
-        str | None, about("Namespace of the service or pods.", why="the gateway's own, else `default`")
+        str | None, about("Namespace of the service, pods or pool.", why="the gateway's own, else `default`")
     ] = None
     port: Annotated[
         Port | str | None,
@@ -58,9 +68,10 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """What is looked up, as metrics and logs name it. Raises: ConfigError: not exactly one thing is."""
-        given = {kind: getattr(self, kind) for kind in ("dns", "srv", "service", "pods") if getattr(self, kind)}
+        kinds = ("dns", "srv", "service", "pods", "pool")
+        given = {kind: getattr(self, kind) for kind in kinds if getattr(self, kind)}
         if len(given) != 1:
-            raise ConfigError("a group needs exactly one of `dns`, `srv`, `service` and `pods`")
+            raise ConfigError("a group needs exactly one of `dns`, `srv`, `service`, `pods` and `pool`")
         [(kind, what)] = given.items()
         inside = f" in {self.namespace}" if self.namespace else ""
         return f"{kind} {what}{inside}" + (f":{self.port}" if self.port is not None else "")

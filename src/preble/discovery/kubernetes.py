@@ -1,72 +1,31 @@
-"""Kubernetes EndpointSlices of a service, or pods by label: listed, then watched.
-
-The API server ends every watch now and then, and forgets old versions (410 Gone); then the watch goes on from the
-version it had reached, or the list is read anew. Members that have changed meanwhile show as a difference of sets.
-"""
+"""Members in Kubernetes: EndpointSlices of a service, pods by label, or the pods of an InferencePool."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
-import aiohttp
-from kubernetes_asyncio import config as kubernetes_config
-from kubernetes_asyncio.client import ApiClient, ApiException, Configuration, CoreV1Api, DiscoveryV1Api
-from kubernetes_asyncio.config import ConfigException
+from kubernetes_asyncio.client import ApiClient, CoreV1Api, CustomObjectsApi, DiscoveryV1Api
 
 from preble.config import DiscoveryConfig, GroupConfig
+from preble.discovery.kubernetes_api import FAILURES, Gone, Listing, Objects, connect, followed, own_namespace, plain
 from preble.discovery.member import Member
-from preble.discovery.pods import Object, members_of_pods, members_of_slices
+from preble.discovery.pods import Named, groups_of_pool, members_of_pods, members_of_slices
 from preble.discovery.source import FIRST_WAIT_S, Source
 from preble.errors import ConfigError
 
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_WATCH_S = 240
-"""How long the server is asked to let a watch last; a connection that has died unnoticed is found by then."""
-_LIST_S = 30.0
-_GRACE_S = 30.0
-_GONE = 410
 _OF_SERVICE = "kubernetes.io/service-name"
-_FAILURES = (ApiException, ConfigException, aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError)
+_POOLS = ("inference.networking.k8s.io", "v1")
 
-
-class Gone(Exception):
-    """The server no longer knows the version that the watch had reached."""
-
-
-class Objects:
-    """The objects of one kind as the API tells them, and the version they have. Pure."""
-
-    def __init__(self, listed: Mapping[str, Any]) -> None:
-        self.version: str = listed["metadata"]["resourceVersion"]
-        self._by_name: dict[str, Object] = {_name(item): item for item in listed.get("items") or ()}
-
-    def __iter__(self) -> Iterator[Object]:
-        return iter(self._by_name.values())
-
-    def apply(self, event: Mapping[str, Any]) -> None:
-        """Take in an event of the watch. Raises: Gone. ValueError: the server reports an error."""
-        kind, item = event.get("type"), event.get("object") or {}
-        if kind == "ERROR":
-            if item.get("code") == _GONE:
-                raise Gone
-            raise ValueError(f"the Kubernetes API ends the watch: {item.get('message') or item.get('reason')}")
-        if kind in ("ADDED", "MODIFIED"):
-            self._by_name[_name(item)] = item
-        elif kind == "DELETED":
-            self._by_name.pop(_name(item), None)
-        elif kind != "BOOKMARK":
-            raise ValueError(f"the Kubernetes API sends an unknown event: {str(kind)[:50]}")
-        self.version = item["metadata"]["resourceVersion"]
+Groups = tuple[GroupConfig, ...]
 
 
 class KubernetesSource(Source):
-    """Each ready endpoint of a service, or each ready pod with some labels, is a member.
+    """Each ready endpoint of a service, or each ready pod with some labels or of a pool, is a member.
 
     Those that are not ready or are terminating are members that are held back.
     """
@@ -80,106 +39,88 @@ class KubernetesSource(Source):
         last: tuple[Member, ...] | None = None
         while True:
             try:
-                async with await self._connect() as api:
-                    async for objects in self._follow(api):
-                        if (members := self._named(objects)) != last:
-                            last = members
-                            yield members
+                async with await connect(self._kubeconfig) as api, aclosing(self._named(api)) as changes:
+                    async for named in changes:
+                        self._tell_problems(named)
+                        if named.members != last:
+                            last = named.members
+                            yield named.members
             except Gone:
                 await asyncio.sleep(FIRST_WAIT_S)
-            except _FAILURES as error:
-                wait_s = self.failed(_plain(error))
+            except FAILURES as error:
+                wait_s = self.failed(plain(error))
                 # At random, so that the gateways of a fleet do not come back to the API all at once.
                 await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)
 
-    def _named(self, objects: Objects) -> tuple[Member, ...]:
-        named = (members_of_slices if self._group.service else members_of_pods)(objects, self._group)
+    def _tell_problems(self, named: Named) -> None:
         if named.problems:
             self.failed(ConfigError("; ".join(named.problems)))
         else:
             self.worked()
-        return named.members
 
-    async def _follow(self, api: ApiClient) -> AsyncIterator[Objects]:
-        """Yield the objects after the list and after each change. Raises: Gone, and `_FAILURES`."""
-        async with asyncio.timeout(_LIST_S), await self._ask(api) as response:
-            objects = Objects(await response.json())
-        yield objects
-        while True:
-            began_at = asyncio.get_running_loop().time()
-            options = {"watch": True, "resource_version": objects.version, "allow_watch_bookmarks": True}
-            response = await self._ask(api, timeout_seconds=_WATCH_S, **options)
-            async with response:
-                async for event in _events(response):
-                    objects.apply(event)
-                    if event["type"] != "BOOKMARK":
-                        yield objects
-            if asyncio.get_running_loop().time() < began_at + 1.0:
-                await asyncio.sleep(1.0)  # a proxy that ends every watch at once must not be asked in a loop
+    def _named(self, api: ApiClient) -> AsyncGenerator[Named]:
+        """Yield the members at first and after each change. Raises: Gone, and `FAILURES`."""
+        if self._group.pool:
+            return self._of_pool(api)
+        return self._of_slices(api) if self._group.service else self._of_pods(api, (self._group,))
 
-    async def _ask(self, api: ApiClient, **options: Any) -> aiohttp.ClientResponse:
-        timeout = aiohttp.ClientTimeout(total=_WATCH_S + _GRACE_S, sock_connect=_LIST_S)
-        options |= {"_preload_content": False, "_request_timeout": timeout}
-        namespace = self._group.namespace or _own_namespace()
-        response: Any  # as it comes, which the client's types do not know
-        if self._group.service:
-            selector = f"{_OF_SERVICE}={self._group.service}"
-            slices = DiscoveryV1Api(api).list_namespaced_endpoint_slice
-            response = await slices(namespace, label_selector=selector, **options)
-        else:
-            pods = CoreV1Api(api).list_namespaced_pod
-            response = await pods(namespace, label_selector=str(self._group.pods), **options)
-        if response.status == _GONE:
-            response.close()
-            raise Gone
-        if response.status != 200:
-            text = (await response.text())[:200]
-            raise ApiException(status=response.status, reason=text)
-        found: aiohttp.ClientResponse = response
-        return found
+    async def _of_slices(self, api: ApiClient) -> AsyncGenerator[Named]:
+        slices = DiscoveryV1Api(api).list_namespaced_endpoint_slice
+        selector = f"{_OF_SERVICE}={self._group.service}"
+        async for objects in followed(self._listing(slices, label_selector=selector)):
+            yield members_of_slices(objects, self._group)
 
-    async def _connect(self) -> ApiClient:
-        """Raises: ConfigException: nothing says where the API is."""
-        settings = Configuration()
-        if self._kubeconfig is None:
-            try:
-                kubernetes_config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-                return ApiClient(settings)
-            except ConfigException:
-                pass
-        file = _kubeconfig(self._kubeconfig)
-        await kubernetes_config.load_kube_config(file, client_configuration=settings, persist_config=False)
-        return ApiClient(settings)
+    async def _of_pods(self, api: ApiClient, groups: Groups) -> AsyncGenerator[Named]:
+        """Yield the members of groups that have one selector."""
+        pods = self._listing(CoreV1Api(api).list_namespaced_pod, label_selector=str(groups[0].pods))
+        async for objects in followed(pods):
+            found = [members_of_pods(objects, group) for group in groups]
+            yield Named(tuple(m for named in found for m in named.members), tuple(p for n in found for p in n.problems))
 
+    async def _of_pool(self, api: ApiClient) -> AsyncGenerator[Named]:
+        listing = partial(CustomObjectsApi(api).list_namespaced_custom_object, *_POOLS)
+        pool = self._listing(listing, plural="inferencepools", field_selector=f"metadata.name={self._group.pool}")
+        async with aclosing(followed(pool)) as pools:
+            groups = groups_of_pool(await anext(pools), self._group)
+            while True:
+                changed = asyncio.ensure_future(self._other_groups(pools, groups))
+                try:
+                    async with aclosing(self._of_groups(api, groups)) as pods:
+                        while (named := await _next_before(changed, pods)) is not None:
+                            yield named
+                    groups = changed.result()
+                finally:
+                    await _ended(changed)
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON lines of a watch, however long they are."""
-    rest = b""
-    async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
+    async def _other_groups(self, pools: AsyncIterator[Objects], known: Groups) -> Groups:
+        """Return the groups of the pool once they differ from those known."""
+        async for objects in pools:
+            if (groups := groups_of_pool(objects, self._group)) != known:
+                return groups
+        raise Gone
+
+    async def _of_groups(self, api: ApiClient, groups: Groups) -> AsyncGenerator[Named]:
+        if groups:
+            async for named in self._of_pods(api, groups):
+                yield named
+        yield Named((), (f"there is no pool {self._group.pool!r} with a selector and target ports",))
+        await asyncio.Event().wait()
+
+    def _listing(self, call: Any, **selector: str) -> Listing:
+        return partial(call, namespace=self._group.namespace or own_namespace(), **selector)
 
 
-def _name(item: Object) -> str:
-    return str(item["metadata"]["name"])
+async def _next_before(changed: asyncio.Future[Groups], pods: AsyncGenerator[Named]) -> Named | None:
+    """Return what `pods` yields next, None if `changed` is done before."""
+    following = asyncio.ensure_future(anext(pods))
+    try:
+        await asyncio.wait((changed, following), return_when=asyncio.FIRST_COMPLETED)
+        return None if changed.done() else following.result()
+    finally:
+        await _ended(following)
 
 
-def _kubeconfig(given: str | None) -> str:
-    """Raises: ConfigException: there is no such file."""
-    file = given or os.environ.get("KUBECONFIG", "~/.kube/config")
-    if not any(Path(part).expanduser().is_file() for part in file.split(os.pathsep)):
-        raise ConfigException(f"no service account is here, nor a file {file!r}; set discovery.kubeconfig")
-    return file
-
-
-def _own_namespace() -> str:
-    return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() if _NAMESPACE_FILE.is_file() else "default"
-
-
-def _plain(error: BaseException) -> BaseException:
-    """The same in one line: what the API answered without its headers."""
-    if isinstance(error, ApiException):
-        return ValueError(f"the Kubernetes API answers {error.status}: {error.reason}")
-    return error
+async def _ended(work: asyncio.Future[Any]) -> None:
+    """Return when the work has ended, which is cancelled if it has not: its generator can be closed only then."""
+    work.cancel()
+    await asyncio.wait((work,))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from preble.config import GroupConfig
 from preble.discovery.member import Member, member_at
 from preble.errors import ConfigError
@@ -83,6 +85,15 @@ def members_of_pods(pods: Iterable[Object], group: GroupConfig) -> Named:
         except ConfigError as error:
             problems.append(f"pod {_name(pod)}: {error}")
     return _named(members, problems)
+
+
+def groups_of_pool(pools: Iterable[Object], group: GroupConfig) -> tuple[GroupConfig, ...]:
+    """Return a group of pods for each target port of an InferencePool; none if the pool does not exist."""
+    spec: Object = next((pool.get("spec") or {} for pool in pools), {})
+    labels: Mapping[str, str] = (spec.get("selector") or {}).get("matchLabels") or {}
+    selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    ports = (port["number"] for port in spec.get("targetPorts") or () if selector)
+    return tuple(msgspec.structs.replace(group, pool=None, pods=selector, port=port) for port in ports)
 
 
 def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
