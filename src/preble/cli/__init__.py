@@ -21,6 +21,7 @@ from preble.cli.failure import one_line_failures
 COMMANDS = MappingProxyType(
     {
         "serve": "preble.cli.serve",
+        "epp": "preble.cli.epp",
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "explain": "preble.cli.explain",

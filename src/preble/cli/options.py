@@ -80,6 +80,37 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
     )
 
 
+def replica_options(command: Command) -> Command:
+    """Add the options that say which replicas there are, what they run, and how and with whom they are chosen."""
+    options = (
+        click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica. Repeatable."),
+        click.option(
+            "--engine",
+            metavar="NAME|MODULE:CLASS",
+            help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  "
+            "[default: auto]",
+        ),
+        policy_option(default=None),
+        click.option(
+            "--tokenizer",
+            metavar="PATH|NAME",
+            help="The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
+        ),
+        click.option(
+            "--profile",
+            metavar="NAME|FILE",
+            help="Cost profile of the replicas' GPU and model, which policies compare by.",
+        ),
+        click.option(
+            "--peers",
+            multiple=True,
+            metavar="nats://HOST:PORT",
+            help="NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
+        ),
+    )
+    return _all_of(options)(command)
+
+
 def api_key_option(command: Command) -> Command:
     """Add `--api-key`, which the command gets as `api_key`: the same option for every server."""
     return click.option(

@@ -8,34 +8,12 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, HttpUrl, log_options, policy_option
+from preble.cli.options import PORT, log_options, replica_options
 from preble.logs import configure_logging
 
 
 @click.command("serve", short_help="The gateway: one OpenAI-compatible endpoint in front of your replicas.")
-@click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica. Repeatable.")
-@click.option(
-    "--engine",
-    metavar="NAME|MODULE:CLASS",
-    help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  [default: auto]",
-)
-@policy_option(default=None)
-@click.option(
-    "--tokenizer",
-    metavar="PATH|NAME",
-    help="The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
-)
-@click.option(
-    "--profile",
-    metavar="NAME|FILE",
-    help="Cost profile of the replicas' GPU and model, which policies compare by.",
-)
-@click.option(
-    "--peers",
-    multiple=True,
-    metavar="nats://HOST:PORT",
-    help="NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
-)
+@replica_options
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
 @click.option(

@@ -9,6 +9,7 @@ from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
 from preble.config.observing import MetricsConfig
 from preble.config.peers import PeersConfig
+from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 
@@ -25,6 +26,7 @@ __all__ = [
     "MetricsConfig",
     "ParityConfig",
     "PeersConfig",
+    "PickerConfig",
     "QueueConfig",
     "RebalanceConfig",
     "ReplicaConfig",

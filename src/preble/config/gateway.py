@@ -11,6 +11,7 @@ from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
 from preble.config.observing import MetricsConfig
 from preble.config.peers import PeersConfig
+from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
 from preble.core.policies.registry import policy_names
@@ -81,3 +82,4 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
     metrics: MetricsConfig = MetricsConfig()
+    picker: PickerConfig = PickerConfig()

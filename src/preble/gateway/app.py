@@ -19,7 +19,7 @@ from preble.errors import PrebleError, UnknownModel
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
 from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.requests.completions import Completions
 from preble.serving import (
@@ -49,12 +49,6 @@ _GONE = 499
 _BODIES_HELD = 64
 """How many bodies of the largest size fit into the memory budget."""
 _LARGEST_REPLICA_BYTES = 64 * 1024
-_UNAUTHORIZED = ErrorForm(
-    401,
-    "authentication_error",
-    "invalid_api_key",
-    "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
-)
 _FORBIDDEN = ErrorForm(
     403, "permission_error", "admin_key_needed", "this needs an admin key (auth.admin_keys, or admin = true of a key)"
 )
@@ -71,14 +65,14 @@ class App:
     """Answers every request. One instance serves all connections of one event loop."""
 
     def __init__(self, config: GatewayConfig, serving: Serving) -> None:
-        self._bodies = BodyMemoryBudget(0, retry_after_s=0)
+        self.bodies = BodyMemoryBudget(0, retry_after_s=0)
         self._serving = serving
         self._classes = config.queue.classes
         self._use(config, KeyRing(config.auth, self._classes))
         self._debug = DebugPages(serving)
         self._replicas = ReplicaPages(serving)
         self._log = structlog.get_logger()
-        serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self._bodies.held)])])
+        serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
         self.is_draining = False
         """Whether the gateway is about to stop: it is not ready, and connections end with their answers."""
         self._started_at = int(time.time())
@@ -103,7 +97,7 @@ class App:
     def _use(self, config: GatewayConfig, keys: KeyRing) -> None:
         self._limits = config.limits
         self._body_s = config.timeouts.body_s
-        self._bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
+        self.bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
         self._for_admins = (DEBUG, REPLICAS, *((_METRICS,) if config.auth.metrics_need_key else ()))
         self._completions = Completions(self._serving, config)
@@ -115,7 +109,7 @@ class App:
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], path, client)
-        self._bodies.collect()
+        self.bodies.collect()
         self._serving.telemetry.responded(self._counted_as(path), client.status)
 
     async def _answer(self, method: str, path: str, client: Client) -> None:
@@ -170,7 +164,7 @@ class App:
         caller = self.keys.caller(client.headers)
         if caller is None:
             client.caller = _NOBODY
-            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], _UNAUTHORIZED.body(client.errors))
+            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(client.errors))
             return False
         client.caller = caller
         if needs_admin and not caller.is_admin:
@@ -191,7 +185,7 @@ class App:
         elif path.startswith(_MODELS + "/") and method in ("GET", "HEAD"):
             await self._model(client, path.removeprefix(_MODELS + "/"))
         elif endpoint is not None and method == "POST":
-            with self._bodies.share() as share:
+            with self.bodies.share() as share:
                 body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
                 await self._completions.answer(endpoint, client, body, share)
         elif path in ENDPOINTS:
@@ -225,7 +219,7 @@ class App:
         elif method == "DELETE":
             await self._replicas.remove(client)
         else:
-            with self._bodies.share() as share:
+            with self.bodies.share() as share:
                 body = await client.read_body(_LARGEST_REPLICA_BYTES, self._body_s, share)
             await self._replicas.add(client, body)
 

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -22,6 +22,8 @@ from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import PROBES, App
+from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
 from preble.logs import LogLosses
 from preble.serving import Serving
@@ -42,13 +44,14 @@ def run(
     *,
     sources: ConfigSources | None = None,
     log_losses: LogLosses | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second one does not wait for running requests. SIGHUP reloads. Blocks.
 
     SIGTERM first drains for `timeouts.drain_s`. Listens on the socket that systemd passed, if it did.
 
     `on_listening`: called with the gateway's URL; by default that is printed. `sources`: what is reloaded; without it
-    only the keys are. `log_losses`: shown in the metrics.
+    only the keys are. `log_losses`: shown in the metrics. `beside`: another front, served as long.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
     tell = on_listening or _print_url
@@ -56,7 +59,7 @@ def run(
     return_large_memory()
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve_until_signal(config, tell, sources, log_losses))
+        runner.run(_serve_until_signal(config, tell, sources, log_losses, beside or _nothing))
 
 
 def freeze_gc() -> None:
@@ -94,17 +97,26 @@ def _print_url(url: str) -> None:
 
 
 async def _serve_until_signal(
-    config: GatewayConfig, tell: Callable[[str], None], sources: ConfigSources | None, log_losses: LogLosses | None
+    config: GatewayConfig,
+    tell: Callable[[str], None],
+    sources: ConfigSources | None,
+    log_losses: LogLosses | None,
+    beside: Beside,
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    async with serving(config, sources=sources, log_losses=log_losses) as gateway:
+    async with serving(config, sources=sources, log_losses=log_losses) as gateway, beside(gateway):
         loop.add_signal_handler(signal.SIGINT, _on_signal, stop, gateway, False)
         loop.add_signal_handler(signal.SIGTERM, _on_signal, stop, gateway, True)
         if sys.platform != "win32":
             loop.add_signal_handler(signal.SIGHUP, gateway.reload)
         tell(gateway.url)
         await stop.wait()
+
+
+@asynccontextmanager
+async def _nothing(gateway: Gateway) -> AsyncIterator[None]:
+    yield
 
 
 def _on_signal(stop: asyncio.Event, gateway: Gateway, drains: bool) -> None:
@@ -157,6 +169,16 @@ class Gateway:
         )
 
     @property
+    def keys(self) -> KeyRing:
+        """Who may ask."""
+        return self._app.keys
+
+    @property
+    def bodies(self) -> BodyMemoryBudget:
+        """The memory for requests' bodies, for all that this process serves."""
+        return self._app.bodies
+
+    @property
     def is_draining(self) -> bool:
         """Whether the gateway is about to stop."""
         return self._app.is_draining
@@ -170,6 +192,10 @@ class Gateway:
     def hurry(self) -> None:
         """In a shutdown that has begun: do not wait for running requests any longer."""
         self._server.force_exit = True
+
+
+Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
+"""Another front that serves what the gateway does."""
 
 
 def files_of(config: GatewayConfig, sources: ConfigSources | None) -> list[Path]:

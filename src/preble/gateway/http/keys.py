@@ -7,7 +7,14 @@ from hashlib import sha256
 
 from preble.config import AuthConfig
 from preble.config.keys import KeyConfig, load_keys
-from preble.serving import ANYBODY, Caller
+from preble.serving import ANYBODY, Caller, ErrorForm
+
+UNAUTHORIZED = ErrorForm(
+    401,
+    "authentication_error",
+    "invalid_api_key",
+    "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+)
 
 
 class KeyRing:

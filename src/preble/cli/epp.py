@@ -1,0 +1,80 @@
+"""`preble epp`: the endpoint picker that a Kubernetes gateway asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preble.cli.options import PORT, log_options, replica_options
+from preble.config import GroupConfig
+from preble.errors import ConfigError
+from preble.logs import configure_logging
+
+
+@click.command("epp", short_help="The endpoint picker: a Kubernetes gateway carries the bytes, Preble chooses.")
+@click.option("--pool", help="Name of the InferencePool whose pods are the replicas.")
+@click.option("--namespace", help="Namespace of the pool and the lease.  [default: the picker's own]")
+@replica_options
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--grpc-port", type=PORT, help="Port that gateways ask.  [default: 9002]")
+@click.option("--port", type=PORT, help="Port of /metrics, /debug and the other pages.  [default: 8000]")
+@click.option("--lease", metavar="NAME", help="A Kubernetes Lease. Of the pickers that share it, one is ready.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file with every setting; flags and PREBLE_* variables override it.",
+)
+@log_options
+def command(
+    config_path: Path | None,
+    log_level: str,
+    log_format: str,
+    pool: str | None,
+    namespace: str | None,
+    grpc_port: int | None,
+    lease: str | None,
+    peers: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Choose endpoints for a gateway of Kubernetes, as its Gateway API Inference Extension asks.
+
+    The gateway (Envoy, or one built on it) carries the bytes. It asks here where each request is to go, and passes the
+    request and its answer through, so that placements are followed to their end. Block size, model and capacity are
+    asked of the engines. Without a cluster, name the replicas by their addresses (docs/howto/kubernetes-gateway.md).
+    Needs more libraries: pip install 'preble[epp]'.
+
+    \b
+    Examples:
+      preble epp --pool vllm-llama3 --host 0.0.0.0 --lease preble-epp --tokenizer meta-llama/Llama-3.1-8B
+      preble epp --replica http://127.0.0.1:8101 --replica http://127.0.0.1:8102
+    """
+    from preble.config.load import ConfigSources
+
+    flags |= {"picker.port": grpc_port, "picker.lease": lease, "picker.namespace": namespace}
+    flags["peers.servers"] = peers
+    if pool is not None:
+        flags["groups"] = (GroupConfig(pool=pool, namespace=namespace),)
+    sources = ConfigSources(config_path, os.environ, flags)
+    config = sources.load()
+    log_losses = configure_logging(log_level, log_format)
+
+    from preble.gateway.server import Gateway, run
+
+    try:
+        from preble.picker.server import picking
+    except ImportError as error:
+        raise ConfigError(f"preble epp needs more libraries ({error}): pip install 'preble[epp]'") from error
+
+    @asynccontextmanager
+    async def beside(gateway: Gateway) -> AsyncIterator[None]:
+        async with picking(gateway) as picker:
+            click.echo(f"preble epp: listening on {gateway.url} with pages, and on port {picker.port} for gateways")
+            yield
+
+    run(config, lambda url: None, sources=sources, log_losses=log_losses, beside=beside)

@@ -1,0 +1,79 @@
+"""An answer that passes by: its tokens, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from preble.errors import EngineProtocolError
+from preble.gateway.http.events import EVENT_STREAM
+from preble.gateway.requests.attempt import retry_after_s
+from preble.serving import Endpoint, Placed
+
+
+class Answer:
+    """The answer to one request, reported to its placements, of which a list of prompts has several.
+
+    `most_bytes`: of a whole answer that are kept for its usage.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, placed: Sequence[Placed], headers: Mapping[bytes, bytes], most_bytes: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._placed = placed
+        self._status = int(headers.get(b":status", b"200"))
+        self._is_stream = headers.get(b"content-type", b"").startswith(EVENT_STREAM)
+        self._is_plain = headers.get(b"content-encoding", b"identity") == b"identity"
+        self._meter = endpoint.meter()
+        self._whole = bytearray()
+        self._most_bytes = most_bytes
+        self._has_begun = False
+        wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
+        for one in placed:
+            one.answered(self._status, wait_s)
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece."""
+        if not self._is_plain or not piece:
+            return
+        if not self._is_stream:
+            self._whole += piece[: self._most_bytes - len(self._whole)]
+            return
+        self._meter.feed(piece)
+        if not self._has_begun and self._meter.has_begun:
+            self._has_begun = True
+            for one in self._placed:
+                one.first_token()
+
+    def end(self) -> None:
+        """The answer is complete."""
+        flaw = None
+        if self._is_plain and self._status < 300:
+            flaw = self._meter.flaw() if self._is_stream else self._flaw_of_whole()
+        self.report()
+        for one in self._placed:
+            if flaw is not None:
+                one.failed(flaw)
+            one.end()
+
+    def report(self) -> None:
+        """Report the tokens of a stream so far."""
+        if self._has_begun:
+            self._report(*self._meter.tokens())
+
+    def _flaw_of_whole(self) -> EngineProtocolError | None:
+        if len(self._whole) >= self._most_bytes:
+            return None
+        try:
+            usage = self._endpoint.usage(bytes(self._whole))
+        except EngineProtocolError as error:
+            return error
+        if usage is not None:
+            self._report(usage.output_tokens or 0, usage.cached_tokens)
+        return None
+
+    def _report(self, output_tokens: int, cached_tokens: int | None) -> None:
+        """Report the tokens: of a list of prompts, each has its share, and what was cached of each is not known."""
+        count = len(self._placed)
+        for one in self._placed:
+            one.usage(output_tokens // count, cached_tokens if count == 1 else None)

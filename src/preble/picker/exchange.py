@@ -1,0 +1,225 @@
+"""One request that passes through: placed once its body is here, and followed to the end of its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from preble.core.types import ReplicaId
+from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
+from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.server import Gateway
+from preble.picker import messages
+from preble.picker.answer import Answer
+from preble.picker.endpoints import destinations, joined, outside, replica_at
+from preble.picker.messages import Message
+from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedRequest, Placed, endpoint_of, error_form
+
+_RANK = b"x-data-parallel-rank"
+_KEYS = ("authorization", "x-api-key")
+_GONE = 499
+_TURNS = count()
+"""Requests that need no placing take turns over the endpoints."""
+
+
+class Exchange:
+    """A request and its answer, from the gateway's messages to ours. A context: leaving it ends what has not ended.
+
+    What ends with a message is booked before our reply to it: the gateway may end the stream as soon as it has that.
+    """
+
+    def __init__(self, gateway: Gateway, on_body: Callable[[], None]) -> None:
+        """`on_body`: called when the request's body is complete."""
+        self._gateway = gateway
+        self._serving = gateway.serving
+        self._on_body = on_body
+        self._stack = AsyncExitStack()
+        self._headers: dict[bytes, bytes] = {}
+        self._subset: frozenset[str] | None = None
+        self._caller = ANYBODY
+        self._endpoint: Endpoint | None = None
+        self._body = bytearray()
+        self._placed: list[Placed] = []
+        self._answer: Answer | None = None
+        self._status: int | None = None
+        self.has_ended = False
+        """Whether the gateway has all that it needs."""
+
+    async def __aenter__(self) -> Self:
+        self._memory = self._stack.enter_context(self._gateway.bodies.share())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._release()
+
+        path = self._endpoint.counted_as if self._endpoint is not None else "other"
+        self._serving.telemetry.responded(path, self._status or _GONE)
+
+    async def _release(self) -> None:
+        """Give back what the request took; a placement that has not ended was cancelled."""
+        if self._answer is not None:
+            self._answer.report()
+        for placed in self._placed:
+            placed.cancelled()
+        await self._stack.aclose()
+
+    async def replies(self, message: Message) -> Sequence[bytes]:
+        """Return what the gateway gets for its message, encoded."""
+        try:
+            replies = await self._replies(message)
+        except PrebleError as error:
+            replies = (self._refused(error_form(error)),)
+        if self.has_ended:
+            await self._release()
+        return replies
+
+    async def _replies(self, message: Message) -> Sequence[bytes]:
+        match kind := message.WhichOneof("request"):
+            case "request_headers":
+                return self._begin(message)
+            case "request_body":
+                return await self._take(message.request_body)
+            case "request_trailers":
+                return [*await self._pick(ends=False), messages.trailers(kind)]
+            case "response_headers":
+                return self._answered(message)
+            case "response_body":
+                return (self._passed_on(message.response_body),)
+            case "response_trailers":
+                self._end()
+                return (messages.trailers(kind),)
+        return ()
+
+    def timed_out(self, error: PrebleError) -> bytes:
+        """Have the gateway answer the client, who does not send the body."""
+        return self._refused(error_form(error))
+
+    def _refused(self, form: ErrorForm) -> bytes:
+        """Have the gateway answer the client itself."""
+        self.has_ended = True
+        self._status = form.status
+        return messages.refusal(form, self._endpoint.errors if self._endpoint else ErrorStyle.OPENAI)
+
+    # the request
+
+    def _begin(self, message: Message) -> Sequence[bytes]:
+        self._headers = messages.headers_of(message.request_headers)
+        self._subset = messages.subset_of(message)
+        if self._headers.get(b":method") == b"POST":
+            path = self._headers.get(b":path", b"").partition(b"?")[0]
+            self._endpoint = endpoint_of(path.decode("latin-1"))
+        caller = self._gateway.keys.caller(self._headers)
+        if caller is None:
+            return (self._refused(UNAUTHORIZED),)
+        self._caller = caller
+        if message.request_headers.end_of_stream:
+            self._on_body()
+            return (self._to(self._any_endpoint()),)
+        return ()
+
+    async def _take(self, piece: Message) -> Sequence[bytes]:
+        limit = self._gateway.config.limits.max_body_bytes
+        if len(self._body) + len(piece.body) > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes, which is the limit")
+        self._memory.grow(len(piece.body))
+        self._body += piece.body
+        return await self._pick(ends=True) if piece.end_of_stream else ()
+
+    async def _pick(self, *, ends: bool) -> Sequence[bytes]:
+        """Choose the endpoint, now that the body is complete, and give the body back."""
+        self._on_body()
+        body = bytes(self._body)
+        self._body.clear()
+        if self._endpoint is None:
+            return (self._to(self._any_endpoint()), *messages.request_body(body, ends=ends))
+        parsed = await self._place(self._endpoint, body)
+        destination = destinations(self._serving.replicas, self._placed[0].placement)
+        return (self._to(destination, len(parsed.body)), *messages.request_body(parsed.body, ends=ends))
+
+    async def _place(self, endpoint: Endpoint, body: bytes) -> ParsedRequest:
+        """Place the request: all its prompts on one replica, since they come in one body."""
+        serving = self._serving
+        request_id = self._stack.enter_context(serving.request_id(self._headers))
+        parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)
+        parsed = await self._stack.enter_async_context(serving.admitted(parsed))
+        for index in range(parsed.num_prompts):
+            request = await serving.tokenize(parsed, index)
+            avoid = outside(serving.replicas, self._subset)
+            if self._placed:
+                avoid = frozenset(serving.replicas) - {self._placed[0].placement.replica_id}
+            request = dataclasses.replace(request, avoid=request.avoid | avoid)
+            self._placed.append(await serving.place(request, parsed))
+        return parsed
+
+    def _any_endpoint(self) -> str:
+        """Return endpoints for a request that is no completion, in turns. Raises: NoReplicaError."""
+        live = self._serving.replicas
+        avoid = outside(live, self._subset) | live.held_back
+        able = [replica_id for replica_id in live if replica_id not in avoid]
+        if not able:
+            raise NoReplicaError("no replica is up")
+        first = next(_TURNS) % len(able)
+        return joined(live, able[first:] + able[:first])
+
+    def _to(self, destination: str, body_bytes: int | None = None) -> bytes:
+        auth = self._gateway.config.auth
+        changed: dict[bytes, bytes] = {}
+        if body_bytes is not None and b"content-length" in self._headers:
+            changed[b"content-length"] = b"%d" % body_bytes
+        if self._placed and (rank := self._placed[0].engine.rank) is not None:
+            changed[_RANK] = b"%d" % rank
+        removed = () if auth.forward_authorization or not self._gateway.keys.has_keys else _KEYS
+        if auth.engine_api_key is not None:
+            changed[b"authorization"] = b"Bearer " + auth.engine_api_key.encode()
+            removed = ()
+        return messages.to_endpoint(destination, changed, removed)
+
+    # the answer
+
+    def _answered(self, message: Message) -> Sequence[bytes]:
+        self._memory.shrink(self._memory.held)
+        changed: dict[bytes, bytes] = {}
+        headers = messages.headers_of(message.response_headers)
+        self._status = int(headers.get(b":status", b"200"))
+        if self._placed and self._endpoint is not None and self._answer is None:
+            if served := messages.served_of(message):
+                self._moved(replica_at(self._serving.replicas, served))
+            self._answer = Answer(self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes)
+            if self._caller.is_admin:
+                changed = _of_placement(self._placed[0])
+        if message.response_headers.end_of_stream:
+            self._end()
+        return (messages.answer_headers(changed),)
+
+    def _moved(self, to: ReplicaId | None) -> None:
+        """The gateway has reached another endpoint than the chosen one."""
+        for placed in self._placed:
+            if to is not None and to != placed.placement.replica_id:
+                placed.moved(to)
+
+    def _passed_on(self, piece: Message) -> bytes:
+        if self._answer is not None:
+            self._answer.feed(piece.body)
+        if piece.end_of_stream:
+            self._end()
+        return messages.answer_body(piece.body, ends=piece.end_of_stream)
+
+    def _end(self) -> None:
+        self.has_ended = True
+        if self._answer is not None:
+            self._answer.end()
+
+
+def _of_placement(placed: Placed) -> dict[bytes, bytes]:
+    placement = placed.placement
+    return {
+        b"x-preble-replica": placement.replica_id.encode(),
+        b"x-preble-reason": placement.reason.encode(),
+        b"x-preble-matched-tokens": b"%d" % placement.matched_tokens,
+    }
