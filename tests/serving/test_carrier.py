@@ -6,8 +6,10 @@ import asyncio
 import re
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,7 +20,7 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
-from preble.serving import COMPLETIONS, ParsedRequest, Placed, Serving
+from preble.serving import COMPLETIONS, FrontEnd, Intake, ParsedRequest, Placed, Serving
 from support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "serving.md"
@@ -39,15 +41,29 @@ def config(fakes: list[FakeReplica], **changes: Any) -> GatewayConfig:
 class Carrier:
     """Carries nothing: it places requests, and the test says what it saw of each."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, intake: Intake) -> None:
+        """`serving`: who decides. `intake`: what the carrier uses."""
         self.serving = serving
+        self.intake = intake
+        self.admissions = AsyncExitStack()
+        self._numbers = count()
 
     async def parse(self, body: bytes = BODY, request_id: str = "r") -> ParsedRequest:
-        return await self.serving.parse(COMPLETIONS, {}, body, request_id)
+        return await self.intake.parse(COMPLETIONS, {}, body, request_id)
 
     async def place(self, request_id: str = "r") -> Placed:
-        parsed = await self.parse(request_id=request_id)
-        return await self.serving.place(await self.serving.tokenize(parsed), parsed)
+        parsed = await self.admissions.enter_async_context(
+            self.intake.admitted(await self.parse(request_id=request_id))
+        )
+        return await self.intake.place(await self.intake.tokenize(parsed), parsed)
+
+    async def settled(self) -> None:
+        """Wait until everything that was reported has arrived: what is asked after it is answered after it."""
+        own_id = {b"x-request-id": b"settled"}
+        parsed = await self.intake.parse(COMPLETIONS, own_id, BODY, f"settled-{next(self._numbers)}")
+        async with self.intake.admitted(parsed):
+            pass
+        await asyncio.sleep(0)
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight on each replica, as the scheduler counts them."""
@@ -57,33 +73,47 @@ class Carrier:
         return [decision.outcome for decision in self.serving.recent.of_request(request_id)]
 
 
+@pytest.fixture(params=["in this process", "in another one"])
+def decided(request: pytest.FixtureRequest) -> str:
+    """Where placements are decided, as the carrier cannot see. (Here both ends of the socket are in one process.)"""
+    place: str = request.param
+    return place
+
+
 @asynccontextmanager
-async def carrier(count: int = 2, **changes: Any) -> AsyncIterator[tuple[Carrier, list[FakeReplica]]]:
+async def carrier(decided: str, count: int = 2, **changes: Any) -> AsyncIterator[tuple[Carrier, list[FakeReplica]]]:
     """A carrier before live replicas; at the end nothing may be in flight."""
-    async with replicas(count) as fakes:
-        serving = await Serving.start(config(fakes, **changes))
-        try:
-            await eventually(lambda: len(serving.replicas) == count)
-            yield Carrier(serving), fakes
-            assert (serving.num_in_flight, serving.num_admitted) == (0, 0)
-            serving.scheduler.check()
-        finally:
-            await serving.close()
+    async with replicas(count) as fakes, AsyncExitStack() as stack:
+        settings = config(fakes, **changes)
+        serving = await Serving.start(settings)
+        intake: Intake = serving
+        stack.push_async_callback(serving.close)
+        if decided == "in another one":
+            path = Path(stack.enter_context(TemporaryDirectory())) / "scheduler.sock"
+            await serving.listen(path)
+            intake = await FrontEnd.connect(settings, path, name="front-end-1")
+            stack.push_async_callback(intake.close)
+        await eventually(lambda: len(intake.replicas) == count)
+        one = Carrier(serving, intake)
+        async with one.admissions:
+            yield one, fakes
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        serving.scheduler.check()
 
 
-async def test_the_carrier_on_the_page_carries_a_request() -> None:
+async def test_the_carrier_on_the_page_carries_a_request(decided: str) -> None:
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("serving = await Serving.start(config)\n", "").replace("await serving.close()\n", "")
     names: dict[str, Any] = {"Serving": Serving, "COMPLETIONS": COMPLETIONS, "headers": {}, "body": BODY}
     exec("async def carry(serving):\n" + textwrap.indent(code, "    ") + "    return answer, placed\n", names)
-    async with carrier(1) as (one, [fake]):
-        answer, placed = await names["carry"](one.serving)
+    async with carrier(decided, 1) as (one, [fake]):
+        answer, placed = await names["carry"](one.intake)
         assert msgspec.json.decode(answer)["choices"][0]["text"] == "hello:0"
         assert placed.engine.url == fake.url and fake.bodies == [BODY]
 
 
-async def test_a_placement_is_followed_from_its_first_token_to_its_end() -> None:
-    async with carrier(1) as (one, [fake]):
+async def test_a_placement_is_followed_from_its_first_token_to_its_end(decided: str) -> None:
+    async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
         assert one.in_flight() == {fake.url: 1} and one.serving.num_in_flight == 1
         placed.answered(200)
@@ -91,22 +121,24 @@ async def test_a_placement_is_followed_from_its_first_token_to_its_end() -> None
         placed.usage(1)
         placed.usage(5, 4)
         placed.end()
+        await one.settled()
         [decision] = one.serving.recent.of_request("r")
         assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 5, 4)
         assert decision.first_token_s is not None and one.in_flight() == {fake.url: 0}
 
 
 @pytest.mark.parametrize("ends", [("end", "failed", "cancelled"), ("cancelled", "end"), ("failed", "end", "end")])
-async def test_only_the_first_end_counts(ends: tuple[str, ...]) -> None:
-    async with carrier(1) as (one, _):
+async def test_only_the_first_end_counts(decided: str, ends: tuple[str, ...]) -> None:
+    async with carrier(decided, 1) as (one, _):
         placed = await one.place()
         for end in ends:
             getattr(placed, end)(*((ValueError("broken"),) if end == "failed" else ()))
+        await one.settled()
         assert one.outcomes() == [{"end": "ok", "cancelled": "aborted", "failed": "error"}[ends[0]]]
 
 
-async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_elsewhere() -> None:
-    async with carrier(2) as (one, fakes):
+async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_elsewhere(decided: str) -> None:
+    async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
         [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
         asked = failing.questions
@@ -116,17 +148,19 @@ async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_el
         with pytest.raises(NoReplicaError):
             again.cancelled()
             await again.place_again()
+        await one.settled()
         assert one.outcomes() == ["EngineRefused", "aborted"]
         await eventually(lambda: failing.questions > asked)
 
 
-async def test_a_carrier_may_send_the_request_elsewhere() -> None:
-    async with carrier(2) as (one, fakes):
+async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
+    async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
         one.serving._placements.observer = observer = Mock()
         source = placed.placement.replica_id
         [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
         placed.moved(target)
+        await one.settled()
         assert one.in_flight() == {source: 0, target: 1}
         [heard] = observer.placed.call_args_list
         assert heard.args[0].replica_id == target, "the queue knows where the request is"
@@ -134,13 +168,14 @@ async def test_a_carrier_may_send_the_request_elsewhere() -> None:
         with pytest.raises(NoReplicaError, match="not live"):
             placed.moved(ReplicaId("http://nowhere"))
         placed.end()
+        await one.settled()
         metrics = one.serving.telemetry.exposition().decode()
         assert f'preble_in_flight{{model="tiny",replica="{source}"}} 0.0' in metrics
         assert f'preble_in_flight{{model="tiny",replica="{target}"}} 0.0' in metrics
 
 
-async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well() -> None:
-    async with carrier(1) as (one, [fake]):
+async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well(decided: str) -> None:
+    async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
         lost: list[tuple[str | None, float | None]] = []
         placed.on_lost = lambda reason, silent_since: lost.append((reason, silent_since))
@@ -150,50 +185,52 @@ async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well()
         placed.first_token()
         placed.usage(5)
         placed.end()
+        await one.settled()
         [decision] = one.serving.recent.of_request("r")
         assert decision.replica_lost and decision.outcome == "ok"
         with pytest.raises(NoReplicaError):
             await one.place("another")
 
 
-async def test_a_placement_lost_and_failed_can_be_placed_again_where_a_replica_is_left() -> None:
-    async with carrier(2) as (one, fakes):
+async def test_a_placement_lost_and_failed_can_be_placed_again_where_a_replica_is_left(decided: str) -> None:
+    async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
         [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
         await failing.stop()
         await eventually(lambda: len(one.serving.replicas) == 1)
         placed.failed(EngineGone("broken", replica_id=failing.url))
         (await placed.place_again()).end()
+        await one.settled()
         assert one.outcomes() == ["EngineGone", "ok"]
 
 
-async def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
-    async with carrier(2) as (one, _):
+async def test_each_prompt_of_a_list_is_a_request_of_its_own(decided: str) -> None:
+    async with carrier(decided, 2) as (one, _):
         parsed = await one.parse(b'{"prompt": ["a", "bc"]}')
-        requests = [await one.serving.tokenize(parsed, i) for i in range(parsed.num_prompts)]
+        requests = [await one.intake.tokenize(parsed, i) for i in range(parsed.num_prompts)]
         assert [(r.request_id, r.num_prompt_tokens) for r in requests] == [("r#0", 1), ("r#1", 2)]
-        for request in requests:
-            (await one.serving.place(request, parsed)).end()
+        async with one.intake.admitted(parsed) as parsed:
+            for request in requests:
+                (await one.intake.place(request, parsed)).end()
 
 
-async def test_admission_ids_and_errors_are_the_same_without_endy_carrier() -> None:
-    async with carrier(1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
-        parsed = await one.parse()
-        async with one.serving.admitted(parsed):
+async def test_admission_ids_and_errors_are_the_same_without_endy_carrier(decided: str) -> None:
+    async with carrier(decided, 1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
+        async with one.intake.admitted(await one.parse()):
             with pytest.raises(Overloaded):
-                await one.serving.admitted(parsed).__aenter__()
+                await one.place("another")
         with pytest.raises(RequestError):
             await one.parse(b"no JSON")
         other = await one.parse(b'{"model": "unknown", "prompt": "a"}')
         with pytest.raises(UnknownModel):
-            await one.serving.tokenize(other)
+            await one.intake.tokenize(other)
         mine = {b"x-request-id": b"mine"}
-        with one.serving.request_id(mine) as first, one.serving.request_id(mine) as second:
+        with one.intake.request_id(mine) as first, one.intake.request_id(mine) as second:
             assert first == "mine" != second
 
 
-async def test_a_carrier_that_is_cancelled_ends_its_placement() -> None:
-    async with carrier(1) as (one, _):
+async def test_a_carrier_that_is_cancelled_ends_its_placement(decided: str) -> None:
+    async with carrier(decided, 1) as (one, _):
         placed = await one.place()
 
         async def carry() -> None:
@@ -207,4 +244,5 @@ async def test_a_carrier_that_is_cancelled_ends_its_placement() -> None:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await one.settled()
         assert one.outcomes() == ["aborted"]

@@ -139,6 +139,8 @@ class Reason(StrEnum):
     REPLICATE = "replicate"
     POLICY = "policy"
     """For a rule that knows no cache, or weighs cache and load at once."""
+    SCHEDULER_AWAY = "scheduler_away"
+    """Placed by load in a front-end process while the scheduler process is being started again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,11 @@ class Engine(ABC):
     def url(self) -> str:
         return self.http.url
 
+    @property
+    def adapter(self) -> str:
+        """Its class, as `module:Class`."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
     # essentials
 
     @abstractmethod
@@ -142,6 +147,10 @@ class Engine(ABC):
     def ranks(self) -> tuple[Engine, ...]:
         """The replicas behind this address, known after a probe: data-parallel ranks have a cache each."""
         return (self,)
+
+    def of_rank(self, rank: int) -> Engine:
+        """The client of one of several replicas behind this address, where another process has probed it."""
+        raise self.http.error(EngineRefused, f"has no rank {rank}")
 
     async def models(self) -> ModelNames | None:
         """Return what it serves now; asked with each health check. None where that cannot change while it runs.

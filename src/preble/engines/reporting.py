@@ -81,6 +81,10 @@ class ReportingEngine(OpenAIEngine):
     def loads(self) -> AsyncIterator[EngineLoad | None] | None:
         return self.loads_of(0)
 
+    def of_rank(self, rank: int) -> Engine:
+        """The client of one rank, where another process has found out that there are several."""
+        return RankEngine(self, rank)
+
     def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
         """The load that a rank reports, as `loads`."""
         return None
@@ -141,6 +145,10 @@ class RankEngine(Engine):
     @property
     def replica_id(self) -> ReplicaId:
         return ReplicaId(f"{self.http.replica_id}#{self.rank}")
+
+    @property
+    def adapter(self) -> str:
+        return self._server.adapter
 
     async def probe(self) -> EngineInfo:
         return await self._server.probe()

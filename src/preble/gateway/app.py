@@ -280,4 +280,4 @@ class App:
 
     async def _metrics(self, client: Client) -> None:
         headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]
-        await client.reply(200, headers, self._serving.telemetry.exposition())
+        await client.reply(200, headers, await self._serving.exposition())

@@ -23,6 +23,9 @@ from preble.serving.endpoints import (
     error_form,
 )
 from preble.serving.intake import Intake
+from preble.serving.link.front_end import FrontEnd
+from preble.serving.link.link import SchedulerAway
+from preble.serving.link.messages import Answer, Ask
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
@@ -42,11 +45,14 @@ __all__ = [
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
     "OTHER",
+    "Answer",
+    "Ask",
     "Caller",
     "Endpoint",
     "ErrorForm",
     "ErrorStyle",
     "Fields",
+    "FrontEnd",
     "HeaderList",
     "Intake",
     "LiveReplica",
@@ -57,6 +63,7 @@ __all__ = [
     "Placed",
     "Prompt",
     "PromptTokensDetails",
+    "SchedulerAway",
     "Serving",
     "SourceRow",
     "StreamMeter",

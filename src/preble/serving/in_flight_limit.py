@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
@@ -31,10 +29,27 @@ class InFlightLimit:
         """Admit within these limits from now on."""
         self._limits = limits
 
-    @asynccontextmanager
-    async def admitted(self, terms: Terms) -> AsyncIterator[None]:
-        """Raises: Overloaded: there is no room now. RequestError: there never is."""
-        room, count = self._limits.max_in_flight, terms.num_prompts
+    def enter(self, terms: Terms, *, again: bool = False) -> None:
+        """Admit a request; the caller gives its room back with `leave`. `again`: it was admitted elsewhere before, and
+        counts however little room there is.
+
+        Raises: Overloaded: there is no room now. RequestError: there never is.
+        """
+        caller, count = terms.caller, terms.num_prompts
+        if not again:
+            self._require_room(caller, count)
+            self._key_limits.admit(caller, count, asyncio.get_running_loop().time())
+        else:
+            self._key_limits.admit_again(caller, count)
+        self._count(caller, count)
+
+    def leave(self, terms: Terms) -> None:
+        """An admitted request is over."""
+        self._count(terms.caller, -terms.num_prompts)
+        self._key_limits.release(terms.caller, terms.num_prompts)
+
+    def _require_room(self, caller: Caller, count: int) -> None:
+        room = self._limits.max_in_flight
         if count > room:
             raise RequestError(f"`prompt` has {count} prompts; at most {room} are accepted", param="prompt")
         if self.num_admitted + count > room:
@@ -42,14 +57,7 @@ class InFlightLimit:
                 f"{self.num_admitted} prompts are being served, which is the limit; try again soon",
                 retry_after_s=self._limits.retry_after_s,
             )
-        self._require_room_of_tenant(terms.caller, count, room - self.num_admitted)
-        self._key_limits.admit(terms.caller, count, asyncio.get_running_loop().time())
-        self._count(terms.caller, count)
-        try:
-            yield
-        finally:
-            self._count(terms.caller, -count)
-            self._key_limits.release(terms.caller, count)
+        self._require_room_of_tenant(caller, count, room - self.num_admitted)
 
     def _count(self, caller: Caller, count: int) -> None:
         self.num_admitted += count

@@ -75,7 +75,7 @@ class Intake(ABC):
         """A context in which a request may be placed and answered. Gives the request as it is to be served: its id is
         another one if a request that came in elsewhere has it.
 
-        Raises, on entering: Overloaded: there is no room now. RequestError: there never is.
+        Raises, on entering or from `place`: Overloaded: there is no room now. RequestError: there never is.
         """
 
     async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:

@@ -61,6 +61,11 @@ class KeyLimits:
             requests.take(1.0, now)
         self._prompts[caller.name] = at_once + num_prompts
 
+    def admit_again(self, caller: Caller, num_prompts: int) -> None:
+        """Count the prompts of a request that was admitted elsewhere before."""
+        if caller.limits is not None:
+            self._prompts[caller.name] = self._prompts.get(caller.name, 0) + num_prompts
+
     def release(self, caller: Caller, num_prompts: int) -> None:
         """The prompts of an admitted request are over."""
         if caller.limits is not None:

@@ -88,11 +88,19 @@ class RequestIds:
     def take(self, headers: Mapping[bytes, bytes]) -> Iterator[str]:
         """Yield the client's `x-request-id` if it is short, printable and not in use, else a new id."""
         own = headers.get(b"x-request-id", b"")
-        request_id = own.decode() if _SANE_ID.fullmatch(own) else f"{self._prefix}-{next(self._numbers):x}"
-        if request_id in self._used:
-            request_id = f"{request_id}-{self._prefix}-{next(self._numbers):x}"
-        self._used.add(request_id)
+        request_id = self.claim(own.decode() if _SANE_ID.fullmatch(own) else f"{self._prefix}-{next(self._numbers):x}")
         try:
             yield request_id
         finally:
-            self._used.discard(request_id)
+            self.release(request_id)
+
+    def claim(self, request_id: str) -> str:
+        """Return this id, or one made of it if it is in use. The caller gives it back with `release`."""
+        if request_id in self._used:
+            request_id = f"{request_id}-{self._prefix}-{next(self._numbers):x}"
+        self._used.add(request_id)
+        return request_id
+
+    def release(self, request_id: str) -> None:
+        """The request that claimed this id is over."""
+        self._used.discard(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -14,17 +15,18 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
 from preble.discovery import Member, Source, make_source
-from preble.engines import EngineServer, HttpTimeouts, KvEventEndpoints, connect
 from preble.errors import ConfigError
 from preble.logs import LogLosses
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.intake import Intake
 from preble.serving.key_limits import KeyLimits
+from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.peers import Group
 from preble.serving.placements import LocalPlaced, Placements
+from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
@@ -92,6 +94,7 @@ class Serving(Intake):
         telemetry.numbers.read(lambda: of_members(self.members))
         self._followed: object = None
         self.group: Group | None = None
+        self._socket: SchedulerSocket | None = None
         self._ejecting = asyncio.create_task(self._eject_outliers())
 
     @classmethod
@@ -156,7 +159,7 @@ class Serving(Intake):
 
     def _monitor(self, replica: ReplicaConfig) -> ReplicaMonitor:
         """Raises: ConfigError: the replica is unusable."""
-        return ReplicaMonitor(_server(self._config, replica), self._rotation, self._config.health, self._parity)
+        return ReplicaMonitor(server_of(self._config, replica), self._rotation, self._config.health, self._parity)
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Use other settings from now on, where they can be changed: see `CHANGEABLE`.
@@ -216,8 +219,24 @@ class Serving(Intake):
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""
         return self._placements.ejection.standing(replica_id)
 
+    async def listen(self, path: Path, answer: Answering | None = None) -> None:
+        """Let other processes of this user place here, at a Unix socket: docs/reference/scheduler-protocol.md.
+
+        `answer`: to the HTTP requests that they pass on. Raises: ConfigError: the socket cannot be made.
+        """
+        limits = (self._in_flight_limit, self._turns, self._ids, self.replicas)
+        self._socket = await SchedulerSocket.open(path, *limits, self.telemetry.numbers.keep, answer)
+
+    async def exposition(self) -> bytes:
+        """Every metric in Prometheus' text form, the sums over this process and those that place here."""
+        others = await self._socket.readings() if self._socket is not None else []
+        self.telemetry.others = lambda: others
+        return self.telemetry.exposition()
+
     async def close(self) -> None:
         """Leave the replicas and write the rest of the decision log. End every placement before."""
+        if self._socket is not None:
+            self._socket.close()
         self._ejecting.cancel()
         await asyncio.gather(self._ejecting, return_exceptions=True)
         if self.group is not None:
@@ -232,8 +251,11 @@ class Serving(Intake):
 
     @asynccontextmanager
     async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
-        async with self._in_flight_limit.admitted(terms_of(parsed)):
+        self._in_flight_limit.enter(terms := terms_of(parsed))
+        try:
             yield parsed
+        finally:
+            self._in_flight_limit.leave(terms)
 
     async def place(self, request: Request, parsed: ParsedRequest) -> LocalPlaced:
         return await self._turns.place(request, terms_of(parsed))
@@ -264,24 +286,3 @@ def _sources(config: GatewayConfig) -> list[Source]:
     """Raises: ConfigError: a group is incomplete, or its library is not installed."""
     groups = (msgspec.structs.replace(group, engine=group.engine or config.engine) for group in config.groups)
     return [make_source(group, config.discovery) for group in groups]
-
-
-def _server(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
-    endpoints = None
-    if replica.kv_events is not None:
-        endpoints = KvEventEndpoints(replica.kv_events, replica.kv_events_replay, replica.kv_events_topic)
-    timeouts = HttpTimeouts(
-        connect_s=config.timeouts.connect_s,
-        first_byte_s=config.timeouts.first_byte_s,
-        idle_s=config.timeouts.idle_s,
-        control_s=config.health.check_timeout_s,
-    )
-    return connect(
-        replica.url,
-        replica.engine or config.engine,
-        replica_id=ReplicaId(replica.url),
-        api_key=config.auth.engine_api_key,
-        timeouts=timeouts,
-        kv_events=endpoints,
-        kv_store=replica.kv_store,
-    )

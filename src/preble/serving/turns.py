@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 
 from preble.config import QueueConfig
@@ -26,8 +24,7 @@ _LOOK_AGAIN_S = 1.0
 @dataclass(slots=True)
 class _Waiter:
     request: Request
-    model: str | None
-    place: Callable[[], LocalPlaced]
+    terms: Terms
     placed: asyncio.Future[LocalPlaced]
 
 
@@ -69,29 +66,41 @@ class Turns:
         """GPU time of the requests that wait for their turn, as estimated."""
         return self._admission.waiting_s
 
+    def takes_turns(self, terms: Terms) -> bool:
+        """Whether a request has to wait for its turn."""
+        return bool(terms.caller.tenant) and self._config.enabled
+
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
-        """Wait for the request's turn, then place it.
+        """Wait for the request's turn, if it takes turns, then place it.
 
         Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
         PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
-        caller, tokens, came_at = terms.caller, request.num_prompt_tokens, self._loop.time()
-        place = partial(self._dispatcher.place, request, terms)
-        self._limits.charge(caller, tokens, came_at)
+        if not self.takes_turns(terms):
+            return self.place_at_once(request, terms)
+        tokens, came_at = request.num_prompt_tokens, self._loop.time()
+        self._limits.charge(terms.caller, tokens, came_at)
         try:
-            placed = await self._place_in_turn(request, terms, place) if self._takes_turns(caller) else place()
+            placed = await self._place_in_turn(request, terms)
         except (PrebleError, asyncio.CancelledError):
-            self._limits.charge(caller, -tokens, self._loop.time())  # it was not served
+            self._limits.charge(terms.caller, -tokens, self._loop.time())  # it was not served
             raise
         self._dispatcher.placements.telemetry.had_turn(placed.model, placed.placed_at - came_at)
         return placed
 
-    async def _place_in_turn(self, request: Request, terms: Terms, place: Callable[[], LocalPlaced]) -> LocalPlaced:
+    def place_at_once(self, request: Request, terms: Terms) -> LocalPlaced:
+        """Place a request that takes no turns. Raises: NoReplicaError, PromptTooLong, UnknownModel."""
+        placed = self._dispatcher.place(request, terms)
+        self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
+        self._dispatcher.placements.telemetry.had_turn(placed.model, 0.0)
+        return placed
+
+    async def _place_in_turn(self, request: Request, terms: Terms) -> LocalPlaced:
         caller = terms.caller
         rank, max_wait_s = self._rank(terms), _max_wait_s(terms.max_wait)
         able = self._dispatcher.replicas.able_to_serve(request, terms.model)
         future: asyncio.Future[LocalPlaced] = self._loop.create_future()
-        self._waiters[request.request_id] = _Waiter(request, terms.model, place, future)
+        self._waiters[request.request_id] = _Waiter(request, terms, future)
         self._admission.set_weight(caller.tenant, caller.weight)
         self._admission.use(self._dispatcher.placements.scheduler.cost_model)
         refused = self._admission.offer(
@@ -110,9 +119,6 @@ class Turns:
         except asyncio.CancelledError:
             self._give_up(request.request_id, future)
             raise
-
-    def _takes_turns(self, caller: Caller) -> bool:
-        return bool(caller.tenant) and self._config.enabled
 
     def _give_up(self, request_id: RequestId, future: asyncio.Future[LocalPlaced]) -> None:
         """The client has gone: it may have been placed in this very moment."""
@@ -142,7 +148,7 @@ class Turns:
         self._call_up()
 
     def placed(self, placement: Placement, terms: Terms) -> None:
-        if self._takes_turns(terms.caller):
+        if self.takes_turns(terms):
             self._admission.placed(placement, terms.caller.tenant, self._loop.time(), told=terms.streams)
 
     def first_token(self, request_id: RequestId) -> None:
@@ -170,7 +176,7 @@ class Turns:
         """The replicas that a request could go to now. Those to keep away from count only where there are no others."""
         waiter = self._waiters[request_id]
         try:
-            able = self._dispatcher.replicas.able_to_serve(waiter.request, waiter.model)
+            able = self._dispatcher.replicas.able_to_serve(waiter.request, waiter.terms.model)
         except RequestError:
             return frozenset()
         return able - self._dispatcher.placements.ejection.avoided(self._loop.time()) or able
@@ -180,7 +186,7 @@ class Turns:
         if waiter is None or waiter.placed.done():
             return
         try:
-            waiter.placed.set_result(waiter.place())
+            waiter.placed.set_result(self._dispatcher.place(waiter.request, waiter.terms))
         except Exception as error:  # noqa: BLE001 (it is that request's failure, not of the one that made room)
             waiter.placed.set_exception(error)
 

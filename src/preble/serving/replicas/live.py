@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -83,6 +83,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self._not_serving: dict[str, frozenset[ReplicaId]] = {}
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of the table, of names or of `held_back`."""
 
     def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
         return self._replicas[replica_id]
@@ -95,17 +97,26 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def add(self, replica: LiveReplica) -> None:
         self._replicas[replica.engine.replica_id] = replica
-        self._not_serving.clear()
+        self._changed()
 
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
         """A replica in the table serves other names from now on."""
         replica.info = dataclasses.replace(replica.info, **names._asdict())
-        self._not_serving.clear()
+        self._changed()
+
+    def hold_back(self, replica_ids: frozenset[ReplicaId]) -> None:
+        """Have these live replicas get no new requests, and all others some."""
+        self.held_back = replica_ids
+        self._changed()
 
     def remove(self, replica_id: ReplicaId) -> None:
         del self._replicas[replica_id]
         self.held_back -= {replica_id}
+        self._changed()
+
+    def _changed(self) -> None:
         self._not_serving.clear()
+        self.on_change()
 
     def of_other_ranks(self, rank: bytes | None) -> frozenset[ReplicaId]:
         """Return the replicas that a client has ruled out by choosing a data-parallel rank itself; none without one.

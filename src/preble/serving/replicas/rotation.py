@@ -47,7 +47,7 @@ class Rotation:
         """Give a live replica no new requests, or some again. What runs there goes on, and its cache stays known."""
         if held_back == (replica_id in self.replicas.held_back):
             return
-        self.replicas.held_back ^= {replica_id}
+        self.replicas.hold_back(self.replicas.held_back ^ {replica_id})
         if (observer := self._placements.observer) is not None:
             (observer.replica_removed if held_back else observer.replica_added)(replica_id)
 

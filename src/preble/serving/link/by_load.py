@@ -1,0 +1,131 @@
+"""Placing in a front-end process while the scheduler process is away: by load, among the replicas it knew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import structlog
+
+from preble.config import EjectionConfig, GatewayConfig
+from preble.core.policies.baselines import LeastLoad
+from preble.core.policies.policy import Choice
+from preble.core.policies.view import ClusterView
+from preble.core.types import Reason, ReplicaId, Request
+from preble.decisions.recent import RecentDecisions
+from preble.decisions.settings import SchedulerSettings, make_scheduler
+from preble.engines import Engine, ModelNames
+from preble.errors import ConfigError
+from preble.profiles import load_profile
+from preble.serving.dispatcher import Dispatcher
+from preble.serving.in_flight_limit import InFlightLimit
+from preble.serving.key_limits import KeyLimits
+from preble.serving.link.messages import ReplicaRow
+from preble.serving.placements import LocalPlaced, Placements
+from preble.serving.replicas.clients import client_of
+from preble.serving.replicas.live import LiveReplica
+from preble.serving.scheduler_setup import DEFAULT_PROFILE
+from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import Terms
+
+_INDEX_BYTES = 1024 * 1024
+"""The index is not asked; it only must not grow."""
+
+
+class PlacingByLoad:
+    """A small scheduler of this process, and the table of live replicas as the scheduler process said last.
+
+    `limit`: of the prompts at once, this process's share.
+    """
+
+    def __init__(self, config: GatewayConfig, telemetry: Telemetry, on_suspicion: Callable[[ReplicaId], None]) -> None:
+        self._config = config
+        self._on_suspicion = on_suspicion
+        self._left: list[Engine] = []
+        self._closing: asyncio.Future[Any] = asyncio.gather()
+        settings = SchedulerSettings(policy=_ByLoad.name, index_budget_bytes=_INDEX_BYTES)
+        self._scheduler = make_scheduler(settings, load_profile(config.profile or DEFAULT_PROFILE), _ByLoad())
+        self._placements = Placements(self._scheduler, telemetry, EjectionConfig(enabled=False))
+        self._dispatcher = Dispatcher(self._placements, RecentDecisions(_ByLoad.name, 1), config.retries)
+        self.replicas = self._placements.replicas
+        self.limit = InFlightLimit(config.limits, KeyLimits())
+
+    def place(self, request: Request, terms: Terms) -> LocalPlaced:
+        """Raises: NoReplicaError, PromptTooLong, UnknownModel."""
+        return self._dispatcher.place(request, terms)
+
+    def use(self, rows: Iterable[ReplicaRow]) -> None:
+        """Make the table what the scheduler process says."""
+        named = {ReplicaId(row.replica_id): row for row in rows}
+        for replica_id in [r for r, replica in self.replicas.items() if not _is_same(replica, named.get(r))]:
+            self._remove(replica_id)
+        for replica_id, row in named.items():
+            if (live := self.replicas.get(replica_id)) is None:
+                self._add(replica_id, row)
+            elif live.info != row.info:
+                self.replicas.set_models(live, ModelNames(row.info.models, row.info.adapters, row.info.roots))
+        self.replicas.hold_back(frozenset(r for r, row in named.items() if row.held_back and r in self.replicas))
+
+    def _add(self, replica_id: ReplicaId, row: ReplicaRow) -> None:
+        try:
+            engine = client_of(self._config, replica_id, row.url, row.adapter, row.rank)
+        except ConfigError as error:
+            structlog.get_logger().error("replica_unusable", replica=replica_id, error=str(error))
+            return
+        engine.model_path = row.model_path
+        now = asyncio.get_running_loop().time()
+        self._scheduler.add_replica(row.info.spec, now)
+        self.replicas.add(LiveReplica(engine, row.info, suspect=_Suspicion(replica_id, self._on_suspicion)))
+        self._placements.ejection.add(replica_id, row.info.models)
+
+    def _remove(self, replica_id: ReplicaId) -> None:
+        engine = self.replicas[replica_id].engine
+        for request in self._scheduler.remove_replica(replica_id, asyncio.get_running_loop().time()):
+            self._placements.lost(request.request_id, "it has left", None)
+        self.replicas.remove(replica_id)
+        self._placements.ejection.remove(replica_id)
+        self._left.append(engine)
+        # What runs there may still end well.
+        asyncio.get_running_loop().call_later(self._config.timeouts.total_s, self._close_oldest)
+
+    def _close_oldest(self) -> None:
+        if self._left:
+            self._closing = asyncio.gather(self._closing, self._left.pop(0).close(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the clients of all replicas."""
+        self._placements.timer.close()
+        engines = [*self._left, *(replica.engine for replica in self.replicas.values())]
+        self._left.clear()
+        await asyncio.gather(self._closing, *(engine.close() for engine in engines), return_exceptions=True)
+
+
+class _ByLoad(LeastLoad):
+    name = "by_load"
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        return replace(super().choose(view, rng), reason=Reason.SCHEDULER_AWAY)
+
+
+class _Suspicion(asyncio.Event):
+    """A replica's event to set when it is suspected; the scheduler process has it checked."""
+
+    def __init__(self, replica_id: ReplicaId, on_suspicion: Callable[[ReplicaId], None]) -> None:
+        super().__init__()
+        self._told = partial(on_suspicion, replica_id)
+
+    def set(self) -> None:
+        self._told()
+
+
+def _is_same(replica: LiveReplica, row: ReplicaRow | None) -> bool:
+    """Whether it is the same replica still, perhaps with other names."""
+    if row is None:
+        return False
+    engine = replica.engine
+    known = (engine.url, engine.adapter, engine.rank, engine.model_path, replica.info.spec)
+    return known == (row.url, row.adapter, row.rank, row.model_path, row.info.spec)

@@ -1,0 +1,98 @@
+"""Messages on a stream: each behind its length, all of one turn of the event loop in one write."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from struct import Struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import structlog
+
+from preble.serving.link.messages import Message
+
+LENGTH = Struct("<I")
+MOST_BYTES = 256 * 1024 * 1024
+"""Of one message: more than the token ids of any body that the gateway takes."""
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+M = TypeVar("M", bound=Message)
+
+
+class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
+    """One end of a connection. A peer that breaks the rules, or a bug in `received`, ends the connection."""
+
+    def __init__(self, kind: Any) -> None:
+        """`kind`: the union of the messages that come."""
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._loop = asyncio.get_running_loop()
+        self._arrived = bytearray()
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+
+    @abstractmethod
+    def received(self, message: M) -> None:
+        """A message has come."""
+
+    @abstractmethod
+    def ended(self) -> None:
+        """The connection is over. Called once, also if it never began to speak."""
+
+    def send(self, message: Message) -> None:
+        """Send a message, with the others of this turn of the event loop. Dropped where the connection is over."""
+        if self._transport is None:
+            return
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        frame = _ENCODE(message)
+        self._out += (LENGTH.pack(len(frame)), frame)
+
+    def close(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    # from the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived += data
+        try:
+            taken = self._take()
+        except Exception as error:  # noqa: BLE001 (the root of what the peer's bytes cause)
+            is_theirs = isinstance(error, msgspec.DecodeError)
+            structlog.get_logger().error("link_broken", error=str(error), exc_info=None if is_theirs else error)
+            self.close()
+            return
+        del self._arrived[:taken]
+        self._flush()
+
+    def _take(self) -> int:
+        """Read the messages that are whole; return how many bytes they took."""
+        at = 0
+        with memoryview(self._arrived) as arrived:
+            while len(arrived) >= at + LENGTH.size:
+                [size] = LENGTH.unpack_from(arrived, at)
+                if size > MOST_BYTES:
+                    raise msgspec.DecodeError(f"a message of {size} bytes; at most {MOST_BYTES} are accepted")
+                end = at + LENGTH.size + size
+                if len(arrived) < end:
+                    break
+                with arrived[at + LENGTH.size : end] as frame:
+                    message = self._decode(frame)
+                self.received(message)
+                at = end
+        return at
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self.ended()

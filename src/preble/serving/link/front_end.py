@@ -1,0 +1,133 @@
+"""Takes requests in in one process and has another one place them: see docs/concepts/workers.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from preble.config import GatewayConfig
+from preble.core.types import Request
+from preble.errors import UnknownRequest
+from preble.logs import LogLosses
+from preble.serving.intake import Intake
+from preble.serving.link import messages as m
+from preble.serving.link.by_load import PlacingByLoad
+from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink, Ticket
+from preble.serving.placed import Placed
+from preble.serving.requests import ParsedRequest
+from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import terms_of
+from preble.serving.tokens import make_token_source
+
+_OWN_ID = b"x-request-id"
+_PLACED_UNASKED_BYTES = 16 * 1024
+"""A smaller body is tokenized in less time than the answer about its admission takes."""
+
+
+class FrontEnd(Intake):
+    """Requests are placed by the scheduler process; while that is away, here and by load.
+
+    `share`: which part of the limit of prompts counts here meanwhile.
+    """
+
+    def __init__(self, config: GatewayConfig, path: Path, name: str, share: int, log_losses: LogLosses | None) -> None:
+        """Use `connect`."""
+        telemetry = Telemetry(log_losses, config.metrics, process=name)
+        self._here = here = PlacingByLoad(_shared(config, share), telemetry, self._suspect)
+        tokens = make_token_source(config, here.replicas.engines_for, here.replicas.suspect)
+        super().__init__(config, here.replicas, telemetry, tokens)
+        self._share = share
+        self._tickets: dict[str, Ticket] = {}
+        self._link = SchedulerLink(path, name, self._use, here.replicas.engine, telemetry.numbers.state)
+
+    @classmethod
+    async def connect(
+        cls, config: GatewayConfig, path: Path, *, name: str, share: int = 1, log_losses: LogLosses | None = None
+    ) -> FrontEnd:
+        """Load the tokenizer and begin to reach the scheduler process at `path`; does not wait until it is there.
+
+        `name`: for its log and the metrics of processes. Raises: ConfigError: a setting is unusable.
+        """
+        return cls(config, path, name, share, log_losses)
+
+    def _use(self, message: m.Replicas) -> None:
+        self._here.use(message.rows)
+
+    def _suspect(self, replica_id: str) -> None:
+        self._link.tell(m.Suspect(replica_id))
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the scheduler process is there."""
+        return self._link.is_up
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Use other settings from now on, where they can be changed: see `CHANGEABLE`."""
+        self._config = config
+        self._here.limit.configure(_shared(config, self._share).limits)
+
+    async def close(self) -> None:
+        """Leave the scheduler process and the replicas. End every placement before."""
+        await self._link.close()
+        self._tokens.close()
+        await self._here.close()
+
+    async def page(
+        self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> m.Answer:
+        """Have the scheduler process answer an HTTP request. Raises: SchedulerAway."""
+        return await self._link.page(method, path, query, list(headers), body)
+
+    # from a request to a placement
+
+    @asynccontextmanager
+    async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
+        terms, limit = terms_of(parsed), self._here.limit
+        if not (is_led := self._link.is_up):
+            limit.enter(terms)
+        ticket = self._link.admit(terms)
+        try:
+            if is_led and _waits(parsed):
+                request_id = await ticket.granted()
+                if request_id != parsed.request_id:
+                    parsed = dataclasses.replace(parsed, request_id=request_id)
+            self._tickets[parsed.request_id] = ticket
+            yield parsed
+        finally:
+            self._tickets.pop(parsed.request_id, None)
+            self._link.leave(ticket)
+            if not is_led:
+                limit.leave(terms)
+
+    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
+        return await self._place(request, self._tickets[parsed.request_id])
+
+    async def _place(self, request: Request, ticket: Ticket) -> Placed:
+        try:
+            return await self._link.place(request, ticket, partial(self._place_again, request, ticket))
+        except SchedulerAway:
+            return self._here.place(request, ticket.terms)
+
+    async def _place_again(self, request: Request, ticket: Ticket, ended: LinkedPlaced) -> Placed:
+        avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.placement.replica_id})
+        try:
+            return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
+        except (SchedulerAway, UnknownRequest):  # it has been started again meanwhile
+            return await self._place(avoiding, ticket)
+
+
+def _waits(parsed: ParsedRequest) -> bool:
+    """Whether the answer about the admission is waited for: the client chose the id, or the request is much work."""
+    return _OWN_ID in parsed.headers or len(parsed.body) > _PLACED_UNASKED_BYTES or parsed.num_prompts > 1
+
+
+def _shared(config: GatewayConfig, share: int) -> GatewayConfig:
+    limits = config.limits
+    own: Any = msgspec.structs.replace(limits, max_in_flight=max(1, limits.max_in_flight // share))
+    return msgspec.structs.replace(config, limits=own)

@@ -1,0 +1,327 @@
+"""The scheduler process's end of the socket: places for other processes of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
+from preble.errors import ConfigError, NoReplicaError, PrebleError, RequestError, UnknownRequest
+from preble.serving.in_flight_limit import InFlightLimit
+from preble.serving.link import messages as m
+from preble.serving.link.frames import FrameProtocol
+from preble.serving.placed import NOT_NOW
+from preble.serving.placements import LocalPlaced
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.requests import RequestIds
+from preble.serving.telemetry.numbers import Reading
+from preble.serving.terms import Terms
+from preble.serving.turns import Turns
+
+Answering = Callable[[m.Ask], Awaitable[m.Answer]]
+_COUNT_S = 1.0
+"""How long a scrape waits for the numbers of a carrier; then the last ones count."""
+
+
+class SchedulerSocket:
+    """Serves carriers on a Unix socket. Only processes of the same user can connect.
+
+    `answer`: to `Ask`, which is refused without it. `keep`: called with the last metrics of a carrier that has gone.
+    """
+
+    def __init__(
+        self,
+        limit: InFlightLimit,
+        turns: Turns,
+        ids: RequestIds,
+        replicas: LiveReplicas,
+        keep: Callable[[list[Reading]], None],
+        answer: Answering | None,
+    ) -> None:
+        """Use `open`."""
+        self.limit = limit
+        self.turns = turns
+        self.ids = ids
+        self.keep = keep
+        self.answer = answer
+        self.peers: set[_Peer] = set()
+        self._replicas = replicas
+        self._server: asyncio.Server | None = None
+        replicas.on_change = self._tell_replicas
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        limit: InFlightLimit,
+        turns: Turns,
+        ids: RequestIds,
+        replicas: LiveReplicas,
+        keep: Callable[[list[Reading]], None],
+        answer: Answering | None = None,
+    ) -> SchedulerSocket:
+        """Listen at a path. Raises: ConfigError: it cannot be used, or another process listens there."""
+        if await _is_served(path):
+            raise ConfigError(f"the scheduler's socket {path} is in use; give each gateway a path of its own")
+        bound = _bound(path)
+        host = cls(limit, turns, ids, replicas, keep, answer)
+        host._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(host), sock=bound)
+        return host
+
+    def close(self) -> None:
+        """Stop to listen, and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for peer in list(self.peers):
+            peer.close()
+
+    def rows(self) -> m.Replicas:
+        """All live replicas."""
+        held_back = self._replicas.held_back
+        return m.Replicas(
+            [
+                m.ReplicaRow(
+                    replica_id,
+                    replica.engine.url,
+                    replica.engine.adapter,
+                    replica.info,
+                    replica.engine.rank,
+                    replica.engine.model_path,
+                    replica_id in held_back,
+                )
+                for replica_id, replica in self._replicas.items()
+            ]
+        )
+
+    def suspect(self, replica_id: str) -> None:
+        """Have a replica checked."""
+        self._replicas.suspect(ReplicaId(replica_id))
+
+    def _tell_replicas(self) -> None:
+        rows = self.rows()
+        for peer in self.peers:
+            peer.send(rows)
+
+    async def readings(self) -> list[list[Reading]]:
+        """Return the metrics of every carrier that is connected, as they are now or were a moment ago."""
+        counts = [peer.count() for peer in self.peers]
+        if counts:
+            await asyncio.wait(counts, timeout=_COUNT_S)
+        return [peer.readings for peer in self.peers]
+
+
+def _bound(path: Path) -> socket.socket:
+    """Return a socket that only this user can connect to. Raises: ConfigError."""
+    bound = socket.socket(socket.AF_UNIX)
+    umask = os.umask(0o177)
+    try:
+        path.unlink(missing_ok=True)
+        bound.bind(str(path))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"the scheduler's socket {path} cannot be made: {error.strerror or error}") from error
+    finally:
+        os.umask(umask)
+    return bound
+
+
+async def _is_served(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+class _Peer(FrameProtocol[m.ToScheduler]):
+    """One connection of a carrier. Its end is the end of everything that the carrier had placed here."""
+
+    def __init__(self, host: SchedulerSocket) -> None:
+        super().__init__(m.ToScheduler)
+        self.readings: list[Reading] = []
+        self._host = host
+        self._admitted: dict[int, Terms] = {}
+        self._placed: dict[int, tuple[LocalPlaced, int]] = {}
+        """With the number of its request."""
+        self._failed: dict[int, dict[int, LocalPlaced]] = {}
+        """Placements that have ended and may be placed again, by the number of their request."""
+        self._heard: dict[int, float] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._counts: dict[int, asyncio.Future[None]] = {}
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            m.Admit: self._admit,
+            m.Leave: self._leave,
+            m.Place: self._place,
+            m.PlaceAgain: self._place_again,
+            m.Withdraw: self._withdraw,
+            m.FirstToken: lambda message: self._placed[message.number][0].first_token(),
+            m.Ended: self._end,
+            m.Moved: self._move,
+            m.Suspect: lambda message: self._host.suspect(message.replica_id),
+            m.Heard: self._hear,
+            m.Ask: self._ask,
+            m.Numbers: self._note_numbers,
+        }
+
+    def received(self, message: m.ToScheduler) -> None:
+        if self in self._host.peers:
+            self._handlers[type(message)](message)
+            return
+        if not isinstance(message, m.Hello) or message.version != m.VERSION:
+            raise msgspec.DecodeError(f"a carrier has to say Hello with version {m.VERSION} first")
+        structlog.get_logger().info("carrier_connected", name=message.name)
+        self._host.peers.add(self)
+        self.send(m.Welcome(m.VERSION))
+        self.send(self._host.rows())
+
+    # requests
+
+    def _admit(self, message: m.Admit) -> None:
+        with self._refusing(message.number):
+            self._host.limit.enter(message.terms, again=message.again)
+            request_id = self._host.ids.claim(message.terms.request_id)
+            self._admitted[message.number] = msgspec.structs.replace(message.terms, request_id=request_id)
+            self.send(m.Admitted(message.number, request_id))
+
+    def _leave(self, message: m.Leave) -> None:
+        terms = self._admitted.pop(message.number, None)
+        self._failed.pop(message.number, None)
+        if terms is not None:  # else it was refused, and the carrier did not know that yet
+            self._host.limit.leave(terms)
+            self._host.ids.release(terms.request_id)
+
+    def _place(self, message: m.Place) -> None:
+        with self._refusing(message.number):
+            terms, request = self._terms(message.admitted), _request(message)
+            if self._host.turns.takes_turns(terms):
+                self._in_background(message.number, self._place_in_turn(message, request, terms))
+            else:
+                self._keep(message.number, message.admitted, self._host.turns.place_at_once(request, terms))
+
+    async def _place_in_turn(self, message: m.Place, request: Request, terms: Terms) -> None:
+        with self._refusing(message.number):
+            self._keep(message.number, message.admitted, await self._host.turns.place(request, terms))
+
+    def _place_again(self, message: m.PlaceAgain) -> None:
+        with self._refusing(message.number):
+            admitted = next((number for number, failed in self._failed.items() if message.ended in failed), None)
+            if admitted is None:
+                raise UnknownRequest(f"placement {message.ended} has not failed")
+            self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
+
+    def _terms(self, number: int) -> Terms:
+        if (terms := self._admitted.get(number)) is None:
+            raise UnknownRequest(f"request {number} is not admitted")
+        return terms
+
+    def _keep(self, number: int, admitted: int, placed: LocalPlaced) -> None:
+        self._placed[number] = (placed, admitted)
+        placed.on_lost = lambda reason, silent_since: self.send(m.Lost(number, reason, silent_since))
+        placed.heard_at = partial(self._heard.get, number)
+        at = placed.placement
+        tokens = (at.matched_tokens, at.num_prompt_tokens)
+        self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at))
+
+    def _withdraw(self, message: m.Withdraw) -> None:
+        if (task := self._tasks.get(message.number)) is not None:
+            task.cancel()
+        elif message.number in self._placed:
+            self._end(m.Ended(message.number, (m.CANCELLED, "")))
+
+    def _end(self, message: m.Ended) -> None:
+        placed, admitted = self._placed.pop(message.number)
+        self._heard.pop(message.number, None)
+        placed.on_lost = None
+        placed.answered(message.status, message.retry_after_s)
+        placed.usage(message.output_tokens, message.cached_tokens)
+        if message.error is None:
+            placed.end()
+        else:
+            placed.failed(m.error_of(*message.error))
+        if message.error is not None or message.status >= 500 or message.status in NOT_NOW:
+            self._failed.setdefault(admitted, {})[message.number] = placed
+
+    def _move(self, message: m.Moved) -> None:
+        with suppress(NoReplicaError):  # it has just left; so will the request
+            self._placed[message.number][0].moved(ReplicaId(message.replica_id))
+
+    def _hear(self, message: m.Heard) -> None:
+        self._heard.update((number, at) for number, at in message.at.items() if number in self._placed)
+        self.send(m.Alive())
+
+    # everything else
+
+    def _ask(self, message: m.Ask) -> None:
+        self._in_background(message.number, self._answer(message))
+
+    async def _answer(self, message: m.Ask) -> None:
+        with self._refusing(message.number):
+            if self._host.answer is None:
+                raise RequestError("this scheduler process has no pages")
+            self.send(await self._host.answer(message))
+
+    def count(self) -> asyncio.Future[None]:
+        """Ask for the carrier's metrics; done when they are in `readings`, or the connection is over."""
+        number = max(self._counts, default=0) + 1
+        self._counts[number] = future = self._loop.create_future()
+        self.send(m.Count(number))
+        return future
+
+    def _note_numbers(self, message: m.Numbers) -> None:
+        self.readings = message.readings
+        if (future := self._counts.pop(message.number, None)) is not None and not future.done():
+            future.set_result(None)
+
+    def _in_background(self, number: int, work: Any) -> None:
+        task = self._tasks[number] = self._loop.create_task(work)
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    @contextmanager
+    def _refusing(self, number: int) -> Iterator[None]:
+        """What goes wrong becomes the answer to the message with this number."""
+        try:
+            yield
+        except PrebleError as error:
+            self.send(m.refused(number, error))
+        except Exception:  # noqa: BLE001 (one request's trouble must not end the other requests of its carrier)
+            structlog.get_logger().exception("placing_failed")
+            self.send(m.refused(number, PrebleError("placing failed; the log has the details")))
+
+    def ended(self) -> None:
+        self._host.peers.discard(self)
+        for task in list(self._tasks.values()):
+            task.cancel()
+        for number in list(self._placed):
+            self._end(m.Ended(number, (m.CANCELLED, "")))
+        for number in list(self._admitted):
+            self._leave(m.Leave(number))
+        for future in self._counts.values():
+            if not future.done():
+                future.set_result(None)
+        self._host.keep(self.readings)
+
+
+def _request(message: m.Place) -> Request:
+    """Raises: RequestError: the tokens are cut off."""
+    if len(message.tokens) % TOKEN_BYTES:
+        raise RequestError(f"tokens have {len(message.tokens)} bytes; each id has {TOKEN_BYTES}")
+    return Request(
+        RequestId(message.request_id),
+        PackedTokens(message.tokens),
+        message.max_output_tokens,
+        message.namespace,
+        frozenset(map(ReplicaId, message.avoid)),
+        keeps_kv=message.keeps_kv,
+    )

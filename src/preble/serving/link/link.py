@@ -1,0 +1,343 @@
+"""A carrier's end of the scheduler's socket: connects, connects again, and knows what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from preble.core.types import Placement, ReplicaId, Request
+from preble.engines import Engine
+from preble.errors import PrebleError, UnknownRequest
+from preble.serving.link import messages as m
+from preble.serving.link.frames import FrameProtocol
+from preble.serving.placed import Placed
+from preble.serving.telemetry.numbers import Reading
+from preble.serving.terms import Terms
+
+_PULSE_S = 1.0
+_SILENT_S = 10.0
+"""A scheduler process that says nothing for this long counts as away."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_LOST_AGAIN_S, _LOST_TIMES = 0.05, 20
+"""A placement may be lost before its carrier listens: it hears of that later."""
+
+
+class SchedulerAway(PrebleError):
+    """The scheduler process cannot be reached now."""
+
+
+class Ticket:
+    """The admission of one request. `refusal`: why there is none. `terms`: with the id that is granted."""
+
+    __slots__ = ("answered", "number", "refusal", "terms")
+
+    def __init__(self, number: int, terms: Terms) -> None:
+        self.number = number
+        self.terms = terms
+        self.refusal: BaseException | None = None
+        self.answered = asyncio.Event()
+
+    async def granted(self) -> str:
+        """Wait for the answer; return the request's id. Raises: the refusal."""
+        await self.answered.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.terms.request_id
+
+
+class SchedulerLink:
+    """The connection to the scheduler process, made again whenever it ends.
+
+    `on_replicas`: called with all live replicas, whenever they change. `engine_of`: the client of one of them.
+    `readings`: this process's metrics.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        on_replicas: Callable[[m.Replicas], None],
+        engine_of: Callable[[ReplicaId], Engine],
+        readings: Callable[[], list[Reading]],
+    ) -> None:
+        self.is_up = False
+        self._path = path
+        self.name = name
+        self._on_replicas = on_replicas
+        self.engine_of = engine_of
+        self._readings = readings
+        self._numbers = count(1)
+        self._connection: _Connection | None = None
+        self._tickets: dict[int, Ticket] = {}
+        self._asked: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
+        self._placed: dict[int, LinkedPlaced] = {}
+        self._log = structlog.get_logger()
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End the connection for good."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # what a carrier asks
+
+    def admit(self, terms: Terms) -> Ticket:
+        """Ask for the admission of a request, unless the scheduler process is away: it is asked when it is back."""
+        number = next(self._numbers)
+        ticket = self._tickets[number] = Ticket(number, terms)
+        self._send(m.Admit(number, terms))
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """The request is over."""
+        del self._tickets[ticket.number]
+        self._send(m.Leave(ticket.number))
+
+    async def place(self, request: Request, ticket: Ticket, again: Again) -> LinkedPlaced:
+        """Raises: SchedulerAway. PrebleError: it cannot be placed, or was not admitted."""
+        number = next(self._numbers)
+        message = m.Place(
+            number,
+            ticket.number,
+            request.request_id,
+            request.prompt,
+            request.max_output_tokens,
+            request.namespace,
+            list(request.avoid),
+            request.keeps_kv,
+        )
+        try:
+            return await self._place(number, message, again)
+        except UnknownRequest:
+            raise ticket.refusal or SchedulerAway("the request is not admitted") from None
+
+    async def place_again(self, ended: LinkedPlaced, again: Again) -> LinkedPlaced:
+        """Raises: SchedulerAway. UnknownRequest: it was placed before the scheduler process ended. PrebleError."""
+        number = next(self._numbers)
+        return await self._place(number, m.PlaceAgain(number, ended.number), again)
+
+    async def _place(self, number: int, message: m.Message, again: Again) -> LinkedPlaced:
+        def placed(answer: m.PlacedOn) -> LinkedPlaced:
+            placement = m.placement_of(answer)
+            engine = self.engine_of(placement.replica_id)
+            result = self._placed[number] = LinkedPlaced(self, number, placement, engine, again)
+            return result
+
+        future: asyncio.Future[LinkedPlaced] = self._ask(number, message, placed)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._asked.pop(number, None) is not None:
+                self._send(m.Withdraw(number))
+            elif not future.cancelled() and future.exception() is None:
+                future.result().cancelled()
+            raise
+
+    async def page(self, method: str, path: str, query: bytes, headers: Any, body: bytes) -> m.Answer:
+        """Have the scheduler process answer an HTTP request. Raises: SchedulerAway."""
+        number = next(self._numbers)
+        answer: m.Answer = await self._ask(number, m.Ask(number, method, path, query, headers, body), lambda it: it)
+        return answer
+
+    def report(self, placed: LinkedPlaced, message: m.Message, *, is_last: bool = False) -> None:
+        """Say what has happened to a placement. Dropped where the scheduler process has ended since it was made."""
+        if placed.number in self._placed:
+            self._send(message)
+        if is_last:
+            self._placed.pop(placed.number, None)
+
+    def tell(self, message: m.Message) -> None:
+        """Send a message that is about no placement; dropped while the scheduler process is away."""
+        self._send(message)
+
+    def _ask(self, number: int, message: m.Message, read: Callable[[Any], Any]) -> asyncio.Future[Any]:
+        if not self.is_up:
+            raise SchedulerAway("the scheduler process is away; it is being started again")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = (future, read)
+        self._send(message)
+        return future
+
+    def _send(self, message: m.Message) -> None:
+        if self.is_up and self._connection is not None:
+            self._connection.send(message)
+
+    # what the scheduler process says
+
+    def received(self, message: m.FromScheduler) -> None:
+        match message:
+            case m.PlacedOn() | m.Answer():
+                self._answered(message)
+            case m.Admitted():
+                self._admitted(message)
+            case m.Refused():
+                self._refused(message)
+            case m.Lost():
+                self._lost(message.number, message.reason, message.silent_since)
+            case m.Replicas():
+                self._on_replicas(message)
+                if not self.is_up:
+                    self._began()
+            case m.Count():
+                self._send(m.Numbers(message.number, self._readings()))
+            case m.Welcome() | m.Alive():
+                pass
+
+    def _answered(self, message: m.PlacedOn | m.Answer) -> None:
+        future, read = self._asked.pop(message.number, (None, None))
+        if future is None or read is None or future.done():
+            return  # nobody waits any more, and the scheduler process has been told
+        try:
+            future.set_result(read(message))
+        except PrebleError as error:  # this process cannot use the replica
+            self._send(m.Ended(message.number, (m.CANCELLED, "")))
+            future.set_exception(error)
+
+    def _admitted(self, message: m.Admitted) -> None:
+        if (ticket := self._tickets.get(message.number)) is not None:
+            if message.request_id != ticket.terms.request_id:
+                ticket.terms = msgspec.structs.replace(ticket.terms, request_id=message.request_id)
+            ticket.answered.set()
+
+    def _refused(self, message: m.Refused) -> None:
+        error = m.error_of(message.kind, message.text, message.details)
+        if (ticket := self._tickets.get(message.number)) is not None:
+            ticket.refusal = error
+            ticket.answered.set()
+        elif message.number in self._asked:
+            future, _ = self._asked.pop(message.number)
+            if not future.done():
+                future.set_exception(error)
+
+    def _lost(self, number: int, reason: str | None, silent_since: float | None, times: int = 0) -> None:
+        if (placed := self._placed.get(number)) is None:
+            return
+        if placed.on_lost is not None:
+            placed.on_lost(reason, silent_since)
+        elif times < _LOST_TIMES:
+            asyncio.get_running_loop().call_later(_LOST_AGAIN_S, self._lost, number, reason, silent_since, times + 1)
+
+    # the connection
+
+    async def _run(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            with contextlib.suppress(OSError):
+                _, connection = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: _Connection(self), str(self._path)
+                )
+                self._connection = connection
+                try:
+                    await self._watch(connection)
+                finally:
+                    connection.close()
+                wait_s = _FIRST_WAIT_S
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _watch(self, connection: _Connection) -> None:
+        """Give signs of life until the connection is over or silent."""
+        loop = asyncio.get_running_loop()
+        while not connection.is_over.is_set():
+            if loop.time() - connection.heard_at > _SILENT_S:
+                self._log.warning("scheduler_silent", seconds=_SILENT_S)
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PULSE_S):
+                    await connection.is_over.wait()
+            self._send(m.Heard(self._last_heard()))
+            self._send(m.Numbers(0, self._readings()))
+
+    def _last_heard(self) -> dict[int, float]:
+        heard = {}
+        for number, placed in self._placed.items():
+            at = placed.heard_at()
+            if at is not None and at != placed.told_at:
+                heard[number] = placed.told_at = at
+        return heard
+
+    def _began(self) -> None:
+        """The scheduler process is there: requests that go on count again."""
+        self.is_up = True
+        self._log.info("scheduler_connected", path=str(self._path))
+        for number, ticket in self._tickets.items():
+            self._send(m.Admit(number, ticket.terms, again=True))
+
+    def ended(self, connection: _Connection) -> None:
+        """A connection is over, and with it everything that was asked on it."""
+        if connection is not self._connection:
+            return
+        if self.is_up:
+            self._log.warning("scheduler_away", consequence="requests are placed by load until it is back")
+        self.is_up = False
+        self._connection = None
+        self._placed.clear()
+        asked, self._asked = self._asked, {}
+        for future, _ in asked.values():
+            if not future.done():
+                future.set_exception(SchedulerAway("the scheduler process has ended; it is being started again"))
+        for ticket in self._tickets.values():
+            ticket.answered.set()  # it goes on without one, and is counted when the scheduler process is back
+
+
+class _Connection(FrameProtocol[m.FromScheduler]):
+    def __init__(self, link: SchedulerLink) -> None:
+        super().__init__(m.FromScheduler)
+        self._link = link
+        self.heard_at = self._loop.time()
+        self.is_over = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(m.Hello(m.VERSION, self._link.name))
+
+    def received(self, message: m.FromScheduler) -> None:
+        self.heard_at = self._loop.time()
+        self._link.received(message)
+
+    def ended(self) -> None:
+        self.is_over.set()
+        self._link.ended(self)
+
+
+class LinkedPlaced(Placed):
+    """A placement that the scheduler process has made: reports go there, those of the end in one message."""
+
+    __slots__ = ("_again", "_link", "number", "told_at")
+
+    def __init__(self, link: SchedulerLink, number: int, placement: Placement, engine: Engine, again: Again) -> None:
+        super().__init__(placement, engine)
+        self._link = link
+        self._again = again
+        self.number = number
+        self.told_at: float | None = None
+        """The last `heard_at` that the scheduler process knows."""
+
+    def first_token(self) -> None:
+        self._link.report(self, m.FirstToken(self.number))
+
+    def moved(self, to: ReplicaId) -> None:
+        if self._has_ended:
+            return
+        self.engine = self._link.engine_of(to)
+        self.placement = dataclasses.replace(self.placement, replica_id=to)
+        self._link.report(self, m.Moved(self.number, to))
+
+    async def place_again(self) -> Placed:
+        return await self._again(self)
+
+    def _over(self, error: BaseException | None) -> None:
+        kind = None if error is None else (m.kind_of(error), str(error))
+        counts = (self._status, self._retry_after_s, self._output_tokens, self._cached_tokens)
+        self._link.report(self, m.Ended(self.number, kind, *counts), is_last=True)
+
+
+Again = Callable[[LinkedPlaced], Awaitable[Placed]]

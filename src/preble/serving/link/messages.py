@@ -1,0 +1,262 @@
+"""The messages of the scheduler's socket, both ways. Fields are only ever added at the end, with a default.
+
+On the wire a message is an array that begins with its number; docs/reference/scheduler-protocol.md describes each one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from preble import errors
+from preble.core.types import Placement, Reason, ReplicaId, RequestId
+from preble.engines import EngineInfo
+from preble.errors import PrebleError
+from preble.serving.telemetry.numbers import Reading
+from preble.serving.terms import Terms
+
+VERSION = 1
+CANCELLED = "Cancelled"
+"""The kind of error that is none: the client has gone."""
+
+
+class Message(Struct, array_like=True):
+    """One message."""
+
+
+# to the scheduler process
+
+
+class Hello(Message, tag=0):
+    """The first message. `name`: of the carrier, for logs."""
+
+    version: int
+    name: str
+
+
+class Admit(Message, tag=1):
+    """May this request be served? `again`: it was admitted before the scheduler process was started again."""
+
+    number: int
+    terms: Terms
+    again: bool = False
+
+
+class Leave(Message, tag=2):
+    """An admitted request is over."""
+
+    number: int
+
+
+class Place(Message, tag=3):
+    """Place a prompt of an admitted request. `tokens`: its ids, four bytes each, little-endian. `keeps_kv`: see
+    `core.types.Request`."""
+
+    number: int
+    admitted: int
+    request_id: str
+    tokens: bytes
+    max_output_tokens: int | None = None
+    namespace: str = ""
+    avoid: Sequence[str] = ()
+    keeps_kv: bool = True
+
+
+class PlaceAgain(Message, tag=4):
+    """Place a prompt elsewhere whose placement has ended."""
+
+    number: int
+    ended: int
+
+
+class Withdraw(Message, tag=5):
+    """Nobody waits for this placement any more."""
+
+    number: int
+
+
+class FirstToken(Message, tag=6):
+    """See `Placed.first_token`."""
+
+    number: int
+
+
+class Ended(Message, tag=7):
+    """A placement has ended. `error`: its kind and text, None where the answer came to its end."""
+
+    number: int
+    error: tuple[str, str] | None = None
+    status: int = 200
+    retry_after_s: float = 0.0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+
+
+class Moved(Message, tag=8):
+    """The carrier has sent a request to another replica."""
+
+    number: int
+    replica_id: str
+
+
+class Suspect(Message, tag=9):
+    """A replica did not answer something else than a placed request: have it checked."""
+
+    replica_id: str
+
+
+class Heard(Message, tag=10):
+    """When anything last came from the replicas, by number, in seconds of the host's monotonic clock. To be sent every
+    second, empty too: it is the sign of life, which `Alive` answers."""
+
+    at: dict[int, float] = {}
+
+
+class Ask(Message, tag=11):
+    """An HTTP request that the scheduler process answers: pages, metrics, changes by admins."""
+
+    number: int
+    method: str
+    path: str
+    query: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes = b""
+
+
+class Numbers(Message, tag=12):
+    """A carrier's own metrics: the answer to `Count`, and also sent now and then with number 0."""
+
+    number: int
+    readings: list[Reading]
+
+
+# from the scheduler process
+
+
+class Welcome(Message, tag=0):
+    """The answer to `Hello`."""
+
+    version: int
+
+
+class ReplicaRow(Struct, array_like=True, frozen=True):
+    """One live replica. `url`: of its server. `adapter`: `module:Class` of its client."""
+
+    replica_id: str
+    url: str
+    adapter: str
+    info: EngineInfo
+    rank: int | None = None
+    model_path: str | None = None
+    held_back: bool = False
+
+
+class Replicas(Message, tag=1):
+    """All live replicas: after `Welcome`, and whenever something of it changes."""
+
+    rows: Sequence[ReplicaRow]
+
+
+class Admitted(Message, tag=2):
+    """The request may be placed. `request_id`: another one if the one it had is in use."""
+
+    number: int
+    request_id: str
+
+
+class PlacedOn(Message, tag=3):
+    """The prompt goes to this replica."""
+
+    number: int
+    request_id: str
+    replica_id: str
+    reason: Reason
+    matched_tokens: int
+    num_prompt_tokens: int
+    placed_at: float
+
+
+class Refused(Message, tag=4):
+    """What was asked under this number cannot be. `details`: fields of the error."""
+
+    number: int
+    kind: str
+    text: str
+    details: dict[str, Any]
+
+
+class Lost(Message, tag=5):
+    """See `Placed.on_lost`."""
+
+    number: int
+    reason: str | None
+    silent_since: float | None
+
+
+class Answer(Message, tag=6):
+    """The answer to `Ask`."""
+
+    number: int
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Count(Message, tag=7):
+    """Send your metrics."""
+
+    number: int
+
+
+class Alive(Message, tag=8):
+    """The answer to `Heard`."""
+
+
+ToScheduler: TypeAlias = (
+    Hello | Admit | Leave | Place | PlaceAgain | Withdraw | FirstToken | Ended | Moved | Suspect | Heard | Ask | Numbers
+)
+FromScheduler: TypeAlias = Welcome | Replicas | Admitted | PlacedOn | Refused | Lost | Answer | Count | Alive
+
+_KINDS: Mapping[str, type[PrebleError]] = MappingProxyType(
+    {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PrebleError)}
+)
+
+
+def refused(number: int, error: PrebleError) -> Refused:
+    """Return the message for an error."""
+    return Refused(number, type(error).__name__, str(error), vars(error))
+
+
+def error_of(kind: str, text: str, details: Mapping[str, Any] = MappingProxyType({})) -> BaseException:
+    """Return the error that a message names.
+
+    >>> error_of("Overloaded", "too many", {"retry_after_s": 3.0}).retry_after_s
+    3.0
+    """
+    if kind == CANCELLED:
+        return asyncio.CancelledError()
+    if kind == "TimeoutError":
+        return TimeoutError(text)
+    if (of_ours := _KINDS.get(kind)) is not None:
+        return of_ours(text, **details)
+    return Exception(f"{kind}: {text}")
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of an error's kind in a message."""
+    return CANCELLED if isinstance(error, asyncio.CancelledError) else type(error).__name__
+
+
+def placement_of(message: PlacedOn) -> Placement:
+    """Return the placement that a message tells of."""
+    return Placement(
+        RequestId(message.request_id),
+        ReplicaId(message.replica_id),
+        message.reason,
+        message.matched_tokens,
+        message.num_prompt_tokens,
+    )

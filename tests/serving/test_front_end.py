@@ -1,0 +1,181 @@
+"""A front end's own trouble: the scheduler process goes away, comes back, or is there late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.fakes import FakeReplica, replicas
+from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.core.types import Reason
+from preble.errors import EngineRefused, NoReplicaError, Overloaded
+from preble.serving import COMPLETIONS, FrontEnd, Placed, SchedulerAway, Serving
+from support.waiting import eventually
+
+BODY = b'{"prompt": "hello", "stream": true}'
+
+
+class Host:
+    """A scheduler that can be ended and started again at one path, and a front end that stays."""
+
+    def __init__(self, config: GatewayConfig, path: Path) -> None:
+        self.config, self.path = config, path
+        self.serving: Serving
+        self.front_end: FrontEnd
+
+    async def start(self) -> None:
+        self.serving = await Serving.start(self.config)
+        await self.serving.listen(self.path)
+
+    async def kill(self) -> None:
+        """End as a killed process does: without a word."""
+        self.path.unlink()
+        await self.serving.close()
+        await eventually(lambda: not self.front_end.is_led)
+
+    @asynccontextmanager
+    async def placed(self, name: str = "r", headers: dict[bytes, bytes] | None = None) -> AsyncIterator[Placed]:
+        front_end = self.front_end
+        parsed = await front_end.parse(COMPLETIONS, headers or {}, BODY, name)
+        async with front_end.admitted(parsed) as parsed:
+            placed = await front_end.place(await front_end.tokenize(parsed), parsed)
+            try:
+                yield placed
+            finally:
+                placed.end()
+
+
+@asynccontextmanager
+async def host(
+    folder: Path, count: int = 2, share: int = 1, **changes: Any
+) -> AsyncIterator[tuple[Host, list[FakeReplica]]]:
+    async with replicas(count) as fakes:
+        config = GatewayConfig(
+            replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
+            engine="openai",
+            parity=ParityConfig(enabled=False),
+            **changes,
+        )
+        one = Host(config, folder / "socket")
+        await one.start()
+        one.front_end = await FrontEnd.connect(config, one.path, name="front-end-1", share=share)
+        try:
+            await eventually(lambda: len(one.front_end.replicas) == count)
+            yield one, fakes
+        finally:
+            await one.front_end.close()
+            await one.serving.close()
+
+
+async def test_without_the_scheduler_process_requests_are_placed_by_load_and_say_so(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, fakes):
+        async with one.placed() as placed:
+            assert placed.placement.reason is not Reason.SCHEDULER_AWAY
+            await one.kill()
+            async with one.placed("b") as second, one.placed("c") as third:
+                assert {second.engine.url, third.engine.url} == {fake.url for fake in fakes}, "by load"
+                assert {second.placement.reason, third.placement.reason} == {Reason.SCHEDULER_AWAY}
+            placed.first_token()  # what was placed before goes on
+        assert one.front_end.telemetry.exposition().decode().count('reason="scheduler_away"') == 2, "one a replica"
+
+
+async def test_the_scheduler_process_that_is_back_decides_again_and_counts_what_goes_on(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _), one.placed("old"):
+        await one.kill()
+        async with one.placed("while it was away"):
+            await one.start()
+            await eventually(lambda: one.front_end.is_led and one.serving.num_admitted == 2)
+            async with one.placed("new") as placed:
+                assert placed.placement.reason is not Reason.SCHEDULER_AWAY
+                assert one.serving.num_in_flight == 1
+        await eventually(lambda: (one.serving.num_in_flight, one.serving.num_admitted) == (0, 1))
+
+
+async def test_a_request_that_the_old_process_placed_can_be_placed_again(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _), one.placed() as placed:
+        await one.kill()
+        placed.failed(EngineRefused("no"))
+        async with asyncio.timeout(5):
+            again = await placed.place_again()
+        assert again.engine.url != placed.engine.url and again.placement.reason is Reason.SCHEDULER_AWAY
+        again.end()
+
+
+async def test_a_request_that_waits_for_its_place_is_placed_here_when_the_process_dies(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        own = one.serving._socket
+        assert own is not None
+        for peer in own.peers:
+            peer.received = lambda message: None  # type: ignore[method-assign]  # it has stopped to answer
+        waiting = asyncio.create_task(one.placed().__aenter__())
+        await asyncio.sleep(0)
+        await one.kill()
+        placed = await waiting
+        assert placed.placement.reason is Reason.SCHEDULER_AWAY
+        placed.end()
+
+
+async def test_the_limit_is_shared_out_while_nobody_counts_for_all(tmp_path: Path) -> None:
+    async with host(tmp_path, share=2, limits=LimitsConfig(max_in_flight=2)) as (one, _):
+        async with one.placed("a"), one.placed("b"):
+            pass
+        await one.kill()
+        async with one.placed("a"):
+            with pytest.raises(Overloaded):
+                await one.placed("b").__aenter__()
+
+
+async def test_a_front_end_before_its_scheduler_process_says_what_is_wrong(tmp_path: Path) -> None:
+    front_end = await FrontEnd.connect(GatewayConfig(), tmp_path / "nothing", name="front-end-1")
+    try:
+        parsed = await front_end.parse(COMPLETIONS, {}, BODY, "r")
+        with pytest.raises(NoReplicaError):
+            await front_end.tokenize(parsed)
+        with pytest.raises(SchedulerAway):
+            await front_end.page("GET", "/metrics", b"", [], b"")
+    finally:
+        await front_end.close()
+
+
+async def test_ids_that_clients_choose_are_used_once_over_all_front_ends(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        other = await FrontEnd.connect(one.config, one.path, name="front-end-2")
+        try:
+            await eventually(lambda: other.is_led)
+            own = {b"x-request-id": b"mine"}
+            async with one.placed("mine", own) as first:
+                parsed = await other.parse(COMPLETIONS, own, BODY, "mine")
+                async with other.admitted(parsed) as parsed:
+                    assert parsed.request_id != "mine" == first.placement.request_id
+        finally:
+            await other.close()
+
+
+async def test_metrics_are_sums_and_outlive_a_front_end(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        one.front_end.telemetry.responded("/v1/completions", 200)
+        one.serving.telemetry.responded("/v1/completions", 200)
+        line = 'preble_responses_total{path="/v1/completions",status="200"} 2.0'
+        assert line in (await one.serving.exposition()).decode()
+        await one.front_end.close()
+        await eventually(lambda: not one.serving._socket.peers)  # type: ignore[union-attr]
+        assert line in (await one.serving.exposition()).decode()
+
+
+async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp_path: Path) -> None:
+    async with host(tmp_path, 2) as (one, fakes):
+        members = one.serving.members
+        members.wanted.drain(fakes[0].url)
+        members.reconcile()
+        await eventually(lambda: one.front_end.replicas.held_back == {fakes[0].url})
+        await one.kill()
+        async with one.placed("a") as a, one.placed("b") as b:
+            assert {a.engine.url, b.engine.url} == {fakes[1].url}, "nobody undrains while it is away"
+        await fakes[0].stop()
+        await one.start()
+        await eventually(lambda: one.front_end.is_led and list(one.front_end.replicas) == [fakes[1].url])

@@ -1,0 +1,162 @@
+"""The scheduler's socket spoken by hand, as the page describes it: bytes that no code of Preble has made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import stat
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.fakes import FakeReplica, replicas
+from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.errors import ConfigError
+from preble.serving import Serving
+from preble.serving.link import messages
+from support.waiting import eventually
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
+HELLO = b"\x93\x00\x01\xa7by-hand"  # [0, 1, "by-hand"]
+ADMIT = b"\x93\x01\x01\x91\xa5req-1"  # [1, 1, ["req-1"]]
+PLACE = b"\x95\x03\x02\x01\xa5req-1\xc4\x08\x05\x00\x00\x00\x07\x00\x00\x00"  # [3, 2, 1, "req-1", ids 5 and 7]
+FIRST_TOKEN = b"\x92\x06\x02"  # [6, 2]
+ENDED = b"\x97\x07\x02\xc0\xcc\xc8\x00\x39\x04"  # [7, 2, nil, 200, 0, 57, 4]
+LEAVE = b"\x92\x02\x01"  # [2, 1]
+
+
+class ByHand:
+    """A carrier without a line of the project."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+
+    def send(self, *messages: bytes) -> None:
+        self.writer.write(b"".join(struct.pack("<I", len(message)) + message for message in messages))
+
+    async def next(self) -> list[Any]:
+        """The next message, but for the lists of replicas."""
+        while True:
+            [size] = struct.unpack("<I", await self._reader.readexactly(4))
+            message: list[Any] = msgspec.msgpack.decode(await self._reader.readexactly(size))
+            if message[0] != 1:
+                return message
+
+    async def is_closed(self) -> bool:
+        return await self._reader.read() == b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+@asynccontextmanager
+async def scheduler(folder: Path, **changes: Any) -> AsyncIterator[tuple[Serving, FakeReplica, Path]]:
+    async with replicas(1) as [fake]:
+        config = GatewayConfig(
+            replicas=(ReplicaConfig(fake.url),), engine="openai", parity=ParityConfig(enabled=False), **changes
+        )
+        serving = await Serving.start(config)
+        try:
+            await serving.listen(folder / "socket")
+            await eventually(lambda: len(serving.replicas) == 1)
+            yield serving, fake, folder / "socket"
+        finally:
+            await serving.close()
+
+
+@asynccontextmanager
+async def connected(path: Path, first: bytes = HELLO) -> AsyncIterator[ByHand]:
+    carrier = ByHand(*await asyncio.open_unix_connection(str(path)))
+    try:
+        if first:
+            carrier.send(first)
+            assert (await carrier.next())[:2] == [0, 1]
+        yield carrier
+    finally:
+        await carrier.close()
+
+
+async def test_a_request_by_hand_is_placed_and_reported(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, fake, path), connected(path) as carrier:
+        carrier.send(ADMIT, PLACE)
+        assert await carrier.next() == [2, 1, "req-1"]
+        placed_on = await carrier.next()
+        assert placed_on[:4] == [3, 2, "req-1", fake.url] and placed_on[5:7] == [0, 2]
+        assert (serving.num_in_flight, serving.num_admitted) == (1, 1)
+        carrier.send(FIRST_TOKEN, ENDED, LEAVE)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        [decision] = serving.recent.of_request("req-1")
+        assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 57, 4)
+        assert decision.first_token_s is not None
+
+
+async def test_the_end_of_a_connection_ends_what_was_placed_on_it(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, _, path):
+        async with connected(path) as carrier:
+            carrier.send(ADMIT, PLACE)
+            await eventually(lambda: serving.num_in_flight == 1)
+            carrier.writer.transport.abort()
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        assert [decision.outcome for decision in serving.recent.of_request("req-1")] == ["aborted"]
+        async with connected(path) as other:
+            other.send(ADMIT)
+            assert await other.next() == [2, 1, "req-1"], "the id is free again"
+
+
+async def test_what_cannot_be_is_refused_by_its_number(tmp_path: Path) -> None:
+    async with scheduler(tmp_path, limits=LimitsConfig(max_in_flight=1)) as (_, _, path), connected(path) as carrier:
+        carrier.send(ADMIT, b"\x93\x01\x05\x91\xa5req-2", PLACE.replace(b"\x02\x01\xa5", b"\x06\x05\xa5"))
+        assert await carrier.next() == [2, 1, "req-1"]
+        assert (await carrier.next())[:3] == [4, 5, "Overloaded"]
+        assert (await carrier.next())[:3] == [4, 6, "UnknownRequest"]
+
+
+async def test_two_carriers_that_use_one_id_get_two(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (_, _, path), connected(path) as first, connected(path) as second:
+        first.send(ADMIT)
+        assert await first.next() == [2, 1, "req-1"]
+        second.send(ADMIT)
+        _, number, request_id = await second.next()
+        assert number == 1 and request_id.startswith("req-1-")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 3) + ADMIT[:3], struct.pack("<I", len(ADMIT)) + ADMIT, b"\xff" * 64],
+    ids=["another protocol", "half a message", "no Hello", "a huge length"],
+)
+async def test_rubbish_ends_the_connection_and_nothing_else(tmp_path: Path, sent: bytes) -> None:
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as good, connected(path, b"") as bad:
+        bad.writer.write(sent)
+        assert await bad.is_closed()
+        good.send(ADMIT, PLACE)
+        assert (await good.next())[0] == 2 and (await good.next())[0] == 3
+        good.send(ENDED, LEAVE)
+        await eventually(lambda: serving.num_in_flight == 0)
+
+
+async def test_only_the_user_may_connect_and_one_process_listens(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, _, path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(ConfigError, match="in use"):
+            await serving.listen(path)
+    async with scheduler(tmp_path) as (_, _, path), connected(path):
+        pass  # what an ended process has left is no obstacle
+
+
+def test_the_page_names_every_message_with_its_number() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    there = {
+        (str(kind.__struct_config__.tag), kind.__name__)
+        for kind in vars(messages).values()
+        if isinstance(kind, type) and issubclass(kind, messages.Message) and kind is not messages.Message
+    }
+    assert set(rows) == there and f"version: {messages.VERSION};" in PAGE.read_text(encoding="utf-8")
