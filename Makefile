@@ -31,8 +31,8 @@ DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 
-.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines \
-	servers environments checks constraints reference clean distclean
+.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines servers constraints reference clean distclean
+.PHONY: environments checks
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -130,8 +130,8 @@ docs: $(DOCS) ## Build the documentation strictly into site/
 	@NO_MKDOCS_2_WARNING=1 $(PATIENTLY) "building the documentation" $(BIN)/mkdocs build --strict
 	@echo "make: documentation built: site/index.html"
 
-docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8000 while you write
-	@$(BIN)/mkdocs serve
+docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8001 while you write
+	@$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 reference: $(DEV) ## Write what is generated: the pages of commands and metrics, the dashboard, the alert rules
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md

@@ -91,6 +91,15 @@ async def test_a_replica_that_ignores_being_asked_is_killed(options: Any) -> Non
     assert not any(is_running(pid) for pid in pids)
 
 
+async def test_what_an_engine_leaves_in_its_temporary_folder_goes_with_it(options: Any) -> None:
+    async with Fleet(options()) as fleet:
+        sockets = [Path(re.findall(r"socket (\S+)", replica.log_path.read_text())[0]) for replica in fleet.replicas]
+        assert all(path.is_socket() for path in sockets)
+        await fleet.replicas[0].kill()
+        await eventually(lambda: not sockets[0].parent.exists(), "of the one that was killed")
+    assert not any(path.parent.exists() for path in sockets)
+
+
 async def test_a_cancelled_start_leaves_nothing_behind(options: Any) -> None:
     fleet = Fleet(options("never-ready"))
     task = asyncio.create_task(fleet.__aenter__())

@@ -201,7 +201,7 @@ async def test_a_replica_that_is_not_there_is_refused() -> None:
 
 
 def test_the_command_writes_profile_measurements_and_figure(tmp_path: Path, emulated: str) -> None:
-    profile, raw, figure = tmp_path / "new" / "tiny.json", tmp_path / "raw.json", tmp_path / "fit.png"
+    profile, raw, figure = tmp_path / "tiny.json", tmp_path / "raw.json", tmp_path / "fit.png"
     arguments = ["profile", "--url", emulated, "-o", str(profile), "--raw", str(raw), "--plot", str(figure), "--quick"]
     result = CliRunner().invoke(cli, [*arguments, "--machine", "a bench", "--json", "-"])
     assert result.exit_code == 0, result.output

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -38,11 +37,10 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert f"preble {name}" in result.stdout.split("Example")[1]
 
 
-def test_the_groups_help_lists_every_command_that_is_not_hidden() -> None:
+def test_the_groups_help_lists_every_command() -> None:
     listing = preble("--help").stdout
-    hidden = {name for name in COMMANDS if cli.get_command(click.Context(cli), name).hidden}  # type: ignore[union-attr]
     for name in COMMANDS:
-        assert (f"\n  {name} " in listing) == (name not in hidden), name
+        assert f"\n  {name} " in listing, name
 
 
 def test_the_version_is_shown() -> None:
@@ -53,6 +51,8 @@ def test_the_version_is_shown() -> None:
     ("arguments", "says"),
     [
         (["nope"], "No such command 'nope'"),
+        (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["bench", "--url", NOWHERE, "--rps", "many"], "'many' is not a valid number"),
         (["--nope"], "No such option '--nope'"),
         (["serve", "--replcia", "http://a"], "No such option '--replcia'."),
         (["serve", "--replica", "gpu1"], "'gpu1' is not a URL of a server"),
@@ -70,7 +70,7 @@ def test_the_version_is_shown() -> None:
         (["bench", "--url", NOWHERE, "--rps", "nan"], "'nan' is not a number"),
         (["bench", "--url", NOWHERE, "--rps", "inf"], "'inf' is not a number"),
         (["bench", "--url", NOWHERE, "--workload", "nope", "--rps", "1"], "neither a file nor one of: agent"),
-        (["bench", "--url", NOWHERE, "--workload", "tool_use"], "give a rate (--rps)"),
+        (["bench", "--url", NOWHERE, "--workload", "tool_use+video"], "give a rate (--rps)"),
         (["bench", "--url", NOWHERE, "--rps", "1", "--requests", "1"], f"nothing answers at {NOWHERE}"),
         (["profile", "--url", NOWHERE, "-o", "profile.json"], "cannot be reached"),
         (["explain", "some-id", "--url", NOWHERE], "Connection refused; is a gateway running there (--url)?"),
@@ -113,10 +113,11 @@ def test_json_takes_a_file_in_every_command(command: str) -> None:
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(command: str, option: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = preble(*command.split(), option, str(tmp_path / "file" / "made" / "result"))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{tmp_path / 'file'} is no folder" in result.stderr
-    assert len(result.stderr.splitlines()) == 1, result.stderr
+    for folder, says in (("file", "is no folder"), ("missing", "make it first")):
+        result = preble(*command.split(), option, str(tmp_path / folder / "result"))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert str(tmp_path / folder) in result.stderr and says in result.stderr
+        assert len(result.stderr.splitlines()) == 1, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,15 @@ def test_a_drawing_is_refused_before_the_work_where_matplotlib_is_not_installed(
     option = "--html" if "--html" in OUTPUTS[command] else "--plot"
     others = ("-o", str(tmp_path / "profile.json")) if command.startswith("profile") else ()
     result = preble(*command.split(), option, str(tmp_path / "drawing"), *others)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install matplotlib\n"
+
+
+def test_the_demonstration_is_refused_before_it_starts_where_matplotlib_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = preble("demo", "--engine", "emulator")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install matplotlib\n"
 
@@ -181,6 +191,9 @@ class CompletionHandler(BaseHTTPRequestHandler):
     key = ""
     """Of the last question, with how it is to be read."""
 
+    refuses = 0
+    """How many completions are refused before one is answered."""
+
     def do_GET(self) -> None:
         self._answer(json.dumps({"data": [{"id": "m"}]}).encode())
 
@@ -189,10 +202,13 @@ class CompletionHandler(BaseHTTPRequestHandler):
         type(self).key = self.headers.get("authorization", "")
         type(self).asked.set()
         self.hold.wait(60)
+        if type(self).refuses:
+            type(self).refuses -= 1
+            return self._answer(b"{}", 500)
         self._answer(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
 
-    def _answer(self, body: bytes) -> None:
-        self.send_response(200)
+    def _answer(self, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -229,10 +245,10 @@ def test_bench_puts_json_on_stdout_and_talk_on_stderr(endpoint: str) -> None:
 
 
 def test_bench_shows_a_table_and_writes_every_record(endpoint: str, tmp_path: Path) -> None:
-    result = preble(*bench_arguments(endpoint, "--json", str(tmp_path / "new" / "result.json")))
+    result = preble(*bench_arguments(endpoint, "--json", str(tmp_path / "result.json")))
     assert result.exit_code == 0, result.stderr
     assert "TTFT mean" in result.stdout
-    assert len(json.loads((tmp_path / "new" / "result.json").read_text())["records"]) == 5
+    assert len(json.loads((tmp_path / "result.json").read_text())["records"]) == 5
 
 
 def test_a_key_may_come_from_the_environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +262,17 @@ def test_a_key_has_the_same_name_in_every_command(name: str) -> None:
     assert "[env var: PREBLE_API_KEY]" in " ".join(preble(name, "--help").stdout.split())
 
 
-def test_bench_fails_when_every_request_failed(endpoint: str) -> None:
-    result = preble(*bench_arguments(endpoint, "--timeout", "0.000001"))
+def test_bench_fails_when_a_request_failed(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompletionHandler, "refuses", 1)
+    result = preble(*bench_arguments(endpoint))
     assert result.exit_code == 1
-    assert "5 × timeout" in result.stdout
+    assert "1 × status 500" in result.stdout
+    assert "1 of 5 requests failed" in result.stderr
+
+
+def test_a_default_workload_has_a_default_rate() -> None:
+    result = preble("simulate", "--requests", "3")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_an_interrupted_bench_says_partial_and_exits_130(endpoint: str) -> None:

@@ -400,6 +400,13 @@ def test_less_with_every_seed_alike_is_surely_worse() -> None:
     assert standings("w", found, NO_RUNS)[1].is_surely_worse
 
 
+def test_an_interval_that_reaches_zero_says_that_the_seeds_are_too_few(result: CompareResult) -> None:
+    vague = Estimate(33.0, 120.0, 2)
+    known = [msgspec.structs.replace(one, capacity_rps=vague, bound=Bound.EXACT) for one in result.standings]
+    shown = msgspec.structs.replace(result, standings=known)
+    assert {row[1] for row in ranking_table(shown, next(iter(result.plan.workloads))).rows} == {"33 (too few seeds)"}
+
+
 def test_one_seed_is_taken_at_its_word() -> None:
     found = {"a": [Capacity(9.0)], "least_load": [Capacity(10.0)]}
     assert standings("w", found, NO_RUNS)[1].is_surely_worse

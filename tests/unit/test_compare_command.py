@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,27 @@ def test_programs_get_the_result_on_stdout() -> None:
 
 
 def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path) -> None:
-    file, page = tmp_path / "result.json", tmp_path / "made" / "page.html"
+    file, page = tmp_path / "result.json", tmp_path / "page.html"
     assert compare(*SMALL, "--json", str(file)).exit_code == 0
     before = file.read_bytes()
     again = compare(*SMALL, "--json", str(file), "--html", str(page))
     assert (again.exit_code, file.read_bytes()) == (0, before)
     assert "runs" not in again.stderr
-    assert page.read_text(encoding="utf-8").count("<svg") == 10
+    drawn = page.read_text(encoding="utf-8")
+    assert drawn.count("<svg") == 10
+    assert re.search(r"<footer>Made on \d{4}-\d\d-\d\d .* by: preble ", drawn)
+
+
+def test_values_with_spaces_between_get_a_hint_of_the_comma() -> None:
+    result = compare("--policy", "e2", "least_load")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "unexpected extra argument (least_load). Put commas between" in result.stderr
+
+
+def test_without_the_baseline_no_column_compares_with_it() -> None:
+    result = compare(*SMALL, "--policy", "preble,e2")
+    assert result.exit_code == 0
+    assert "against" not in result.stdout
 
 
 def test_options_can_be_listed_or_repeated() -> None:

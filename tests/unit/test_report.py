@@ -34,9 +34,11 @@ def drawing() -> Drawing:
 def test_a_page_has_every_part_in_its_order() -> None:
     table = Table(("", "mean"), [("prompt", "1,835")], "Lengths")
     reader = PageReader(
-        html_page("Title", [Section("First", [Text("words"), table]), Section("Second", [])], subtitle="s")
+        html_page(
+            "Title", [Section("First", [Text("words"), table]), Section("Second", [])], subtitle="s", made="today"
+        )
     )
-    assert reader.words == "Title Title s First words Lengths mean prompt 1,835 Second"
+    assert reader.words == "Title Title s First words Lengths mean prompt 1,835 Second today"
 
 
 def test_texts_are_escaped() -> None:

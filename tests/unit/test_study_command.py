@@ -48,14 +48,14 @@ def test_programs_get_every_number_and_what_was_asked_for(trace: str, tmp_path: 
     assert report.version
     (study,) = report.studies
     assert study.sharing.distinct_tokens == 7 and len(study.prompt_tokens.percentiles) == 101
-    file = tmp_path / "made" / "study.json"
+    file = tmp_path / "study.json"
     assert run(trace, "--json", str(file), "--seed", "4").exit_code == 0
     assert json.loads(file.read_bytes()) == json.loads(result.stdout)
 
 
 def test_the_page_is_written_beside_the_tables(trace: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
-    page = tmp_path / "made" / "study.html"
+    page = tmp_path / "study.html"
     result = run(trace, "--html", str(page))
     assert result.exit_code == 0, result.stderr
     assert "best hit rate" in result.stdout

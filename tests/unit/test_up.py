@@ -5,7 +5,7 @@ import contextlib
 from itertools import pairwise
 from pathlib import Path
 
-from preble.cli.up import reported_waiting
+from preble.cli.running import reported_waiting
 from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess, keep_running
 from preble.errors import EngineGone
@@ -16,13 +16,13 @@ def test_a_slow_start_is_reported_until_it_ends() -> None:
     said: list[str] = []
 
     async def start_slowly() -> None:
-        async with reported_waiting(300.0, said.append):
-            await asyncio.sleep(40.0)
+        async with reported_waiting(said.append, 300.0):
+            await asyncio.sleep(35.0)
         await asyncio.sleep(60.0)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(start_slowly())
-    assert said == [f"still starting after {waited} s, 300 s at most" for waited in (15, 30)]
+    assert said == [f"still starting after {waited} s, 300 s at most" for waited in (10, 20, 30)]
 
 
 class Failing(ReplicaProcess):

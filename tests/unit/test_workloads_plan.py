@@ -134,7 +134,7 @@ def make(*arguments: str) -> Result:
 
 
 def test_make_writes_what_a_plan_makes(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "mix.jsonl.gz"
+    out = tmp_path / "mix.jsonl.gz"
     result = make("toolbench:2+agent", "--requests", "90", "--rps", "3", "--seed", "8", "-o", str(out))
     assert (result.exit_code, result.stdout) == (0, "")
     assert "90 requests" in result.stderr

@@ -17,8 +17,8 @@ HITS = "vllm:prefix_cache_hits_total"
 class CacheCounters(msgspec.Struct, frozen=True):
     """Prompt tokens that an engine looked up in its prefix cache, and those that it found there."""
 
-    queried_tokens: int
-    hit_tokens: int
+    queried_tokens: int = 0
+    hit_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -33,6 +33,13 @@ class CacheCounters(msgspec.Struct, frozen=True):
     def computed_tokens(self) -> int:
         return self.queried_tokens - self.hit_tokens
 
+    def __add__(self, other: CacheCounters) -> CacheCounters:
+        """
+        >>> CacheCounters(4, 1) + CacheCounters(6, 4)
+        CacheCounters(queried_tokens=10, hit_tokens=5)
+        """
+        return CacheCounters(self.queried_tokens + other.queried_tokens, self.hit_tokens + other.hit_tokens)
+
     def since(self, before: CacheCounters) -> CacheCounters:
         """
         >>> CacheCounters(10, 5).since(CacheCounters(4, 1))
@@ -43,9 +50,7 @@ class CacheCounters(msgspec.Struct, frozen=True):
 
 def total(counters: Mapping[str, CacheCounters]) -> CacheCounters:
     """Return the sum over replicas."""
-    return CacheCounters(
-        sum(one.queried_tokens for one in counters.values()), sum(one.hit_tokens for one in counters.values())
-    )
+    return sum(counters.values(), CacheCounters())
 
 
 async def read_counters(urls: Sequence[str]) -> dict[str, CacheCounters]:

@@ -51,14 +51,12 @@ def _label_times(axes: Axes, title: str) -> None:
 
 
 def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
+    """Each run in the colour of its lines: full what was computed, pale what came from the cache."""
     from matplotlib.ticker import StrMethodFormatter
 
-    names = list(results)
-    computed = [result.summary.recomputed_tokens or 0 for result in results.values()]
-    cached = [result.summary.cached_tokens or 0 for result in results.values()]
-    axes.bar(names, computed, label="computed")
-    axes.bar(names, cached, bottom=computed, label="from the cache", alpha=0.4)
-    axes.set(title="Prompt tokens", ylabel="tokens")
+    for place, (name, result) in enumerate(results.items()):
+        computed, cached = result.summary.recomputed_tokens or 0, result.summary.cached_tokens or 0
+        axes.bar([name], [computed], color=f"C{place}")
+        axes.bar([name], [cached], bottom=[computed], color=f"C{place}", alpha=0.35)
+    axes.set(title="Prompt tokens: computed (full) and from the cache (pale)", ylabel="tokens")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.margins(y=0.25)  # room for the legend above the bars
-    axes.legend(loc="upper center", ncols=2)

@@ -11,7 +11,7 @@ from preble.bench.client import BenchClient
 from preble.bench.counters import CacheCounters, read_counters
 from preble.bench.load import run_load
 from preble.metrics import RequestRecord, Slo, Summary, summarize
-from preble.workloads import WorkloadPlan
+from preble.workloads import Workload, WorkloadPlan
 
 
 class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +47,15 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class BenchRun:
     """A run that can be interrupted: its result then has what was measured so far."""
 
-    def __init__(self, settings: BenchSettings, *, api_key: str | None = None) -> None:
-        """Raises: ConfigError, TraceFormatError: no such workload."""
+    def __init__(
+        self, settings: BenchSettings, *, api_key: str | None = None, workload: Workload | None = None
+    ) -> None:
+        """`workload`: a part of what the plan makes; None for all of it.
+
+        Raises: ConfigError, TraceFormatError: no such workload.
+        """
         self._settings = settings
-        self._workload = settings.plan.make()
+        self._workload = workload or settings.plan.make()
         self._api_key = api_key
         self._records: list[RequestRecord] = []
         self._engines: dict[str, CacheCounters] = {}

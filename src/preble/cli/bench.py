@@ -13,7 +13,7 @@ import click
 
 from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE_FLOAT, HttpUrl, api_key_option, workload_options
+from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
     """Send a workload to an endpoint at fixed times (open loop), and measure TTFT, TPOT, E2E and hit rate.
 
     Latencies count from the scheduled time, so that a slow server does not slow the load down. Ctrl-C ends the run and
-    reports a partial result.
+    reports a partial result. The exit status is 1 if a request failed.
 
     \b
     Examples:
-      preble bench --url http://127.0.0.1:8000 --workload tool_use --rps 4 --requests 200
+      preble bench --url http://127.0.0.1:8000
+      preble bench --url http://127.0.0.1:8000 --workload longdoc --rps 2 --requests 200
       preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json result.json
     """
     from preble.bench import BenchRun
@@ -78,7 +79,8 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
     if interrupted:
         click.echo("preble: interrupted; the result is partial", err=True)
         sys.exit(INTERRUPTED_STATUS)
-    if result.summary.errors == result.summary.requests:
+    if result.summary.errors:
+        click.echo(f"preble: {result.summary.errors} of {result.summary.requests} requests failed", err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -88,7 +90,7 @@ def _settings(
     from preble.bench import BenchSettings
     from preble.metrics import Slo
 
-    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, **rest)
+    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, **rest)
     slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
     return BenchSettings(plan=plan, slo=slo, **rest)
 

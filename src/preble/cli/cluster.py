@@ -56,17 +56,21 @@ def simulated_cluster(
 
 
 def workload_plan(
-    source: str, requests: int | None, default_requests: int, **rest: Any
+    source: str, requests: int | None, default_requests: int, default_rps: float | None = None, **rest: Any
 ) -> tuple[WorkloadPlan, dict[str, Any]]:
     """Return the plan for the values of `workload_options` among `rest`, and the other values.
 
-    `requests`: None for all of a file, and for `default_requests` of a workload without end.
+    `requests`: None for all of a file, and for `default_requests` of a workload without end. `default_rps`:
+    of a named workload, unless its arrivals are a recording's.
     """
-    from preble.workloads import WorkloadPlan, is_endless
+    from preble.workloads import WorkloadPlan, is_endless, workload_names
+    from preble.workloads.arrivals import ARRIVALS
 
     if requests is None and is_endless(source):
         requests = default_requests
     of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
+    if of_plan.get("rps") is None and source in workload_names() and of_plan.get("arrivals") in ARRIVALS:
+        of_plan["rps"] = default_rps
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest
 
 

@@ -12,7 +12,7 @@ import click
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, workload_shape_options
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +47,19 @@ class Listed(click.ParamType[tuple[Any, ...]]):
             self.fail(f"{value!r} is not {self.name}", param, ctx)
 
 
+class ListingCommand(click.Command):
+    """A command whose options take lists with commas; whoever puts spaces between their values gets a hint."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            hint = "Put commas between the values of an option, without spaces"
+            raise click.UsageError(f"{error.message}. {hint}", ctx) from error
+
+
 class SloBound(click.ParamType[tuple[str, float]]):
     """A bound in seconds with the label of a workload before it, or "" for every workload."""
 
@@ -63,7 +76,7 @@ def _rate(text: str) -> float | str | None:
     return text if text == SEARCHED else None if text == RECORDED else float(text)
 
 
-@click.command("compare", short_help="Which policy carries most? Many simulations, one ranking.")
+@click.command("compare", cls=ListingCommand, short_help="Which policy carries most? Many simulations, one ranking.")
 @click.option(
     "--workload",
     "sources",
@@ -240,7 +253,7 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
     if html is not None:
         from preble.compare.page import compare_page
 
-        write_result(html, compare_page(result).encode())
+        write_result(html, compare_page(result, made=made_by()).encode())
 
 
 def _show(result: CompareResult) -> None:

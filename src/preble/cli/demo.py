@@ -1,9 +1,12 @@
-"""`preble demo`: round robin and the default policy, from cold caches, on real engines. `make demo` runs it."""
+"""`preble demo`: round robin and the default policy in turns, from cold caches, on real engines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -11,14 +14,19 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT
-from preble.cli.running import run_cancellable
+from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.bench import BenchResult, BenchSettings
+    from preble.bench import BenchResult, BenchRun
     from preble.engines.launch import LaunchOptions
+    from preble.workloads import Workload, WorkloadPlan
 
-BASELINE, OURS = "round_robin", "preble"
+    Turns = Mapping[str, Sequence[BenchResult]]
+
+BASELINE, OURS = POLICIES = "round_robin", "preble"
+ROUNDS = 2
+"""Each policy has one turn in a round, so that what else the machine does meanwhile meets both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Scenario:
     """The demonstration on one kind of engine.
 
     `num_tools` and `kv_tokens`: one replica's KV cache does not hold all tools, but those of all replicas together do.
-    `rps`: a load that the engines can serve under either policy.
+    `rps`: a load that the engines can serve under either policy. `requests`: under each policy, in all its turns.
     """
 
     what: str
@@ -64,7 +72,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 )
 
 
-@click.command("demo", hidden=True)
+@click.command("demo", short_help="Round robin against the default policy, on replicas of its own.")
 @click.option("--engine", type=click.Choice(tuple(SCENARIOS)), default="vllm", show_default=True)
 @click.option(
     "--out",
@@ -77,84 +85,113 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 @click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second.  [default: the engine's]")
 @click.option("--seed", type=int, default=0, show_default=True)
 def command(engine: str, out: Path, requests: int | None, rps: float | None, seed: int) -> None:
-    """Send one tool-use workload to a small cluster under round robin, then under `preble`, and show the difference.
+    """Send one tool-use workload to a small cluster under round robin and under `preble`, and show the difference.
 
-    Both start from cold caches and get the same requests at the same times.
+    Each policy has replicas of its own, which begin with empty caches. The two take turns, twice; in each round both
+    get the same requests at the same times. The KV cache of a replica is small on purpose: it holds a part of the
+    tools, and only all caches together hold all of them, as where traffic shares more than one GPU can keep.
 
     \b
     Example:
       preble demo --engine emulator
     """
-    from preble.bench import BenchSettings
     from preble.bench.report import results_table
+    from preble.report import require_matplotlib
     from preble.workloads import WorkloadPlan
 
+    require_matplotlib()
     scenario = SCENARIOS[engine]
-    settings = BenchSettings(
-        url="(the gateway)",
-        plan=WorkloadPlan(
-            source="tool_use",
-            requests=requests or scenario.requests,
-            rps=rps or scenario.rps,
-            num_prefixes=scenario.num_tools,
-            seed=seed,
-        ),
-    )
     if scenario.model is not None and not scenario.model.is_dir():
         raise ConfigError(f"no model at {str(scenario.model)!r}; run `make demo` in a checkout of Preble")
+    plan = WorkloadPlan(
+        source="tool_use",
+        requests=requests or scenario.requests,
+        rps=rps or scenario.rps,
+        num_prefixes=scenario.num_tools,
+        seed=seed,
+    )
     try:
-        results = run_cancellable(_run_arms(engine, scenario, settings, out))
+        turns = run_cancellable(_run_turns(engine, scenario, plan, out))
     except KeyboardInterrupt:
         _say("interrupted; all that it started is stopped")
         raise
-    _write(engine, results, out)
     from rich.console import Console
 
+    from preble.bench.comparison import joined
+
+    results = {policy: joined(of_policy) for policy, of_policy in turns.items()}
     Console().print(results_table(results, title=f"{scenario.replicas} replicas: {scenario.what}"))
-    _conclude(results, out)
-
-
-def _conclude(results: Mapping[str, BenchResult], out: Path) -> None:
-    from preble.bench.comparison import improvement
-
-    click.echo(f"`{OURS}` against `{BASELINE}`: {improvement(results[OURS], results[BASELINE])}.")
+    _conclude(turns)
+    _write(engine, turns, out)
     click.echo(f"The same as {out / 'result.json'} and {out / 'result.png'}.")
     if any(result.summary.errors for result in results.values()):
         _say(f"some requests failed; the logs are in {out}")
         raise click.exceptions.Exit(1)
 
 
-async def _run_arms(engine: str, scenario: Scenario, settings: BenchSettings, out: Path) -> dict[str, BenchResult]:
-    """Run one arm after another and return their results.
+def _rounds(plan: WorkloadPlan) -> list[Workload]:
+    """Return the plan's requests in ROUNDS parts, each from its own time 0."""
+    whole = plan.make()
+    size = math.ceil(len(whole.requests) / ROUNDS)
+    parts = [whole.requests[first : first + size] for first in range(0, len(whole.requests), size)]
+    return [
+        replace(
+            whole,
+            requests=tuple(replace(one, arrival_s=(one.arrival_s or 0.0) - (part[0].arrival_s or 0.0)) for one in part),
+        )
+        for part in parts
+    ]
+
+
+def _conclude(turns: Turns) -> None:
+    from preble.bench.comparison import improvement, too_busy
+
+    click.echo(f"`{OURS}` against `{BASELINE}`: {improvement(turns[OURS], turns[BASELINE])}.")
+    if warning := too_busy(turns):
+        click.echo(f"Beware: {warning}.")
+
+
+async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: Path) -> Turns:
+    """Start replicas and a gateway for each policy, and run one turn of each policy in each round.
 
     Raises: ConfigError, EngineError: a process did not start or did not answer.
     """
-    plan = settings.plan
-    _say(f"{plan.requests} requests at {plan.rps:g}/s to {scenario.replicas} replicas ({scenario.what})")
-    return {policy: await _run_arm(engine, scenario, settings, policy, out) for policy in (BASELINE, OURS)}
-
-
-async def _run_arm(engine: str, scenario: Scenario, settings: BenchSettings, policy: str, out: Path) -> BenchResult:
-    """Run one policy: new replicas, warmed up with unrelated prompts, and a new gateway."""
-    import msgspec
-
-    from preble.bench import BenchRun
+    from preble.bench import BenchRun, BenchSettings
     from preble.bench.gateway import started_gateway
-    from preble.bench.progress import request_progress
     from preble.bench.warmup import warm_up
     from preble.engines.launch import Fleet
 
-    _say(f"{policy}: starting {scenario.replicas} replicas with empty caches")
-    async with Fleet(_launch_options(engine, scenario, out / "logs" / policy)) as fleet:
-        _say(f"{policy}: warming the engines up with unrelated prompts")
-        await warm_up(fleet.urls)
-        log_path = out / "logs" / policy / "gateway.log"
-        async with started_gateway(fleet.urls, _gateway_args(scenario, policy), log_path) as gateway:
-            here = msgspec.structs.replace(settings, url=gateway.url, replicas=tuple(fleet.urls))
-            run = BenchRun(here)
-            with request_progress(policy, run.num_requests) as on_record:
-                await run.run(on_record)
-            return run.result()
+    rounds, options = _rounds(plan), _launch_options(engine, scenario, out / "logs")
+    _say(f"{plan.requests} requests at {plan.rps:g}/s under each policy, in {len(rounds)} turns; {scenario.what}")
+    _say(f"a replica caches {scenario.kv_tokens:,} tokens, on purpose too few for all {scenario.num_tools} tools")
+    turns: dict[str, list[BenchResult]] = {BASELINE: [], OURS: []}
+    async with AsyncExitStack() as stack:
+        _say(f"starting {scenario.replicas} replicas for each policy; logs in {options.log_dir}")
+        async with reported_waiting(_say, options.ready_timeout_s):
+            fleet = await stack.enter_async_context(Fleet(options))
+            _say("warming the engines up with unrelated prompts")
+            await warm_up(fleet.urls)
+        urls = {policy: tuple(fleet.urls[first :: len(POLICIES)]) for first, policy in enumerate(turns)}
+        gateways = {
+            policy: await stack.enter_async_context(
+                started_gateway(own, _gateway_args(scenario, policy), options.log_dir / f"gateway-{policy}.log")
+            )
+            for policy, own in urls.items()
+        }
+        for number, workload in enumerate(rounds, 1):
+            for policy, results in turns.items():
+                settings = BenchSettings(url=gateways[policy].url, plan=plan, replicas=urls[policy])
+                name = f"{policy}, turn {number} of {len(rounds)}"
+                results.append(await _run_turn(name, BenchRun(settings, workload=workload)))
+    return turns
+
+
+async def _run_turn(name: str, run: BenchRun) -> BenchResult:
+    from preble.bench.progress import request_progress
+
+    with request_progress(name, run.num_requests) as on_record:
+        await run.run(on_record)
+    return run.result()
 
 
 def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOptions:
@@ -162,7 +199,9 @@ def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOpt
 
     return LaunchOptions(
         engine="vllm" if engine == "vllm" else "emulator",
-        replicas=scenario.replicas,
+        replicas=scenario.replicas * len(POLICIES),
+        threads=max((os.cpu_count() or 1) // scenario.replicas, 1),  # the replicas of one policy work at a time
+        ready_timeout_s=600.0,
         log_dir=log_dir,
         model=None if scenario.model is None else str(scenario.model),
         max_model_len=None if scenario.model is None else 8192,
@@ -176,17 +215,18 @@ def _gateway_args(scenario: Scenario, policy: str) -> list[str]:
     return args if scenario.model is None else [*args, "--tokenizer", str(scenario.model)]
 
 
-def _write(engine: str, results: Mapping[str, BenchResult], out: Path) -> None:
+def _write(engine: str, turns: Turns, out: Path) -> None:
     """Write result.json, result.png, and every request's record."""
     import json
 
     import msgspec
 
-    from preble.bench.comparison import comparison
+    from preble.bench.comparison import comparison, joined
     from preble.bench.plot import draw_results
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "result.json").write_text(json.dumps(comparison(engine, results), indent=2) + "\n", encoding="utf-8")
+    (out / "result.json").write_text(json.dumps(comparison(engine, turns), indent=2) + "\n", encoding="utf-8")
+    results = {policy: joined(of_policy) for policy, of_policy in turns.items()}
     for policy, result in results.items():
         (out / f"records-{policy}.json").write_bytes(msgspec.json.encode(result))
     note = next(iter(results.values())).workload_note

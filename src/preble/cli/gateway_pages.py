@@ -14,7 +14,7 @@ from preble.errors import ConfigError
 GATEWAY = "http://127.0.0.1:8000"
 """Where commands look for a gateway by default: where a gateway listens by default."""
 TIMEOUT_S = 10.0
-_DOUBT = "is that a Preble gateway?"
+_DOUBT = "is that a Preble gateway? Give the gateway's address, not a replica's (--url)"
 
 Page = TypeVar("Page")
 
@@ -39,7 +39,8 @@ def gateway_page(
             message = _message(error.read())
         if error.code in (401, 403):
             raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key") from error
-        raise Failure(message or f"{url} answers with status {error.code}; {_DOUBT}") from error
+        hint = f"; {_DOUBT}" if error.code in (404, 405) or not message else ""
+        raise Failure((message or f"{url} answers with status {error.code}") + hint) from error
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -48,6 +48,8 @@ class PolicyName(click.ParamType[str]):
 class FiniteRange(click.FloatRange):
     """A number in a range, never "nan" or "inf"."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
@@ -62,6 +64,9 @@ PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = FiniteRange(min=0, min_open=True)
 NOT_NEGATIVE_FLOAT = FiniteRange(min=0)
+DEFAULT_RPS = 4.0
+"""Of a named workload, which has no times of its own."""
+
 WORKLOAD_HELP = (
     "A trace file, a scenario (NAME.toml), a named workload, or several with + between "
     "(docs/reference/workloads.md): agent, longdoc, multiturn, programming, tool_use, toolbench, unshared, video."
@@ -154,17 +159,23 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
             metavar="NAME|FILE|MIX",
             help=WORKLOAD_HELP,
         ),
-        seeded_workload_options(default_requests),
+        seeded_workload_options(
+            default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
+        ),
     )
     return _all_of(options)
 
 
-def seeded_workload_options(default_requests: int) -> Callable[[Command], Command]:
+def seeded_workload_options(
+    default_requests: int, default_rps: str = "the trace's own times"
+) -> Callable[[Command], Command]:
     """Add the options of a workload, without its name."""
     return _all_of(
         (
             click.option(
-                "--rps", type=POSITIVE_FLOAT, help="Requests a second on average.  [default: the trace's own times]"
+                "--rps",
+                type=POSITIVE_FLOAT,
+                help=f"Requests a second on average.  [default: {default_rps}]",
             ),
             click.option(
                 "--seed",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,8 +37,10 @@ class OutputFile(click.Path):
         return file
 
     def _check_folder(self, file: Path, param: click.Parameter | None, ctx: click.Context | None) -> None:
-        """Check that the deepest existing folder is writable: the others are made in it."""
-        folder = next(above for above in file.absolute().parents if os.access(above, os.F_OK))
+        """Check that its folder is there and writable: one that is made silently hides a typo."""
+        folder = file.absolute().parent
+        if not os.access(folder, os.F_OK):
+            self.fail(f"{str(file)!r} cannot be written: there is no folder {folder}; make it first", param, ctx)
         if not folder.is_dir():
             self.fail(f"{str(file)!r} cannot be written: {folder} is no folder", param, ctx)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -69,18 +74,22 @@ def write_json(file: Path | None, result: Any) -> None:
         write_result(file, msgspec.json.encode(result))
 
 
+def made_by() -> str:
+    """Return when and by which command a page is made, for its foot."""
+    return f"Made on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by: {shlex.join(['preble', *sys.argv[1:]])}"
+
+
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """Make the folder of `file`, which the block writes. Raises: ConfigError: it cannot be written."""
+    """The block writes `file`. Raises: ConfigError: it cannot be written."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def write_result(file: Path, content: bytes) -> None:
-    """Write a file and make its folder; `-` is stdout.
+    """Write a file; `-` is stdout.
 
     Raises: ConfigError: it cannot be written.
     """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import click
 
 Result = TypeVar("Result")
 TERMINATED_STATUS = 143
+SIGN_OF_LIFE_S = 10
 
 
 def run_cancellable(main: Coroutine[Any, Any, Result]) -> Result:
@@ -32,3 +35,19 @@ async def _until_terminated(main: Coroutine[Any, Any, Result]) -> Result:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await main
+
+
+@asynccontextmanager
+async def reported_waiting(say: Callable[[str], None], at_most_s: float) -> AsyncIterator[None]:
+    """Within the context, `say` is called now and then, so that nobody takes a slow start for none."""
+
+    async def tell() -> None:
+        for waited_s in itertools.count(SIGN_OF_LIFE_S, SIGN_OF_LIFE_S):
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            say(f"still starting after {waited_s} s, {at_most_s:g} s at most")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()

@@ -12,7 +12,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import Failure
-from preble.cli.options import POSITIVE_FLOAT, policy_option, workload_options
+from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, policy_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 from preble.errors import ConfigError
 from preble.logs import configure_logging
@@ -73,7 +73,7 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
 
 def _settings(*, workload: str, requests: int | None, seed: int, **rest: Any) -> tuple[SimConfig, WorkloadPlan]:
     """Everything that decides the run."""
-    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, seed=seed, **rest)
+    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, seed=seed, **rest)
     return simulated_cluster(seed=seed, **rest), plan
 
 

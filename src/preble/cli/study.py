@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result
+from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(
     if tokenizer is None and any(study.has_text for study in studies):
         click.echo("a word of text counts as a token; for a model's own count give --tokenizer", err=True)
     if html_file is not None:
-        write_result(html_file, study_page(report).encode())
+        write_result(html_file, study_page(report, made=made_by()).encode())
     write_json(json_file, report)
     if STDOUT not in (json_file, html_file):
         console = Console()

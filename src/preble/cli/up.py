@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from preble.cli.options import PORT, POSITIVE, log_options, policy_option
-from preble.cli.running import run_cancellable
+from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 
 EMULATED_PROFILE = "a6000-mistral-7b"
-SIGN_OF_LIFE_S = 15
 
 
 @click.command("up", short_help="Replicas and gateway on this machine, all at once.")
@@ -131,7 +129,7 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], 
     _say(f"starting {options.replicas} replica{plural} ({options.engine}); logs in {options.log_dir}")
     starting = Fleet(options, on_ready=lambda replica: _say(f"{replica.name} is ready at {replica.url}"))
     async with AsyncExitStack() as stack:
-        async with reported_waiting(options.ready_timeout_s, _say):
+        async with reported_waiting(_say, options.ready_timeout_s):
             fleet = await stack.enter_async_context(starting)
         config = load(None, os.environ, {**flags, "replicas": fleet.urls})
         async with serving(config, log_losses=log_losses) as gateway, _kept_running(fleet, options.ready_timeout_s):
@@ -147,22 +145,6 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
     if stop.is_set():
         gateway.hurry()
     stop.set()
-
-
-@asynccontextmanager
-async def reported_waiting(at_most_s: float, say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Within the context, `say` is called now and then, so that nobody takes a slow start for none."""
-
-    async def tell() -> None:
-        for waited_s in itertools.count(SIGN_OF_LIFE_S, SIGN_OF_LIFE_S):
-            await asyncio.sleep(SIGN_OF_LIFE_S)
-            say(f"still starting after {waited_s} s, {at_most_s:g} s at most")
-
-    telling = asyncio.create_task(tell())
-    try:
-        yield
-    finally:
-        telling.cancel()
 
 
 @asynccontextmanager

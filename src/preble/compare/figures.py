@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from preble.compare.numbers import CACHING, E2E_MEAN, LATENCIES, SECONDS, TTFT_P99, Number, shown_rates
 from preble.compare.plan import BASELINE
-from preble.compare.result import CompareResult
+from preble.compare.result import CompareResult, Standing
+from preble.compare.tables import TOO_FEW_SEEDS
 from preble.report import PALETTE, Drawing, draw
 
 if TYPE_CHECKING:
@@ -88,7 +89,9 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
         means = [one.capacity_rps.mean for one in standings]
-        spread = whiskers(means, [0.0 if one.bound else one.capacity_rps.half_width or 0.0 for one in standings])
+        vague = [bool(one.bound) or one.capacity_rps.is_vague for one in standings]
+        halves = [one.capacity_rps.half_width or 0.0 for one in standings]
+        spread = whiskers(means, [0.0 if skip else half for skip, half in zip(vague, halves, strict=True)])
         names = [one.policy for one in standings]
         bars = axes.barh(
             names,
@@ -97,12 +100,18 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
             color=[looks[name].colour for name in names],
             error_kw={"ecolor": "gray", "capsize": 2.5},
         )
-        axes.bar_label(bars, [f" {one.bound}{one.capacity_rps.mean:.3g}" for one in standings], padding=3, fontsize=8)
+        axes.bar_label(bars, [_bar_label(one) for one in standings], padding=3, fontsize=8)
         axes.set(title=f"{workload}: capacity", xlabel="requests/s within the SLO")
         axes.grid(axis="y", visible=False)
         axes.margins(x=0.14)
 
     return draw(fill, height_in=max(3.5, 1.2 + 0.24 * len(standings)))
+
+
+def _bar_label(standing: Standing) -> str:
+    estimate = standing.capacity_rps
+    note = f" ({TOO_FEW_SEEDS})" if estimate.is_vague and not standing.bound else ""
+    return f" {standing.bound}{estimate.mean:.3g}{note}"
 
 
 def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawing:

@@ -10,8 +10,8 @@ from preble.report import Section, Table, Text, html_page
 from preble.report.page import Part
 
 
-def compare_page(result: CompareResult) -> str:
-    """The page of a finished comparison. The same result gives the same page. Raises: ConfigError: no matplotlib."""
+def compare_page(result: CompareResult, *, made: str = "") -> str:
+    """The page of a finished comparison. `made`: when and by which command. Raises: ConfigError: no matplotlib."""
     cluster = result.plan.cluster
     sections = [_section(result, workload) for workload in result.plan.workloads]
     if len(sections) > 1:
@@ -21,6 +21,7 @@ def compare_page(result: CompareResult) -> str:
         [*sections, Section("How this was made", [_settings(result), Text(DEFINITIONS)])],
         subtitle=f"{len(result.plan.policies)} policies on {cluster.replicas} simulated replicas "
         f"({cluster.profile.name})",
+        made=made,
     )
 
 

@@ -10,16 +10,21 @@ from preble.compare.result import CompareResult, Run, Standing
 from preble.metrics.capacity import Bound, CapacitySlo
 from preble.report import Table
 
+TOO_FEW_SEEDS = "too few seeds"
+"""In the place of an interval that would reach below zero."""
+
 WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
 
 
 def ranking_table(result: CompareResult, workload: str) -> Table:
-    """The policies by capacity; those that carry less than the baseline are marked."""
+    """The policies by capacity, and against the baseline if that is known; those that carry less are marked."""
     standings = result.standings_of(workload)
     baseline = next((one for one in standings if one.policy == BASELINE), None)
+    rows = [(one.policy, _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline)) for one in standings]
+    width = 4 if any(row[3] != "-" for row in rows) else 3
     return Table(
-        ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}"),
-        [(one.policy, _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline)) for one in standings],
+        ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}")[:width],
+        [row[:width] for row in rows],
         caption=f"Capacity: the highest rate with {_slo_text(result.plan.slo_of(workload))}. {WORSE}.",
         marked=frozenset(number for number, one in enumerate(standings) if one.is_worse),
     )
@@ -91,6 +96,8 @@ def terminal_table(result: CompareResult, workload: str) -> Table:
 
 def _capacity(standing: Standing) -> str:
     estimate = standing.capacity_rps
+    if estimate.is_vague and not standing.bound:
+        return f"{significant(estimate.mean, 3)} ({TOO_FEW_SEEDS})"
     interval = "" if estimate.half_width is None or standing.bound else f" ± {significant(estimate.half_width, 2)}"
     return f"{standing.bound}{significant(estimate.mean, 3)}{interval}"
 

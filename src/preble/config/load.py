@@ -80,7 +80,9 @@ def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str,
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: {error}") from error
+        last = f"at line {text.count(chr(10)) + 1}, the last"
+        reason = str(error).replace("at end of document", last)  # a missing value or quote; Python names no line
+        raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: {reason}") from error
     return dict(_flattened(tree, known))
 
 

@@ -5,6 +5,8 @@
 The program runs in a process group of its own, its output going to this process's stderr; its process id is the one
 line on stdout. When this process's stdin ends, because the owner closed it or is no more, however it died, the group is
 asked to end and after GRACE_S seconds killed. Exits as the program does.
+
+The program's temporary folder is one of its own, which goes when it has ended: engines leave their sockets there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -72,9 +75,16 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    grace_s, command, own_pid = float(argv[0]), argv[1:], os.getpid()
+    with tempfile.TemporaryDirectory(prefix="preble-", ignore_cleanup_errors=True) as folder:
+        return run(float(argv[0]), argv[1:], folder)
+
+
+def run(grace_s: float, command: list[str], temporary_folder: str) -> int:
+    """Run the program to its end, with `temporary_folder` as its own. Returns its exit status."""
+    own_pid = os.getpid()
     program = subprocess.Popen(
         command,
+        env={**os.environ, "TMPDIR": temporary_folder},
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr.fileno(),
         start_new_session=True,

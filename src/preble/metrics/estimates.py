@@ -24,6 +24,15 @@ class Estimate(msgspec.Struct, frozen=True):
     num: int
 
     @property
+    def is_vague(self) -> bool:
+        """Whether the interval reaches zero: the runs are too few, or too different, to say how much it is.
+
+        >>> Estimate(33.0, 120.0, 2).is_vague, Estimate(33.0, 5.0, 3).is_vague, Estimate(33.0, None, 1).is_vague
+        (True, False, False)
+        """
+        return self.half_width is not None and self.half_width >= abs(self.mean)
+
+    @property
     def low(self) -> float:
         return self.mean - (self.half_width or 0.0)
 

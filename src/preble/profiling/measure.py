@@ -89,7 +89,8 @@ class Measuring:
         if max_tokens is None:
             raise ConfigError(f"{self._engine.url} does not report its longest sequence; give --max-tokens")
         if self._capacity is None:
-            raise ConfigError(f"{self._engine.url} does not report the size of its KV cache; give --kv-tokens")
+            remedy = "give --kv-tokens, or, if this is a gateway, a replica's address"
+            raise ConfigError(f"{self._engine.url} does not report the size of its KV cache; {remedy}")
         self._plan = make_plan(max_tokens, self._capacity, quick=self._quick, loads=self._tier is not None)
         return self._plan
 

@@ -49,14 +49,17 @@ class Section:
     parts: Sequence[Part]
 
 
-def html_page(title: str, sections: Iterable[Section], *, subtitle: str = "") -> str:
-    """Return the page. Every text is escaped; the same arguments give the same page."""
+def html_page(title: str, sections: Iterable[Section], *, subtitle: str = "", made: str = "") -> str:
+    """Return the page. Every text is escaped; the same arguments give the same page.
+
+    `made`: when and by which command, at its foot.
+    """
     template = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(files("preble.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     numbered = enumerate(sections)
     content = [(section.title, list(_blocks(section.parts, f"s{number}"))) for number, section in numbered]
-    return template.render(title=title, subtitle=subtitle, sections=content)
+    return template.render(title=title, subtitle=subtitle, sections=content, made=made)
 
 
 def _blocks(parts: Sequence[Part], prefix: str) -> Iterator[tuple[str, object]]:

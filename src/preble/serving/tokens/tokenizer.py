@@ -247,4 +247,7 @@ def _downloaded(name: str, download: Callable[..., str] | None) -> Path:
         return Path((download or snapshot_download)(name, allow_patterns=list(MODEL_FILES)))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"tokenizer {name!r}: neither a folder here nor to be had from the hub: {reason}") from error
+        raise ConfigError(
+            f"tokenizer {name!r}: neither a folder here nor to be had from the hub: {reason}. Give a folder with a "
+            "tokenizer.json, or leave the tokenizer out: the replicas then tokenize"
+        ) from error

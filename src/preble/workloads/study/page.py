@@ -42,8 +42,8 @@ _LINES = ("-", "--", ":")
 _SHARES = tuple(percent / 100 for percent in range(101))
 
 
-def study_page(report: StudyReport) -> str:
-    """Return the page.
+def study_page(report: StudyReport, *, made: str = "") -> str:
+    """Return the page. `made`: when and by which command.
 
     Raises: ConfigError: matplotlib is not installed.
     """
@@ -59,7 +59,7 @@ def study_page(report: StudyReport) -> str:
     ]
     subtitle = f"Made by preble workload study, Preble {report.version}"
     title = f"Workload study: {', '.join(labels(studies))}"
-    return html_page(title, [section for section in sections if section.parts], subtitle=subtitle)
+    return html_page(title, [section for section in sections if section.parts], subtitle=subtitle, made=made)
 
 
 def draw_cdf(metric: Metric, studies: Sequence[Study]) -> Drawing:
