@@ -248,3 +248,26 @@ def test_allowances_come_back_with_time() -> None:
         limits.admit(caller, 1, 10.0)
     assert refused.value.retry_after_s == pytest.approx(21.0)
     limits.admit(caller, 1, 31.0)
+
+
+def test_what_a_key_uses_at_another_gateway_counts_here_whenever_it_first_comes() -> None:
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60, requests_per_minute=100))
+    before, after = KeyLimits(), KeyLimits()
+    before.admit(caller, 1, 0.0)
+    for limits in (before, after):  # one has seen the key, the other has not
+        limits.used_elsewhere("k", 1, 90, 0.0)
+        with pytest.raises(Overloaded) as refused:
+            limits.admit(caller, 1, 10.0)
+        assert refused.value.retry_after_s == pytest.approx(21.0)
+        limits.admit(caller, 1, 31.0)
+
+
+def test_a_key_tells_other_gateways_only_what_was_used_here_and_once() -> None:
+    limits = KeyLimits()
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60))
+    limits.admit(caller, 1, 0.0)
+    limits.charge(caller, 30, 0.0)
+    limits.charge(caller, -10, 0.0)
+    limits.used_elsewhere("k", 5, 500, 0.0)
+    assert limits.take_untold() == [("k", 1, 20)]
+    assert limits.take_untold() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,11 +15,14 @@ import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import DecisionsConfig, PeersConfig
-from preble.core.types import Request
-from preble.errors import ConfigError
+from preble.config.keys import KeyConfig
+from preble.core.types import ReplicaId, Request, RequestId
+from preble.errors import ConfigError, Overloaded
 from preble.peers.messages import VERSION
 from preble.serving import COMPLETIONS, Serving
 from preble.serving import Placed as OwnPlaced
+from preble.serving.callers import ANYBODY, Caller
+from preble.serving.replicas.ejection import Standing
 from serving.test_carrier import config
 from support.nats import nats_server
 from support.waiting import eventually
@@ -38,9 +42,9 @@ class Gateway:
     def num_assumed(self) -> int:
         return self.serving.scheduler.snapshot().num_assumed
 
-    async def place(self, request_id: str) -> OwnPlaced:
+    async def place(self, request_id: str, caller: Caller = ANYBODY) -> OwnPlaced:
         body = json.dumps({"model": "tiny", "prompt": PROMPT}).encode()
-        parsed = await self.serving.parse(COMPLETIONS, {}, body, request_id)
+        parsed = await self.serving.parse(COMPLETIONS, {}, body, request_id, caller)
         return await self.serving.place(await self.serving.tokenize(parsed), parsed)
 
     def metric(self, name: str) -> float:
@@ -232,6 +236,35 @@ async def test_the_decision_log_says_which_gateway_decided(fakes: list[FakeRepli
         told = [line for line in lines["b"] if line["kind"].startswith("peer_")]
         assert [line["kind"] for line in told[:2]] == ["peer_placed", "peer_ended"]
         assert told[0]["peer"] == a.group.me and told[0]["prompt"]
+
+
+async def test_a_replica_that_one_gateway_ejects_is_avoided_by_the_others(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, b):
+            bad = ReplicaId(fakes[0].url)
+            ejection = a.serving._placements.ejection
+            for number in range(10):
+                ejection.sent(bad, RequestId(str(number)), 0.0)
+                ejection.failed(bad, RequestId(str(number)), 0.0)
+            assert a.serving.standing(bad) is Standing.EJECTED
+            await eventually(lambda: b.serving.standing(bad) is not Standing.IN)
+
+
+async def test_what_a_tenant_uses_at_one_gateway_counts_for_its_turn_at_the_others(fakes: list[FakeReplica]) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b") as (a, b):
+            caller = Caller("key", "tenant", limits=KeyConfig("0" * 64, tokens_per_minute=1000))
+            placed = await a.place("one", caller)
+            placed.usage(50, 0)
+            placed.end()
+            used_s = a.serving._turns.used_s("tenant")
+            assert used_s > 0
+            await eventually(lambda: b.serving._turns.used_s("tenant") == pytest.approx(used_s))
+            placed = await b.place("two", caller)
+            placed.usage(600, 0)
+            placed.end()
+            with pytest.raises(Overloaded):
+                b.serving._key_limits.admit(caller, 1, asyncio.get_running_loop().time())
 
 
 @pytest.mark.parametrize(

@@ -313,3 +313,15 @@ def test_what_ends_after_its_replica_has_joined_again_says_nothing_of_the_new_li
         fleet.table.failed(BAD, request, fleet.now)
     assert fleet.changes == []
     assert fleet.table.standing(BAD) is Standing.IN
+
+
+def test_what_another_gateway_ejects_is_ejected_here_within_the_largest_share_and_probed() -> None:
+    fleet = Fleet()
+    for replica in NAMES:
+        fleet.table.failed_elsewhere(replica, fleet.now)
+        fleet.table.failed_elsewhere(replica, fleet.now)
+    fleet.table.failed_elsewhere(ReplicaId("unknown"), fleet.now)
+    assert fleet.avoided == {"r0", "r1"}
+    assert [change.reason for change in fleet.changes] == [Reason.PEER, Reason.PEER]
+    fleet.now += CONFIG.first_out_s
+    assert fleet.avoided == frozenset(), "a probe may go"

@@ -16,6 +16,7 @@ from preble.peers.messages import (
     Again,
     BadPacket,
     Beat,
+    Ejected,
     Ended,
     FirstToken,
     Left,
@@ -23,6 +24,7 @@ from preble.peers.messages import (
     Placed,
     Tokens,
     Unknown,
+    Used,
     decode,
     encode,
 )
@@ -36,6 +38,8 @@ MESSAGES: tuple[Message, ...] = (
     Beat(5, (1, 2), (3,), ("west",)),
     Again("west", (1, 2)),
     Unknown((b"h" * 16,)),
+    Ejected("r0"),
+    Used((("a key", 3, -500),), (("a tenant", 0.25),)),
     Left(),
 )
 

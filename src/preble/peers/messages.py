@@ -79,11 +79,27 @@ class Unknown(_Message, frozen=True, tag="u"):
     heads: tuple[Head, ...]
 
 
+class Ejected(_Message, frozen=True, tag="x"):
+    """The sender keeps its requests away from a replica that fails."""
+
+    replica: Name
+
+
+class Used(_Message, frozen=True, tag="s"):
+    """What has been used at the sender since it last said so.
+
+    `keys`: names of keys, their requests and tokens (negative for tokens given back). `tenants`: seconds of GPU time.
+    """
+
+    keys: tuple[tuple[Name, Number, Annotated[int, Meta(gt=-(2**53), lt=2**53)]], ...] = ()
+    tenants: tuple[tuple[Name, Annotated[float, Meta(ge=-1e6, le=1e6)]], ...] = ()
+
+
 class Left(_Message, frozen=True, tag="l"):
     """The sender stops, and has nothing in flight any more."""
 
 
-Message = Tokens | Placed | FirstToken | Ended | Beat | Again | Unknown | Left
+Message = Tokens | Placed | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
 
@@ -30,10 +32,16 @@ class _Allowance:
 
 
 class KeyLimits:
-    """What each key has used. Time is an argument, in seconds and never going back. O(1)."""
+    """What each key has used. Time is an argument, in seconds and never going back. O(1).
+
+    With several gateways, the limits a minute hold for all together, and prompts at once for each.
+    """
 
     def __init__(self) -> None:
         self._prompts: dict[str, int] = {}
+        self._untold: dict[str, list[int]] = {}
+        self._elsewhere: dict[str, deque[tuple[float, int, int]]] = {}
+        """By key: when it used how many requests and tokens at other gateways, within the last minute."""
         self._requests: dict[tuple[str, int], _Allowance] = {}
         self._tokens: dict[tuple[str, int], _Allowance] = {}
 
@@ -59,6 +67,7 @@ class KeyLimits:
             requests = self._allowance(self._requests, caller.name, limits.requests_per_minute, now)
             _require(requests, 1.0, "requests", limits.requests_per_minute, now)
             requests.take(1.0, now)
+        self._note_untold(caller.name, 1, 0)
         self._prompts[caller.name] = at_once + num_prompts
 
     def admit_again(self, caller: Caller, num_prompts: int) -> None:
@@ -75,12 +84,38 @@ class KeyLimits:
         """The key has used tokens, of a prompt or of an answer."""
         if caller.limits is not None and caller.limits.tokens_per_minute is not None:
             self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
+            self._note_untold(caller.name, 0, num_tokens)
 
-    @staticmethod
-    def _allowance(table: dict[tuple[str, int], _Allowance], name: str, limit: int, now: float) -> _Allowance:
-        """Keyed by the limit too, so that a reloaded limit starts fresh."""
+    # what other gateways are to know, and what they tell
+
+    def take_untold(self) -> list[tuple[str, int, int]]:
+        """Return what each key has used here since the last call: its name, requests, tokens. O(keys that did)."""
+        untold, self._untold = self._untold, {}
+        return [(name, requests, tokens) for name, (requests, tokens) in untold.items()]
+
+    def used_elsewhere(self, name: str, num_requests: int, num_tokens: int, now: float) -> None:
+        """A key has used so much at another gateway. O(keys)."""
+        uses = self._elsewhere.setdefault(name, deque())
+        uses.append((now, num_requests, num_tokens))
+        while uses[0][0] < now - _MINUTE_S:
+            uses.popleft()
+        for table, count in ((self._requests, num_requests), (self._tokens, num_tokens)):
+            for (key, _), allowance in table.items():
+                if key == name:
+                    allowance.take(count, now)
+
+    def _note_untold(self, name: str, num_requests: int, num_tokens: int) -> None:
+        untold = self._untold.setdefault(name, [0, 0])
+        untold[0] += num_requests
+        untold[1] += num_tokens
+
+    def _allowance(self, table: dict[tuple[str, int], _Allowance], name: str, limit: int, now: float) -> _Allowance:
+        """Keyed by the limit too, so that a reloaded limit starts fresh, but for what was used elsewhere."""
         if (name, limit) not in table:
-            table[name, limit] = _Allowance(limit, now)
+            uses = self._elsewhere.get(name, ())
+            allowance = table[name, limit] = _Allowance(limit, uses[0][0] if uses else now)
+            for at, num_requests, num_tokens in uses:
+                allowance.take(num_requests if table is self._requests else num_tokens, at)
         return table[name, limit]
 
 

@@ -24,7 +24,7 @@ from preble.serving.key_limits import KeyLimits
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.peers import Group
+from preble.serving.peers import Group, Shares
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.ejection import Standing
@@ -85,8 +85,9 @@ class Serving(Intake):
         self._placements = placements
         self._rotation = Rotation(placements)
         self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
-        self._in_flight_limit = InFlightLimit(config.limits, key_limits := KeyLimits())
-        self._turns = Turns(dispatcher, config.queue, key_limits, max_waiting=config.limits.max_in_flight)
+        self._key_limits = KeyLimits()
+        self._in_flight_limit = InFlightLimit(config.limits, self._key_limits)
+        self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.numbers.read(lambda: of_queue(self.num_admitted, self.num_waiting, self._turns.waiting_s))
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
@@ -135,6 +136,7 @@ class Serving(Intake):
                 config.peers,
                 gateway_name(config),
                 self.scheduler,
+                Shares(self._placements.ejection, self._key_limits, self._turns.admission),
                 self._placements.timer.arm,
                 lambda: all(replica.engine.has_caught_up for replica in self.replicas.values()),
             )

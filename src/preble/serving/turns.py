@@ -53,6 +53,11 @@ class Turns:
         dispatcher.placements.observer = self
 
     @property
+    def admission(self) -> Admission:
+        """What the group of gateways shares of the turns: who has used how much."""
+        return self._admission
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
         return self._admission.num_waiting

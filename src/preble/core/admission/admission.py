@@ -73,6 +73,14 @@ class Admission:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._queue.used_s(tenant)
 
+    def take_untold(self) -> dict[str, float]:
+        """Return the GPU time that tenants were charged here since the last call, for other gateways."""
+        return self._queue.take_untold()
+
+    def used_elsewhere(self, tenant: str, seconds: float) -> None:
+        """A tenant has made the fleet work for so long, through another gateway."""
+        self._queue.charge(tenant, seconds, elsewhere=True)
+
     def set_weight(self, tenant: str, weight: float) -> None:
         """A tenant of weight 2 may have twice as much of the fleet as one of weight 1."""
         self._queue.set_weight(tenant, weight)

@@ -80,6 +80,7 @@ class FairQueue:
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
         self._tenants: dict[str, _Tenant] = {}
+        self._untold_s: dict[str, float] = {}
         self._deadlines: list[tuple[float, int, Waiting]] = []
         self._floor_s = 0.0
         self._busy_s = self._started_s = 0.0
@@ -168,10 +169,17 @@ class FairQueue:
         self._tenant(tenant_name).num_running -= 1
         self.charge(tenant_name, further_cost_s)
 
-    def charge(self, tenant_name: str, cost_s: float) -> None:
-        """The tenant has made the fleet work for so long."""
+    def charge(self, tenant_name: str, cost_s: float, *, elsewhere: bool = False) -> None:
+        """The tenant has made the fleet work for so long. `elsewhere`: through another gateway."""
         tenant = self._tenant(tenant_name)
         tenant.used_s += cost_s / tenant.weight
+        if not elsewhere:
+            self._untold_s[tenant_name] = self._untold_s.get(tenant_name, 0.0) + cost_s
+
+    def take_untold(self) -> dict[str, float]:
+        """Return the GPU time that tenants were charged here since the last call, for other gateways."""
+        untold_s, self._untold_s = self._untold_s, {}
+        return untold_s
 
     def withdraw(self, entry: Waiting) -> None:
         """A request waits no longer. Nothing happens if it does not wait."""

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from preble.serving.peers.group import Group
+from preble.serving.peers.shares import Shares
 
-__all__ = ["Group"]
+__all__ = ["Group", "Shares"]

@@ -15,8 +15,20 @@ from preble.config import PeersConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PeerId
 from preble.peers.member import BEAT_S, GroupMember
-from preble.peers.messages import MAX_PACKET_BYTES, BadPacket, Beat, Message, Placed, Tokens, decode, encode
+from preble.peers.messages import (
+    MAX_PACKET_BYTES,
+    BadPacket,
+    Beat,
+    Ejected,
+    Message,
+    Placed,
+    Tokens,
+    Used,
+    decode,
+    encode,
+)
 from preble.serving.peers.nats import NatsBus
+from preble.serving.peers.shares import Shares
 
 _PACKET_BYTES = MAX_PACKET_BYTES // 2
 _ALONE_BEATS = 3
@@ -37,11 +49,13 @@ class Group:
         config: PeersConfig,
         name: str,
         scheduler: GlobalScheduler,
+        shares: Shares,
         on_assumed: Callable[[], None],
         knows_caches: Callable[[], bool],
     ) -> None:
-        """`name`: this gateway's. `on_assumed`: called after each packet of a peer, since the scheduler's next timer
-        may have changed. `knows_caches`: whether the replicas have told all that they cache.
+        """`name`: this gateway's. `shares`: what else the group shares. `on_assumed`: called after each packet of a
+        peer, since the scheduler's next timer may have changed. `knows_caches`: whether the replicas have told all that
+        they cache.
 
         Raises: ConfigError: a setting is unusable, or the library is not installed.
         """
@@ -49,6 +63,7 @@ class Group:
         self.is_warm = False
         self.num_told = self.num_heard = self.told_bytes = self.num_bad = 0
         self._log = structlog.get_logger().bind(gateway=self.me)
+        self._shares = shares
         self._on_assumed = on_assumed
         self._knows_caches = knows_caches
         self._loop = asyncio.get_running_loop()
@@ -66,6 +81,7 @@ class Group:
         self._beats_connected = 0
         self._bus = NatsBus(config, self.me, self._take, self._bus_changed)
         scheduler.listen(self._member)
+        shares.follow(self._tell)
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._beat())]
 
     @property
@@ -137,7 +153,10 @@ class Group:
         now = self._loop.time()
         for message in packet.messages:
             self.num_heard += 1
-            self._member.receive(PeerId(packet.sender), message, now)
+            if isinstance(message, Ejected | Used):
+                self._shares.take(message, now)
+            else:
+                self._member.receive(PeerId(packet.sender), message, now)
         self._note_peers()
         self._on_assumed()
 
@@ -154,6 +173,8 @@ class Group:
         while True:
             try:
                 self._member.tick(self._loop.time())
+                if (used := self._shares.untold()) is not None:
+                    self._tell(used)
                 self._note_peers()
                 self._note_warmth()
             except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the beats)

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     STALLED = "no answer begins"
     SLOW = "slow"
     PROBE_FAILED = "a probe failed"
+    PEER = "another gateway ejected it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,18 @@ class EjectionTable:
 
     def __init__(self, config: EjectionConfig, on_change: Callable[[Change], None] = lambda change: None) -> None:
         self._config = config
-        self._on_change = on_change
+        self._listeners = [on_change]
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._suspended: set[ReplicaId] = set()
         """A superset of those to keep away from, mostly empty: each placement asks."""
+
+    def listen(self, on_change: Callable[[Change], None]) -> None:
+        """Report each later change to this one, too."""
+        self._listeners.append(on_change)
+
+    def _on_change(self, change: Change) -> None:
+        for listener in self._listeners:
+            listener(change)
 
     def configure(self, config: EjectionConfig) -> None:
         """Judge in this way from now on."""
@@ -218,6 +227,12 @@ class EjectionTable:
                 self._eject(replica_id, replica, Reason.CONSECUTIVE_FAILURES, now)
             elif self._fails_more_than_others(replica):
                 self._eject(replica_id, replica, Reason.FAILURE_RATE, now)
+
+    def failed_elsewhere(self, replica_id: ReplicaId, now: float) -> None:
+        """Another gateway has ejected the replica: so do we, if that is allowed. It comes back by our own probes."""
+        replica = self._replicas.get(replica_id)
+        if replica is not None and replica.standing is Standing.IN:
+            self._eject(replica_id, replica, Reason.PEER, now)
 
     def refused(self, replica_id: ReplicaId, request_id: RequestId, retry_after_s: float, now: float) -> None:
         """The replica said "not now", which is no failure. `retry_after_s`: 0 where it did not say for how long."""

@@ -1,0 +1,45 @@
+"""What the gateways of a group share besides their requests: ejected replicas, and what keys and tenants have used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from preble.core.admission.admission import Admission
+from preble.core.types import ReplicaId
+from preble.peers.messages import Ejected, Message, Used
+from preble.serving.key_limits import KeyLimits
+from preble.serving.replicas.ejection import Change, EjectionTable, Reason, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """This gateway's tables, which others add to."""
+
+    ejection: EjectionTable
+    key_limits: KeyLimits
+    admission: Admission
+
+    def follow(self, tell: Callable[[Message], None]) -> None:
+        """Tell each ejection from now on, but those that another gateway has told."""
+
+        def changed(change: Change) -> None:
+            if change.standing is Standing.EJECTED and change.reason is not Reason.PEER:
+                tell(Ejected(change.replica_id))
+
+        self.ejection.listen(changed)
+
+    def untold(self) -> Used | None:
+        """What has been used here since the last call; None for nothing."""
+        keys, tenants = self.key_limits.take_untold(), self.admission.take_untold()
+        return Used(tuple(keys), tuple(tenants.items())) if keys or tenants else None
+
+    def take(self, message: Ejected | Used, now: float) -> None:
+        """Add what another gateway tells."""
+        if isinstance(message, Ejected):
+            self.ejection.failed_elsewhere(ReplicaId(message.replica), now)
+            return
+        for name, requests, tokens in message.keys:
+            self.key_limits.used_elsewhere(name, requests, tokens, now)
+        for tenant, seconds in message.tenants:
+            self.admission.used_elsewhere(tenant, seconds)
