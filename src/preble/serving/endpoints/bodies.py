@@ -261,7 +261,7 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
         case b"]":
             raise RequestError(f"`{param}` is an empty list; give at least one token or one text", param=param)
         case b'"':
-            texts: list[Prompt] = [_text(text, param) for text in decoded(_LISTS, raw, param)]
+            texts: list[Prompt] = [_text(text, f"{param}[{i}]") for i, text in enumerate(decoded(_LISTS, raw, param))]
             _check_number(len(texts), limits, param)
             return texts
         case b"[":
