@@ -202,6 +202,15 @@ def test_a_vocabulary_that_merges_over_words_gets_no_pieces(tmp_path: Path) -> N
     assert encoder.joint is None
 
 
+def test_a_vocabulary_that_merges_over_words_does_no_harm_where_words_are_cut_out_before(tmp_path: Path) -> None:
+    data = json.loads(KINDS["llama3"]().to_str())
+    data["model"]["vocab"]["dĠ"] = len(data["model"]["vocab"])
+    data["model"]["merges"].append(["d", "Ġ"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+    encoder, _ = choose_encoder(tmp_path / "tokenizer.json")
+    assert encoder.joint is not None
+
+
 def test_only_missed_pieces_are_decoded_and_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     KINDS["llama3"]().save(str(tmp_path / "tokenizer.json"))
     tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)

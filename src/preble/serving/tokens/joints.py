@@ -142,12 +142,11 @@ def _ends_words(plain: tokenizers.Tokenizer) -> bool:
     splitter = plain.pre_tokenizer
     if splitter is None:
         return False
-    for probe in _probes(()):
-        text = plain.normalizer.normalize_str(probe) if plain.normalizer is not None else probe
-        starts = {start for _, (start, _) in splitter.pre_tokenize_str(text)}
-        if not starts.issuperset(whole_cuts(text)) or not whole_cuts(text):
-            return False
-    return True
+    probe = next(_probes([]))
+    text = plain.normalizer.normalize_str(probe) if plain.normalizer is not None else probe
+    starts = {start for _, (start, _) in splitter.pre_tokenize_str(text)}
+    cuts = whole_cuts(text)
+    return bool(cuts) and starts.issuperset(cuts)
 
 
 def _never_merges_over_a_cut(model: _Model, added: list[str]) -> bool:
@@ -156,7 +155,7 @@ def _never_merges_over_a_cut(model: _Model, added: list[str]) -> bool:
     return not model.ignore_merges and unknown_are_apart and not any(map(_LETTER_THEN_SPACE.search, merged))
 
 
-def _probes(added: tuple[str, ...] | list[str]) -> Iterator[str]:
+def _probes(added: list[str]) -> Iterator[str]:
     """Yield texts with cuts in many surroundings: what people write, and the tokenizer's own added tokens."""
     words = cycle(_WORDS)
     yield "".join(f"{before}{next(words)}{after}" for before, after in product(_AROUND, _AROUND))
