@@ -17,7 +17,14 @@ ENGINE_DIED = ("EngineGone", "EngineTimeout", "ClientConnectorError", "ServerDis
 deaths: list[str] = []
 """What became of real engines in this run."""
 
-PROGRAMS = ("fake_vllm.py", "inside_vllm.py", "inside_sglang.py", "make_tiny_llava.py", "make_tiny_lora.py")
+PROGRAMS = (
+    "fake_vllm.py",
+    "render_chart.py",
+    "inside_vllm.py",
+    "inside_sglang.py",
+    "make_tiny_llava.py",
+    "make_tiny_lora.py",
+)
 collect_ignore = [f"support/{name}" for name in (*PROGRAMS, "torchvision_on_cpu", "vllm_plugins")]
 """Programs that tests start; importing them, as the search for doctests would, runs them or needs an engine."""
 

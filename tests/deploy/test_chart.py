@@ -1,0 +1,133 @@
+"""The Helm chart, rendered and linted by Helm's own engine; its manifests against Kubernetes' schemas.
+
+No cluster is asked: what an API server would add or refuse beyond its schemas is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preble.config.load import load
+from support.servers import require_server
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "preble"
+INFO = 1
+"""Helm's severity of a finding that is only a recommendation."""
+
+EVERYTHING = {
+    "replicas": 2,
+    "config": "[peers]\nservers = ['nats://nats:4222']\n\n[[groups]]\nservice = 'llm'\n",
+    "keysSecret": "keys",
+    "engineKeySecret": "engine",
+    "imagePullSecrets": [{"name": "registry"}],
+    "env": [{"name": "HF_TOKEN", "value": "x"}],
+    "podAnnotations": {"a": "b"},
+    "nodeSelector": {"pool": "cpu"},
+    "tolerations": [{"key": "cpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "serviceMonitor": {"enabled": True, "keySecret": {"name": "admin", "key": "key"}},
+    "prometheusRule": {"enabled": True},
+    "dashboard": {"enabled": True},
+}
+
+
+def rendered(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the manifests by kind and name. Raises: ChildProcessError: they cannot be rendered, or are no good."""
+    python = require_server("helm", "python")
+    program = ROOT / "tests" / "support" / "render_chart.py"
+    run = subprocess.run(
+        [python, program, CHART], input=json.dumps(values), capture_output=True, text=True, check=False
+    )
+    if run.returncode != 0:
+        raise ChildProcessError(run.stderr)
+    result = json.loads(run.stdout)
+    assert result["worst_severity"] <= INFO and not result["lint"]["errors"], result["lint"]
+    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in result["manifests"]}
+
+
+def container_of(manifests: dict[tuple[str, str], Any]) -> Any:
+    [container] = manifests["Deployment", "demo-preble"]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_the_chart_as_it_is_makes_a_gateway_that_may_do_little() -> None:
+    manifests = rendered({})
+    kinds = [kind for kind, _ in manifests]
+    assert sorted(kinds) == ["ConfigMap", "Deployment", "Role", "RoleBinding", "Service", "ServiceAccount"]
+    pod = manifests["Deployment", "demo-preble"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container_of(manifests)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    verbs = {verb for rule in manifests["Role", "demo-preble"]["rules"] for verb in rule["verbs"]}
+    assert verbs == {"list", "watch"}
+
+
+def test_probes_ask_paths_that_the_gateway_serves() -> None:
+    from preble.gateway.server import PROBES
+
+    container = container_of(rendered({}))
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"].encode() in PROBES
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def test_a_pod_has_time_to_drain_before_it_is_killed() -> None:
+    manifests = rendered({"drainSeconds": 7, "shutdownSeconds": 60})
+    environ = {one["name"]: one.get("value") for one in container_of(manifests)["env"]}
+    assert (environ["PREBLE_TIMEOUTS__DRAIN_S"], environ["PREBLE_TIMEOUTS__SHUTDOWN_S"]) == ("7", "60")
+    assert manifests["Deployment", "demo-preble"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 67
+
+
+def test_with_everything_on_the_secrets_dashboards_and_rules_are_there() -> None:
+    manifests = rendered(EVERYTHING)
+    environ = {one["name"]: one for one in container_of(manifests)["env"]}
+    assert environ["PREBLE_AUTH__KEYS_FILE"]["value"] == "/etc/preble-keys/keys.toml"
+    assert environ["PREBLE_AUTH__ENGINE_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "engine", "key": "key"}
+    monitor = manifests["ServiceMonitor", "demo-preble"]["spec"]
+    assert (
+        monitor["selector"]["matchLabels"].items() <= manifests["Service", "demo-preble"]["metadata"]["labels"].items()
+    )
+    assert monitor["endpoints"][0]["authorization"]["credentials"] == {"name": "admin", "key": "key"}
+    assert manifests["PrometheusRule", "demo-preble"]["spec"]["groups"]
+    dashboard = manifests["ConfigMap", "demo-preble-dashboard"]["data"]["preble.json"]
+    assert json.loads(dashboard) == json.loads((ROOT / "deploy" / "grafana" / "preble.json").read_text())
+
+
+@pytest.mark.parametrize("file", [None, "values-vllm.yaml", "values-sglang.yaml"])
+def test_the_gateway_takes_the_configuration_of_the_values(file: str | None, tmp_path: Path) -> None:
+    python = require_server("helm", "python")
+    text = (CHART / (file or "values.yaml")).read_text()
+    values = subprocess.run(
+        [python, "-c", "import json, sys, yaml; print(json.dumps(yaml.safe_load(sys.stdin)))"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    manifests = rendered(json.loads(values.stdout))
+    config = tmp_path / "preble.toml"
+    config.write_text(manifests["ConfigMap", "demo-preble"]["data"]["preble.toml"])
+    environ = {one["name"]: one["value"] for one in container_of(manifests)["env"] if one["name"].startswith("PREBLE_")}
+    loaded = load(config, environ, {})
+    assert (loaded.host, loaded.port, loaded.timeouts.drain_s) == ("0.0.0.0", 8000, 10.0)
+    assert [group.pods for group in loaded.groups] == [tomllib.loads(config.read_text())["groups"][0]["pods"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [({"replicas": 2}, "several gateways must tell each other"), ({"replicas": "two"}, "replicas")],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], says: str) -> None:
+    require_server("helm", "python")
+    with pytest.raises(ChildProcessError, match=says):
+        rendered(values)
