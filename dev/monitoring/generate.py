@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import alerts
 import dashboard
-import page
+import metrics_page
 
 ROOT = Path(__file__).parents[2]
 FILES = {
-    "docs/reference/metrics.md": page.metrics_page,
+    "docs/reference/metrics.md": metrics_page.metrics_page,
     "deploy/grafana/preble.json": dashboard.dashboard,
     "deploy/prometheus/alerts.yml": alerts.rules,
 }

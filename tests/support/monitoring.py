@@ -15,7 +15,7 @@ PARTS = ("_bucket", "_sum", "_count")
 
 
 def generator(name: str) -> ModuleType:
-    """One of its modules: generate, page, dashboard or alerts."""
+    """One of its modules: generate, metrics_page, dashboard or alerts."""
     folder = str(ROOT / "dev" / "monitoring")
     if folder not in sys.path:
         sys.path.insert(0, folder)
