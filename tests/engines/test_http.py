@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from preble.core.types import ReplicaId
-from preble.engines import http
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.errors import ConfigError, EngineGone, EngineProtocolError, EngineRefused, EngineTimeout
+from preble.wire import pool
 from support.waiting import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -162,7 +162,7 @@ async def test_no_server_is_a_refusal() -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, what breaks at once breaks at once."""
-    monkeypatch.setattr(http, "STALE_WINDOW_S", FOREVER)
+    monkeypatch.setattr(pool, "STALE_WINDOW_S", FOREVER)
 
 
 async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try(unhurried: None) -> None:

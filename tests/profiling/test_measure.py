@@ -6,7 +6,7 @@ How fast anything is decides nothing here; that the fit is right is tested on ma
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from preble.cli import cli
 from preble.core.types import ReplicaId
 from preble.engines import EngineServer, connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.engines.http import Exchange, HttpClient
+from preble.engines.http import HttpClient
 from preble.engines.vllm import VllmEngine
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, PrebleError
 from preble.profiles import load_profile, profile_json
 from preble.profiling import Measurements, fit_profile
 from preble.profiling.measure import Measuring
+from preble.wire.pool import Ongoing
 from support.web_app import listening
 
 
@@ -159,8 +160,8 @@ async def test_random_prompts_that_are_cached_are_refused() -> None:
 class Silent(HttpClient):
     """Reads nothing of what a replica says of cached tokens."""
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
-        return super().send(path, body.replace(b'"include_usage":true', b'"include_usage":false'), headers)
+    def begin(self, path: str, body: bytes, *rest: Any) -> Ongoing:
+        return super().begin(path, body.replace(b'"include_usage":true', b'"include_usage":false'), *rest)
 
 
 async def test_without_reported_cached_tokens_attention_is_left_out_and_told_of() -> None:

@@ -24,6 +24,7 @@ FLOORS = {
     "errors": 0,
     "logs": 0,
     "core": 1,
+    "wire": 1,
     "plugins": 1,
     "policies": 2,
     "profiles": 2,

@@ -10,10 +10,9 @@ import select
 import socket
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
-from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -233,15 +232,13 @@ async def test_a_client_that_reads_no_further_at_its_answers_end_is_cut_off(monk
             await eventually(lambda: _is_served(port), "there is room again")
 
 
-class RecordingLoop:
-    """Keeps what is to be called later, in place of waiting for it."""
+class FakeLoop:
+    """Its time is what the test sets."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, Callable[[], None]]] = []
+    now = 0.0
 
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        self.calls.append((delay_s, call))
-        return Mock(spec=asyncio.TimerHandle)
+    def time(self) -> float:
+        return self.now
 
 
 class FullTransport(asyncio.Transport):
@@ -272,17 +269,19 @@ async def test_a_client_that_reads_slowly_is_not_cut_off_until_it_stops() -> Non
             with contextlib.suppress(BlockingIOError):
                 while True:
                     sending.send(bytes(65536))
-            loop, transport = RecordingLoop(), FullTransport(sending)
+            loop, transport = FakeLoop(), FullTransport(sending)
             connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, loop))
             connection.connection_made(transport)
             connection.pause_writing()
+            connection._disarm()  # it has sent its head
             for _ in range(3):
-                delay_s, is_time = loop.calls[-1]
-                assert delay_s == connection.send_s
+                loop.now += connection.send_s
                 _read_until_it_is_noticed(client, sending)
-                is_time()
+                connection.on_time(loop.now)
                 assert not transport.is_aborted
-            loop.calls[-1][1]()
+            connection.on_time(loop.now + connection.send_s / 2)
+            assert not transport.is_aborted
+            connection.on_time(loop.now + connection.send_s)
             assert transport.is_aborted
 
 

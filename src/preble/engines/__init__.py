@@ -6,21 +6,25 @@ do, and the base class of your own adapter (docs/howto/own-engine.md).
 
 from __future__ import annotations
 
-from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse, ModelNames
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
+from preble.engines.awaited import AwaitedAnswer
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.server import EngineServer, Found, connect
+from preble.wire.pool import Ongoing, Receiver
 
 __all__ = [
+    "AwaitedAnswer",
     "Engine",
     "EngineInfo",
     "EngineLoad",
-    "EngineResponse",
     "EngineServer",
     "Found",
     "HttpClient",
     "HttpTimeouts",
     "KvEventEndpoints",
     "ModelNames",
+    "Ongoing",
+    "Receiver",
     "connect",
 ]

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
+from preble.engines.awaited import AwaitedAnswer
 from preble.engines.http import HttpClient
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.errors import EngineRefused
+from preble.wire.pool import Ongoing, Receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +61,10 @@ class EngineLoad:
     kv_tokens: int
 
 
-class EngineResponse(Protocol):
-    """An answer that is being received. Its body can be read once."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    @property
-    def heard_at(self) -> float | None:
-        """When the last piece of the body came, by the event loop's clock; None before the first."""
-        ...
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives.
-
-        Raises: EngineGone: the connection broke before the end. EngineTimeout: nothing came for too long.
-        """
-        ...
-
-
 class Engine(ABC):
     """The client of one replica. An adapter must define `probe` and `check_ready`.
 
-    It may replace `send` and `close`, which speak HTTP. The other methods are capabilities; by default a replica has
+    It may replace `begin` and `close`, which speak HTTP. The other methods are capabilities; by default a replica has
     none of them, and the gateway does without.
     """
 
@@ -131,12 +111,19 @@ class Engine(ABC):
     async def check_ready(self) -> None:
         """Return if the replica can take requests now. Must be cheap. Raises: EngineError."""
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
-        """POST a JSON body. Leaving the context before the body's end aborts the work in the engine.
+    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
+        """POST a JSON body. `receiver` hears what becomes of it, not before this returns. Limits no wait for an answer.
+
+        Raises: EngineRefused: nothing was sent.
+        """
+        return self.http.begin(path, body, headers, receiver)
+
+    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
+        """As `begin`, for coroutines and within `HttpTimeouts`: a context that waits for the head of the answer.
 
         Raises, on entering: EngineRefused, EngineGone, EngineTimeout.
         """
-        return self.http.send(path, body, headers)
+        return AwaitedAnswer(self.http, partial(self.begin, path, body, headers))
 
     async def close(self) -> None:
         """Close every connection. May be called twice."""

@@ -1,26 +1,26 @@
-"""HTTP to one replica: pooled connections, bounded waits, and our own errors in place of the client library's.
+"""HTTP to one replica: pooled connections, bounded waits, and our own errors in place of a library's.
 
-What a broken connection means depends on when it breaks. Not connected: the replica has done nothing (`EngineRefused`).
-Broken after the request went out: it may have worked (`EngineGone`). One case looks like the second and is neither:
-a pooled connection that the server had closed for idleness just as it was used again. It breaks at once and before any
-byte of an answer, so a request that fails that way is sent a second time, once.
+Requests of clients go over `preble.wire`, by callbacks. Questions of our own, which are few, go over aiohttp.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from io import BytesIO
-from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import msgspec
 
 from preble.core.types import ReplicaId
+from preble.engines.awaited import AwaitedAnswer
 from preble.errors import (
     EngineError,
     EngineGone,
@@ -30,9 +30,8 @@ from preble.errors import (
 )
 from preble.web.failures import why_unreachable
 from preble.web.urls import server_url
-
-STALE_WINDOW_S = 1.0
-"""A pooled connection that was closed for idleness fails within a round trip; later failures are the replica's."""
+from preble.wire.heads import request_head
+from preble.wire.pool import Ongoing, Pool, Receiver
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 """Largest answer to a question of our own (models, metrics, token ids)."""
@@ -63,102 +62,6 @@ class HttpTimeouts:
     keep_alive_s: float = 4.0
 
 
-class HttpResponse:
-    """An answer that is being received: the `EngineResponse` of every engine that speaks HTTP."""
-
-    __slots__ = ("_client", "_first_byte_by", "_response", "_taken", "heard_at")
-
-    def __init__(self, client: HttpClient, response: aiohttp.ClientResponse, first_byte_by: float) -> None:
-        self._client = client
-        self._response = response
-        self._first_byte_by = first_byte_by
-        self._taken = False
-        self.heard_at: float | None = None
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Can be read once.
-
-        Raises: EngineGone: the connection broke before the end. EngineTimeout: nothing came for too long.
-        """
-        if self._taken:
-            raise RuntimeError("the body of an engine's answer can be read once")
-        self._taken = True
-        content = self._response.content
-        deadline = self._first_byte_by
-        idle_s = self._client.timeouts.idle_s
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    chunk = await content.readany()
-            except TimeoutError as error:
-                raise self._client.error(EngineTimeout, "sent nothing for too long") from error
-            except (aiohttp.ClientError, OSError) as error:
-                raise self._client.error(EngineGone, f"broke off in the middle of its answer ({error})") from error
-            if not chunk:
-                return
-            self.heard_at = loop.time()
-            yield chunk
-            deadline = loop.time() + idle_s
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the body has been received and read to its end."""
-        return self._response.content.at_eof()
-
-    def end(self) -> None:
-        """Give the connection back to the pool, or close it if the answer is not read to its end."""
-        if self.is_complete:
-            self._response.release()
-        else:
-            self._response.close()
-
-
-class Exchange:
-    """One POST, from entering to leaving; see `Engine.send`."""
-
-    __slots__ = ("_body", "_client", "_headers", "_path", "_response")
-
-    def __init__(self, client: HttpClient, path: str, body: bytes, headers: Mapping[str, str]) -> None:
-        self._client = client
-        self._path = path
-        self._body = body
-        self._headers = headers
-        self._response: HttpResponse | None = None
-
-    async def __aenter__(self) -> HttpResponse:
-        started = asyncio.get_running_loop().time()
-        try:
-            self._response = await self._client.post(self._path, self._body, self._headers)
-        except EngineGone:
-            if asyncio.get_running_loop().time() - started > STALE_WINDOW_S:
-                raise
-            self._response = await self._post_again()
-        return self._response
-
-    async def _post_again(self) -> HttpResponse:
-        """Once more, the first connection having broken at once."""
-        try:
-            return await self._client.post(self._path, self._body, self._headers)
-        except EngineRefused as error:
-            # It accepted the request and is gone now: that is not "has done nothing", perhaps it died of it.
-            raise self._client.error(EngineGone, "broke the connection and accepts no new one") from error
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._response is not None:
-            self._response.end()
-
-
 class HttpClient:
     """Every connection to one replica. Not bound to an event loop until first used; then to that one."""
 
@@ -173,6 +76,18 @@ class HttpClient:
         self.host = urlsplit(self.url).hostname or ""
         self.replica_id = replica_id
         self.timeouts = timeouts or HttpTimeouts()
+        parts = urlsplit(self.url)
+        self._base_path = parts.path.encode()
+        self._host_line = b"Host: %b\r\n" % parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+        self._pool = Pool(
+            self.host,
+            parts.port or (443 if parts.scheme == "https" else 80),
+            tls=_tls() if parts.scheme == "https" else None,
+            connect_s=self.timeouts.connect_s,
+            keep_s=self.timeouts.keep_alive_s,
+            error=self.error,
+            why=lambda error: (why_unreachable(error), _is_silent(error)),
+        )
         self._authorization = f"Bearer {api_key}" if api_key else None
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -184,21 +99,26 @@ class HttpClient:
         name = self.replica_id if self.replica_id == self.url else f"{self.replica_id} at {self.url}"
         return kind(f"replica {name} {what}", replica_id=self.replica_id, is_silent=is_silent)
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> Exchange:
-        return Exchange(self, path, body, headers)
+    def begin(
+        self,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        receiver: Receiver,
+        on_unfinished: Callable[[], None] | None = None,
+    ) -> Ongoing:
+        """POST a JSON body; `receiver` hears of the answer, not before this returns. No time limit but `connect_s`.
 
-    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a JSON body and wait for the head of the answer. The caller must `end()` what it gets.
-
-        Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
+        `on_unfinished`: called once if the exchange ends in another way than with the answer's end.
+        Raises: EngineRefused: the client is closed.
         """
-        first_byte_by = asyncio.get_running_loop().time() + self.timeouts.first_byte_s
-        with self._own_errors():
-            async with asyncio.timeout_at(first_byte_by):
-                response = await self._session_now().post(
-                    self.url + path, data=_payload(body), headers=self._headers_of(headers), allow_redirects=False
-                )
-        return HttpResponse(self, response, first_byte_by)
+        start = b"POST %b%b HTTP/1.1\r\n%b" % (self._base_path, _quoted(path), self._host_line)
+        head = request_head(start, self._headers_of(headers).items(), len(body))
+        return self._pool.begin((head, body), receiver, on_unfinished)
+
+    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
+        """As `begin`, for coroutines."""
+        return AwaitedAnswer(self, partial(self.begin, path, body, headers))
 
     async def ask(self, path: str, body: bytes | None = None) -> HttpAnswer:
         """A question of our own: GET, or POST where there is a body. The whole answer, of whatever status.
@@ -272,15 +192,29 @@ class HttpClient:
     async def close(self) -> None:
         """Close every connection. May be called twice."""
         self._closed = True
+        self._pool.close()
         if self._session is not None:
             await self._session.close()
 
 
-def _is_silent(error: aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError) -> bool:
+def _is_silent(error: BaseException) -> bool:
     """Whether no machine answered: none that refuses the connection, and no name server that knows none."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return False
-    return not (isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError))
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return not isinstance(cause, (ConnectionRefusedError, socket.gaierror))
+
+
+@lru_cache(256)
+def _quoted(path: str) -> bytes:
+    """A path as a request's first line can have it; clients choose some."""
+    return quote(path, safe="/:@!$&'()*+,;=~-._").encode()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: it reads the certificates of all authorities."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _payload(body: bytes) -> bytes | BytesIO:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address
 
 import structlog
 
 from preble.core.types import KvEvent, ReplicaId
-from preble.engines.adapter import Engine, EngineInfo, EngineLoad, EngineResponse, ModelNames
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream
 from preble.engines.openai import OpenAIEngine
 from preble.errors import ConfigError, EngineProtocolError
+from preble.wire.pool import Ongoing, Receiver
 
 RANK_HEADER = "x-data-parallel-rank"
 """Of a request, for vLLM and SGLang."""
@@ -162,9 +162,9 @@ class RankEngine(Engine):
     async def tokenize(self, body: bytes) -> list[int]:
         return await self._server.tokenize(body)
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
+    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """As any engine, to this rank, unless the client has chosen one itself."""
-        return self._server.send(path, body, {RANK_HEADER: str(self.rank), **headers})
+        return self._server.begin(path, body, {RANK_HEADER: str(self.rank), **headers}, receiver)
 
     def kv_events(self) -> AsyncIterator[KvEvent] | None:
         endpoints = self._server.endpoints_of(self.rank or 0)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+from functools import partial
 from typing import Annotated
 from uuid import uuid4
 
@@ -18,13 +17,14 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineLoad, EngineResponse
-from preble.engines.http import Exchange, HttpClient, HttpResponse
+from preble.engines.adapter import EngineInfo, EngineLoad
+from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.errors import EngineError
+from preble.wire.pool import Ongoing, Receiver
 
 OWNER = "sglang"
 """What its `/v1/models` says to be owned by."""
@@ -70,6 +70,7 @@ class SglangEngine(ReportingEngine):
         self._load_endpoints: KvEventEndpoints | None = None
         """Of its first rank."""
         self._load_streams: list[LoadStream] = []
+        self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def recognizes(cls, http: HttpClient) -> bool:
@@ -128,12 +129,25 @@ class SglangEngine(ReportingEngine):
 
         return self._endpoints_at(at(port), None if replay_port is None else at(replay_port), topic)
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[EngineResponse]:
+    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
+        """Send the request under an id of our own, by which the engine aborts it if we leave before its end."""
         request_id = f"preble-{uuid4().hex}"
         named = with_request_id(body, request_id)
         if named is None:
-            return self.http.send(path, body, headers)
-        return AbortableExchange(self.http, self.http.send(path, named, headers), request_id)
+            return self.http.begin(path, body, headers, receiver)
+        return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
+
+    def _abort_soon(self, request_id: str) -> None:
+        aborting = asyncio.get_running_loop().create_task(self._abort(request_id))
+        self._aborting.add(aborting)
+        aborting.add_done_callback(self._aborting.discard)
+
+    async def _abort(self, request_id: str) -> None:
+        """Ask the engine to abort, for a limited time; otherwise it notices by itself, or is gone."""
+        body = msgspec.json.encode({"rid": request_id})
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self.http.ask("/abort_request", body)
 
     def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
         if self._load_endpoints is None:
@@ -147,39 +161,6 @@ class SglangEngine(ReportingEngine):
             stream.close()
         self._load_streams.clear()
         await super().close()
-
-
-class AbortableExchange:
-    """An exchange that aborts its request in the engine when it is left before the answer's end."""
-
-    def __init__(self, http: HttpClient, exchange: Exchange, request_id: str) -> None:
-        self._http = http
-        self._exchange = exchange
-        self._request_id = request_id
-        self._response: HttpResponse | None = None
-
-    async def __aenter__(self) -> HttpResponse:
-        try:
-            self._response = await self._exchange.__aenter__()
-        except (asyncio.CancelledError, EngineError):
-            await self._abort()
-            raise
-        return self._response
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_complete = self._response is not None and self._response.is_complete
-        await self._exchange.__aexit__(kind, error, trace)
-        if not is_complete:
-            await self._abort()
-
-    async def _abort(self) -> None:
-        """Ask the engine to abort, for a limited time; otherwise it notices by itself, or is gone."""
-        body = msgspec.json.encode({"rid": self._request_id})
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._http.ask("/abort_request", body)
 
 
 class _Body(msgspec.Struct):

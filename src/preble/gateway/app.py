@@ -19,9 +19,11 @@ from preble.errors import PrebleError, UnknownModel
 from preble.gateway.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.client import Client, ClientGone, Receive, Send
-from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
+from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.refusals import FORBIDDEN, NO_ADMINS, STOPPING
 from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.requests.completions import Completions
+from preble.gateway.requests.placed_client import PlacedClient, Terms
 from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
@@ -35,6 +37,7 @@ from preble.serving import (
     endpoint_of,
     error_form,
 )
+from preble.wire.answering import ClientConnection, RequestHead
 
 Handler = Callable[[Client], Awaitable[None]]
 
@@ -43,22 +46,11 @@ _METRICS = "/metrics"
 PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 """What load balancers and supervisors ask, and get answered however many connections there are."""
 _ADDRESS = re.compile(r"https?://\S+")
-_NOBODY = Caller(is_admin=False)
 _GONE = 499
 """The status that metrics show for clients that went away; no client sees it."""
 _BODIES_HELD = 64
 """How many bodies of the largest size fit into the memory budget."""
 _LARGEST_REPLICA_BYTES = 64 * 1024
-_FORBIDDEN = ErrorForm(
-    403, "permission_error", "admin_key_needed", "this needs an admin key (auth.admin_keys, or admin = true of a key)"
-)
-_NO_ADMINS = ErrorForm(
-    403,
-    "permission_error",
-    "admin_key_needed",
-    "replicas are changed only with an admin key, and this gateway has no keys: set auth.admin_keys",
-)
-_STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
 
 
 class App:
@@ -100,7 +92,15 @@ class App:
         self.bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
         self._for_admins = (DEBUG, REPLICAS, *((_METRICS,) if config.auth.metrics_need_key else ()))
-        self._completions = Completions(self._serving, config)
+        answer = Completions(self._serving, config).answer
+        self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
+
+    def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
+        """Return who serves a POST by callbacks, None if it is no placed request."""
+        if head.path in self._gets or head.path.startswith((DEBUG, REPLICAS)):
+            return None
+        endpoint = endpoint_of(head.path)
+        return None if endpoint is None else PlacedClient(self._terms, endpoint, connection, head)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
@@ -109,8 +109,12 @@ class App:
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], path, client)
+        self.count(path, client.status)
+
+    def count(self, path: str, status: int | None) -> None:
+        """An answer is complete."""
         self.bodies.collect()
-        self._serving.telemetry.responded(self._counted_as(path), client.status)
+        self._serving.telemetry.responded(self._counted_as(path), status)
 
     async def _answer(self, method: str, path: str, client: Client) -> None:
         """Every failure becomes an answer here."""
@@ -118,13 +122,11 @@ class App:
             await self._route(method, path, client)
         except ClientGone:
             client.status = _GONE
-        except PrebleError as error:
-            await self._fail(client, error_form(error), error)
         except asyncio.CancelledError:
             # Only the server cancels this task, at the end of the shutdown's grace; the task ends here.
-            await client.fail(_STOPPING)
+            await client.fail(STOPPING)
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
-            await self._fail(client, error_form(PrebleError()), error)
+            await client.fail(self.form_of(error, client.caller, client.request_id))
 
     def _counted_as(self, path: str) -> str:
         """Return the path as metrics name it: one of few."""
@@ -135,19 +137,21 @@ class App:
         endpoint = endpoint_of(path)
         return path if path in self._gets else endpoint.counted_as if endpoint is not None else OTHER
 
-    async def _fail(self, client: Client, form: ErrorForm, error: Exception) -> None:
-        if not client.caller.is_admin:
+    def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
+        """Return the answer for an error, and log it where it is not the client's."""
+        form = error_form(error if isinstance(error, PrebleError) else PrebleError())
+        if not caller.is_admin:
             form = self._without_addresses(form)
         if form.status >= 500:
             is_bug = form.code == "internal_error"
             self._log.error(
                 "request_failed",
-                request_id=client.request_id,
+                request_id=request_id,
                 error=str(error),
                 code=form.code,
                 exc_info=error if is_bug else None,
             )
-        await client.fail(form)
+        return form
 
     def _without_addresses(self, form: ErrorForm) -> ErrorForm:
         """Return the error without the names of replicas, which are addresses."""
@@ -163,12 +167,12 @@ class App:
             return True
         caller = self.keys.caller(client.headers)
         if caller is None:
-            client.caller = _NOBODY
+            client.caller = NOBODY
             await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(client.errors))
             return False
         client.caller = caller
         if needs_admin and not caller.is_admin:
-            await client.reply(403, _FORBIDDEN.headers(), _FORBIDDEN.body())
+            await client.reply(403, FORBIDDEN.headers(), FORBIDDEN.body())
             return False
         return True
 
@@ -184,10 +188,6 @@ class App:
             await self._answer_replicas(method, path, client)
         elif path.startswith(_MODELS + "/") and method in ("GET", "HEAD"):
             await self._model(client, path.removeprefix(_MODELS + "/"))
-        elif endpoint is not None and method == "POST":
-            with self.bodies.share() as share:
-                body = await client.read_body(self._limits.max_body_bytes, self._body_s, share)
-                await self._completions.answer(endpoint, client, body, share)
         elif path in ENDPOINTS:
             await self._not_allowed(client, method, b"POST")
         else:
@@ -213,7 +213,7 @@ class App:
             await self._not_allowed(client, method, b"GET, HEAD, POST, DELETE" if path == REPLICAS else b"POST")
         elif not self.keys.has_keys:
             # Else any page in a browser on this machine could have prompts sent to a replica of its own.
-            await client.reply(403, _NO_ADMINS.headers(), _NO_ADMINS.body())
+            await client.reply(403, NO_ADMINS.headers(), NO_ADMINS.body())
         elif path != REPLICAS:
             await self._replicas.drain(path, client)
         elif method == "DELETE":

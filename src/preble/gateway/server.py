@@ -262,7 +262,7 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2
     grace_s = math.ceil(config.timeouts.shutdown_s)
-    server = Server(app, grace_s=grace_s, most_connections=most_connections, probes=PROBES)
+    server = Server(app, grace_s=grace_s, most_connections=most_connections, probes=PROBES, accept=app.accept)
     serve = asyncio.create_task(server.serve(sockets=[sock]))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()
@@ -276,6 +276,7 @@ async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> As
 
 async def _abort_rest(server: Server) -> None:
     """Abort the requests that still run after the grace."""
+    server.stop_rest()
     tasks = set(server.server_state.tasks)
     for task in tasks:
         task.cancel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from preble.engines import Engine, EngineResponse
+from preble.engines import AwaitedAnswer, Engine
 from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import EngineError, EngineProtocolError
 
@@ -62,7 +62,7 @@ class Timer:
         self._check_length(len(arrivals), generated, output_tokens)
         return TimedAnswer(sent_s, tuple(arrivals), generated, usage.cached_tokens if usage is not None else None)
 
-    async def _receive(self, response: EngineResponse) -> tuple[list[float], StreamUsage | None]:
+    async def _receive(self, response: AwaitedAnswer) -> tuple[list[float], StreamUsage | None]:
         arrivals: list[float] = []
         arrived_s, usage = 0.0, None
 
@@ -83,7 +83,7 @@ class Timer:
             usage = event.usage or usage
         return arrivals, usage
 
-    async def _refusal(self, response: EngineResponse) -> EngineError:
+    async def _refusal(self, response: AwaitedAnswer) -> EngineError:
         content = b"".join([chunk async for chunk in response.chunks()])
         try:
             answer = self._decoder.decode(content)

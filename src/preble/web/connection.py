@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with the limits that uvicorn lacks.
+"""One client's connection: uvicorn's, with the limits that uvicorn lacks, and requests that are served by callbacks.
 
 uvicorn limits only how long a connection may be idle between requests. A client could still send headers without end,
 or nothing, and keep its connection; or read nothing of its answer, and keep the answer in memory. Here a request's head
@@ -6,12 +6,17 @@ must be small and arrive in time, a client must keep reading its answer, and the
 
 HTTP upgrade requests are served as plain HTTP/1.1: Preble offers no other protocol, and uvicorn would drop the body.
 A client that closes its sending half after its request (`nc -N`) still gets its answer. HTTP/1.0 gets no chunks.
+
+A POST that `accept` takes is served by callbacks (`preble.wire.answering`); every other request is the application's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from math import inf
+from typing import Any
+from urllib.parse import unquote
 
 import httptools
 import msgspec
@@ -20,6 +25,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.http10 import UntilClose
 from preble.web.tcp import bytes_in_socket, bytes_unread, is_reset
+from preble.wire.answering import Accept, Answering, RequestHead
+from preble.wire.heads import HeaderList
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
@@ -45,10 +52,14 @@ class BoundedConnection(HttpToolsProtocol):
     head_s = HEAD_S
     send_s = SEND_S
     limit: ConnectionLimit | None = None
-    _send_timer: asyncio.TimerHandle | None = None
+    accept: Accept | None = None
+    """Says which POSTs are served by callbacks."""
+    _served: Answering | None = None
+    """The request that is served now, if it is by callbacks."""
+    _send_by = _head_by = _idle_until = inf
+    """When the client must have read something, sent a whole head, or used the connection again."""
     _untaken_bytes = 0
     _wants_upgrade = False
-    _timer: asyncio.TimerHandle | None = None
     _num_heads = 0
     _in_head = False
     _head_bytes = 0
@@ -81,14 +92,19 @@ class BoundedConnection(HttpToolsProtocol):
         if self.limit is not None:
             self.limit.leave(self._address, self._room)
         self._disarm()
-        self._end_send_timer()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
+        served, self._served = self._served, None
+        if served is not None:
+            served.lost()
+        if isinstance(self.cycle, Answering):
+            self.cycle = None  # type: ignore[assignment]
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         head = self._num_heads
-        self._unset_keepalive_if_required()
+        self._idle_until = inf
         self._parse(data)
         if self.transport.is_closing():
             return
@@ -128,11 +144,20 @@ class BoundedConnection(HttpToolsProtocol):
         self._wants_upgrade = self.parser.should_upgrade()
         if self._wants_upgrade or self._refuse_bad_head():
             return
+        answering = self._accepted()
+        if answering is not None:
+            self._take(answering)
+            return
         super().on_headers_complete()
-        if self._room is Access.PROBES or self._is_ending:
+        if self._is_last:
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether the connection ends with the answer to the request that has just come."""
+        return self._room is Access.PROBES or self._is_ending
 
     def _refuse_bad_head(self) -> bool:
         """Refuse a request that the parser accepts but that cannot be served. Return whether it did."""
@@ -152,12 +177,84 @@ class BoundedConnection(HttpToolsProtocol):
         return self._is_refused
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
+        if self._is_refused:
+            return
+        if isinstance(self.cycle, Answering):
+            self.cycle.received(body)
+        else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not (self._wants_upgrade or self._is_refused):
+        if self._wants_upgrade or self._is_refused:
+            return
+        if isinstance(self.cycle, Answering):
+            self.cycle.body_ended()
+        else:
             super().on_message_complete()
+
+    # requests that are served by callbacks
+
+    def _accepted(self) -> Answering | None:
+        if self.accept is None or self.parser.get_method() != b"POST":
+            return None
+        path = httptools.parse_url(self.url).path.decode("ascii")
+        version = self.scope["http_version"] = self.parser.get_http_version()
+        head = RequestHead(
+            unquote(path) if "%" in path else path,
+            dict(self.headers),
+            is_http10=version == "1.0",
+            keeps_alive=version != "1.0" and self.parser.should_keep_alive() and not self._is_last,
+        )
+        return self.accept(self, head)
+
+    def _take(self, answering: Answering) -> None:
+        """Serve a request now, or once those before it are answered."""
+        before: Any = self.cycle
+        self.cycle = answering  # type: ignore[assignment]
+        if before is None or before.response_complete:
+            self._served = answering
+            answering.start()
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((answering, self.app))  # type: ignore[arg-type]
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Begin to serve a request that has waited for those before it; uvicorn calls this."""
+        if isinstance(cycle, Answering):
+            self._served = cycle
+            self.loop.call_soon(self._start, cycle)  # not at once: each might complete the one before
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self, answering: Answering) -> None:
+        if self._served is answering:
+            answering.start()
+
+    @property
+    def is_write_paused(self) -> bool:
+        """Whether the client reads too slowly."""
+        return self.flow.write_paused
+
+    @property
+    def default_headers(self) -> HeaderList:
+        """Of every answer."""
+        return self.server_state.default_headers
+
+    def stop(self) -> None:
+        """The server ends: answer what is served by callbacks now."""
+        if self._served is not None:
+            self._served.on_stop()
+
+    def on_time(self, now: float) -> None:
+        """Act on what is late; the server calls this a few times a second, since a timer for each costs more."""
+        if now >= self._head_by:
+            self._on_late()
+        if now >= self._send_by:
+            self._on_send_late()
+        if now >= self._idle_until:
+            self.transport.close()
+        if self._served is not None:
+            self._served.on_time(now)
 
     # the parser
 
@@ -194,28 +291,37 @@ class BoundedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._expect_progress()
+        if self._served is not None:
+            self._served.paused()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._served is not None:
+            self._served.resumed()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """In place of uvicorn's, which makes a timer for each answer."""
+        self._served = None
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            else:
+                self._idle_until = self.loop.time() + self.timeout_keep_alive
         if self._has_ended and not self._is_answering():
             self.transport.close()
         self._expect_progress()
 
     def _expect_progress(self) -> None:
         """Start the clock; it runs until everything is sent or the application may write again."""
-        self._end_send_timer()
+        self._send_by = inf
         if self.transport.get_write_buffer_size():
             self._untaken_bytes = self._count_untaken()
-            self._send_timer = self.loop.call_later(self.send_s, self._on_send_timer)
+            self._send_by = self.loop.time() + self.send_s
 
-    def _end_send_timer(self) -> None:
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
-
-    def _on_send_timer(self) -> None:
+    def _on_send_late(self) -> None:
         if self._is_answering() and not self.flow.write_paused and not self.transport.is_closing():
-            self._end_send_timer()
+            self._send_by = inf
         elif not self.transport.get_write_buffer_size() or self._count_untaken() < self._untaken_bytes:
             self._expect_progress()
         else:
@@ -261,16 +367,14 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(self.head_s, self._on_late)
+        if self._head_by == inf:
+            self._head_by = self.loop.time() + self.head_s
 
     def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._head_by = inf
 
     def _on_late(self) -> None:
-        self._timer = None
+        self._disarm()
         if self._is_answering():
             # The head of a pipelined request is read only when the answer before it is complete.
             self._arm()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from ssl import SSLError
+from ssl import SSLCertVerificationError, SSLError
 
 import aiohttp
 
@@ -20,6 +20,8 @@ def why_unreachable(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"{error.certificate_error}; SSL_CERT_FILE=ca.pem names other authorities"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, SSLCertVerificationError):
+        return f"{cause}; SSL_CERT_FILE=ca.pem names other authorities"
     if isinstance(cause, SSLError):
         hint = "; does it speak plain http://?" if cause.reason == "WRONG_VERSION_NUMBER" else ""
         return f"TLS: {(cause.reason or str(cause)).replace('_', ' ').lower()}{hint}"

@@ -12,10 +12,13 @@ import uvicorn
 
 from preble.web.connection import BoundedConnection
 from preble.web.connection_limit import ConnectionLimit
+from preble.wire.answering import Accept
 
 _KEEP_ALIVE_S = 75
 """How long an idle connection is kept. Longer than the 60 s of common load balancers and than our own clients: then the
 client closes it, and no request meets a closed connection."""
+_SWEEP_S = 0.2
+"""Between two looks at what is late, on all connections: one timer, not several a request."""
 _ACCEPTED_AT_ONCE = 16
 """The most connections that one turn of the event loop accepts. uvloop accepts one for each listening file, however
 many wait. With one file, a new connection to a busy server, such as a probe, would wait for many turns."""
@@ -31,16 +34,19 @@ class Server(uvicorn.Server):
         grace_s: int,
         most_connections: int | None = None,
         probes: Collection[bytes] = (),
+        accept: Accept | None = None,
     ) -> None:
-        """`app`: an ASGI application. `grace_s`: how long running requests may continue at the end.
+        """`app`: an ASGI application. `grace_s`: how long running requests may continue at the end. `accept`: takes
+        POSTs that are served by callbacks instead.
 
         `most_connections`: the most open connections; None for no limit. `probes`: paths that are answered beyond it.
         """
         limit = ConnectionLimit(most_connections, probes) if most_connections is not None else None
+        settings = {"limit": limit, "accept": accept and staticmethod(accept)}
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("Connection", (BoundedConnection,), {"limit": limit}),
+                http=type("Connection", (BoundedConnection,), settings),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -52,6 +58,7 @@ class Server(uvicorn.Server):
             )
         )
         self.listening = asyncio.Event()
+        self._sweeping: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,8 +69,27 @@ class Server(uvicorn.Server):
         listening = [*(sockets or [])]
         if sys.platform != "win32":
             listening += [sock.dup() for sock in listening for _ in range(_ACCEPTED_AT_ONCE - 1)]
-        await super().serve(listening)
+        try:
+            await super().serve(listening)
+        finally:
+            if self._sweeping is not None:
+                self._sweeping.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._sweep()
         self.listening.set()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedConnection):
+                connection.on_time(now)
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
+
+    def stop_rest(self) -> None:
+        """Answer at once what is still being served by callbacks."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, BoundedConnection):
+                connection.stop()

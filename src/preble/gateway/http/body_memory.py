@@ -33,14 +33,21 @@ class BodyMemoryBudget:
     @contextmanager
     def share(self) -> Iterator[BodyReservation]:
         """A context with one request's reservation, released at its end."""
-        share = BodyReservation(self)
+        share = self.reserve()
+        failed = True
         try:
             yield share
-        except BaseException:
-            self._failed += share.most
-            raise
+            failed = False
         finally:
-            self.held -= share.held
+            share.release(failed=failed)
+
+    def reserve(self) -> BodyReservation:
+        """Return one request's reservation, which has nothing yet. Release it."""
+        return BodyReservation(self)
+
+    def failed(self, size: int) -> None:
+        """A request has failed that held so much."""
+        self._failed += size
 
     def collect(self) -> None:
         """Run the garbage collector if failed requests have held much: an eighth of the budget.
@@ -80,6 +87,12 @@ class BodyReservation:
         """Give `size` bytes back."""
         self._room.held -= size
         self.held -= size
+
+    def release(self, *, failed: bool) -> None:
+        """Give everything back. `failed`: whether the request did."""
+        self.shrink(self.held)
+        if failed:
+            self._room.failed(self.most)
 
     def grow(self, size: int) -> None:
         """Take `size` more bytes. Raises: Overloaded: there is no room now."""

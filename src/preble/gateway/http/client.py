@@ -1,4 +1,4 @@
-"""One client's request: reading its body, answering it, and noticing that the client has gone."""
+"""The client of a page: reading its body, answering it, and noticing that the client has gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from preble.errors import BodyTooLarge, BodyTooSlow
 from preble.gateway.http.body_memory import BodyReservation
-from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
+from preble.serving import ANYBODY, Caller, ErrorForm, ErrorStyle, HeaderList
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -20,7 +20,7 @@ _PLACEMENT = b"x-preble-"
 _LARGE_ANSWER_BYTES = 64 * 1024
 """The server takes an answer of this size without waiting for the client. The end of a larger one is sent by itself, so
 that its request counts as being served while the answer takes memory."""
-_DRAINED_TIMES = 4
+DRAINED_TIMES = 4
 """Of a body that is too large, up to this many times the limit is read and dropped: a client that is still sending may
 take a closed connection for a network failure and never see the answer."""
 
@@ -46,7 +46,6 @@ class Client:
         """Sent with every answer, errors included, once it is set."""
         self._receive = receive
         self._send = send
-        self._streams_events = False
         self._complete = False
 
     async def read_body(self, limit: int, timeout_s: float, share: BodyReservation) -> bytes:
@@ -62,7 +61,7 @@ class Client:
 
     async def _read(self, limit: int, share: BodyReservation) -> bytes:
         declared = self._declared_length()
-        if declared > limit * _DRAINED_TIMES:
+        if declared > limit * DRAINED_TIMES:
             raise BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}")
         message = await self._next_piece()
         share.grow(len(message["body"]))
@@ -70,7 +69,7 @@ class Client:
             return bytes(message["body"])
         body = bytearray(message["body"])
         size = len(body)
-        while message.get("more_body") and size <= limit * _DRAINED_TIMES:
+        while message.get("more_body") and size <= limit * DRAINED_TIMES:
             message = await self._next_piece()
             size += len(message["body"])
             if size <= limit:
@@ -111,39 +110,24 @@ class Client:
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def stream(self, status: int, headers: HeaderList) -> None:
-        """Begin an answer of server-sent events."""
-        self._streams_events = True
-        await self._start(status, headers)
-
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.status = status
-        if not self.caller.is_admin:
-            headers = [header for header in headers if not header[0].startswith(_PLACEMENT)]
+        headers = shown_headers(headers, self.caller, self.request_id)
         if self.is_last():
             headers = [*headers, (b"connection", b"close")]
-        if self.request_id is not None:
-            headers = [*headers, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def write(self, chunk: bytes) -> None:
-        """Send the next bytes of a streamed answer. Waits while the client reads slowly."""
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-    async def end(self) -> None:
-        """End a streamed answer."""
-        self._complete = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
     async def fail(self, form: ErrorForm) -> None:
-        """Send an error in the way that is still possible: an answer, or an event. Nothing after a complete answer."""
-        if self._complete:
-            return
+        """Send an error, unless an answer has begun."""
         if self.status is None:
             await self.reply(form.status, form.headers(), form.body(self.errors))
-        elif self._streams_events:
-            await self.write(form.event(self.errors))
-            await self.end()
+
+
+def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:
+    """Return the headers that a caller may see, and the request's id."""
+    if not caller.is_admin:
+        headers = [header for header in headers if not header[0].startswith(_PLACEMENT)]
+    return headers if request_id is None else [*headers, (b"x-request-id", request_id.encode())]
 
 
 class WatchedClient:

@@ -16,6 +16,9 @@ UNAUTHORIZED = ErrorForm(
     "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
 )
 
+NOBODY = Caller(is_admin=False)
+"""The caller whose key is missing or wrong."""
+
 
 class KeyRing:
     """The keys that are accepted. Without any, everybody is let in and may do everything.

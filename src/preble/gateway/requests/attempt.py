@@ -4,201 +4,229 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from types import TracebackType
 
-from preble.core.types import ReplicaId
-from preble.engines.adapter import EngineResponse
-from preble.errors import AnswerTooLarge, EngineGone, EngineProtocolError
+from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout, PrebleError
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
-from preble.serving import Endpoint, Placed, StreamMeter
+from preble.serving import Endpoint, HeaderList, Placed
+from preble.wire.pool import Ongoing
 
 
-class CancelScope:
-    """A context, entered once, for work at one replica. `cancel` ends it: the work is cancelled, and leaving raises
-    `EngineGone`. Use it within the task that entered it."""
+class Sink:
+    """Takes a stream of events: `begin` once, with the attempt whose stream it is, then `write`, with whole or part
+    events. What they raise, a PrebleError, ends the attempt."""
 
-    __slots__ = ("_is_open", "_reason", "_replica_id", "_scope")
-
-    def __init__(self, replica_id: ReplicaId) -> None:
-        self._replica_id = replica_id
-        self._scope = asyncio.timeout(None)
-        self._is_open = False
-        self._reason = ""
-
-    async def __aenter__(self) -> CancelScope:
-        await self._scope.__aenter__()
-        self._is_open = True
-        return self
-
-    def cancel(self, reason: str) -> None:
-        """Cancel the work; nothing happens if it has not begun or is over. The error says "replica NAME `reason`"."""
-        if self._is_open:
-            self._is_open = False
-            self._reason = reason
-            self._scope.reschedule(asyncio.get_running_loop().time())
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_open = False
-        try:
-            await self._scope.__aexit__(kind, error, trace)
-        except TimeoutError as cancelled:
-            raise EngineGone(
-                f"replica {self._replica_id} {self._reason}", replica_id=self._replica_id, is_silent=True
-            ) from cancelled
-        finally:
-            del self._scope  # it holds its task, whose result may hold us
+    def __init__(self, begin: Callable[[Attempt], None], write: Callable[[bytes], None]) -> None:
+        self.begin = begin
+        self.write = write
 
 
 class Attempt:
-    """One placement, carried to its replica and back. `begin`, use the answer, then `leave`, which ends the placement.
+    """One placement, carried to its replica and back by callbacks: it is the `Receiver` of the answer.
 
-    After `begin`, `status` and `headers` are the answer's. A stream of events (`is_stream`) has its first piece in
-    `first`, which `meter` has counted, and the others in `rest()`. Other answers are whole, in `body`, and their usage
-    is reported.
+    After `carry`, `status` and `headers` are the answer's, and `flaw` says what is wrong with a stream that has
+    passed. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has got
+    anything; then the request cannot move.
     """
 
-    def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int) -> None:
-        """`max_answer_bytes`: the most that a whole answer may have."""
+    def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
+        """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None."""
         self.placed = placed
-        self.meter: StreamMeter = endpoint.meter()
-        self._endpoint = endpoint
+        self.meter = endpoint.meter()
         self.status = 0
-        self.headers: Mapping[str, str] = {}
-        self.first = b""
+        self.headers: HeaderList = []
         self.body = b""
         self.is_stream = False
+        self.has_begun = False
+        self.flaw: EngineProtocolError | None = None
+        self._endpoint = endpoint
         self._max_answer_bytes = max_answer_bytes
-        self._scope = CancelScope(placed.placement.replica_id)
-        self._context: AbstractAsyncContextManager[EngineResponse] | None = None
-        self._response: EngineResponse | None = None
-        self._chunks: AsyncIterator[bytes] | None = None
-        self._has_ended = False
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        self._ongoing: Ongoing | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._heard_at: float | None = None
+        self._late_at = 0.0
+        self._is_paused = False
+        self._error: PrebleError | None = None
+        self._over: asyncio.Future[None] | None = None
 
-    async def begin(self, body: bytes, headers: Mapping[str, str], *, stream: bool) -> None:
-        """Send the request. Wait for the whole answer, or for the first token of a stream.
+    async def carry(self, body: bytes, headers: Mapping[str, str], under_way: set[Attempt]) -> None:
+        """Send the request. Return at the end of the answer, when the placement has ended as well.
 
-        If it raises, the attempt has ended. Raises: EngineError. AnswerTooLarge.
+        `under_way`: has this attempt meanwhile.
+        Raises: EngineError. AnswerTooLarge. PrebleError: the sink's.
         """
-        self.placed.on_lost = self._on_lost
-        self.placed.heard_at = self._heard_at
-        await self._scope.__aenter__()
+        placed, self._over = self.placed, self._loop.create_future()
+        placed.on_lost, placed.heard_at = self._on_lost, self._last_heard
+        self._late_at = self._loop.time() + placed.engine.http.timeouts.first_byte_s
+        under_way.add(self)
         try:
-            await self._open(body, headers)
-            self.is_stream = stream and self.status < 300 and (self._is_events() or not self._endpoint.by_load)
-            if self.is_stream:
-                await self._begin_stream()
-            else:
-                self.body = await self._read_all()
-                self._report_usage()
+            self._ongoing = placed.engine.begin(self._endpoint.path, body, headers, self)
+            await self._over
+            if self._error is not None:
+                raise self._error
         except BaseException as error:
-            await self.leave(error)
+            self._leave(error)
             raise
+        else:
+            self._leave(self.flaw)
+        finally:
+            self._error = None  # its traceback holds this
+            under_way.discard(self)
 
-    async def _open(self, body: bytes, headers: Mapping[str, str]) -> None:
-        engine = self.placed.engine
-        context = engine.send(self._endpoint.path, body, headers)
-        self._response = response = await context.__aenter__()
-        self._context = context
-        if not 200 <= response.status <= 599 or 300 <= response.status <= 399:
-            raise EngineProtocolError(
-                f"replica {engine.replica_id} answered with status {response.status}", replica_id=engine.replica_id
-            )
-        self.status, self.headers = response.status, response.headers
-        self._chunks = response.chunks()
-        self.first = await anext(self._chunks, b"")
+    # what becomes of the request at the replica
+
+    def answered(self, status: int, headers: HeaderList) -> None:
+        if not 200 <= status <= 599 or 300 <= status <= 399:
+            replica_id = self.placed.placement.replica_id
+            text = f"replica {replica_id} answered with status {status}"
+            self._fail(EngineProtocolError(text, replica_id=replica_id))
+            return
+        self.status, self.headers = status, headers
+        streams = self._sink is not None and status < 300
+        self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
         # Which paths an engine has, says nothing of its models: such a 404 is no reason to check the replica.
-        status = 400 if self.status == 404 and self._endpoint.by_load else self.status
-        self.placed.answered(status, retry_after_s(self.headers.get("retry-after", "")))
+        shown = 400 if status == 404 and self._endpoint.by_load else status
+        self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
 
-    async def _begin_stream(self) -> None:
-        """Raises: EngineProtocolError: the answer is not a stream of events, or begins with an error."""
-        if not self.first:
-            raise EngineProtocolError("the replica's answer is empty")
-        if not self._is_events() or not looks_like_events(self.first):
-            content_type = self.headers.get("content-type", "")
+    def received(self, data: bytes) -> None:
+        self._heard_at = now = self._loop.time()
+        self._late_at = now + self.placed.engine.http.timeouts.idle_s
+        try:
+            if self.has_begun:
+                self.meter.feed(data)
+                self._sink.write(data)  # type: ignore[union-attr]
+            elif self.is_stream:
+                self._hold(data)
+            else:
+                self._take(data)
+        except PrebleError as error:
+            self._fail(error)
+
+    def ended(self) -> None:
+        try:
+            if not self.is_stream:
+                self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+                self._report_usage()
+            else:
+                if not self.has_begun:
+                    self._begin()
+                self.flaw = self.meter.flaw()
+        except PrebleError as error:
+            self._error = error
+        self._finish()
+
+    def failed(self, error: EngineError) -> None:
+        self._error = error
+        self._finish()
+
+    def _hold(self, data: bytes) -> None:
+        """Keep the beginning of a stream until the prefill is over. Raises: EngineProtocolError: it is no stream."""
+        if not self._pieces and (not self._is_events() or not looks_like_events(data)):
+            content_type = self._header(b"content-type")
             raise EngineProtocolError(
                 f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
             )
-        self.meter.feed(self.first)
-        while not self.meter.has_begun and (chunk := await anext(self.rest(), b"")):
-            self.meter.feed(chunk)
-            self.first += chunk
+        self._pieces.append(data)
+        self.meter.feed(data)
+        if self.meter.has_begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Raises: EngineProtocolError: the stream is empty, or begins with an error."""
+        if not self._pieces:
+            raise EngineProtocolError("the replica's answer is empty")
         if (error := self.meter.error()) is not None:
             raise error
+        self.placed.first_token()
+        self.has_begun = True
+        if self._sink is not None:
+            self._sink.begin(self)
+            self._sink.write(b"".join(self._pieces))
+        self._pieces.clear()
 
-    def _is_events(self) -> bool:
-        return self.headers.get("content-type", "").startswith(EVENT_STREAM.decode())
+    def _take(self, data: bytes) -> None:
+        """Raises: AnswerTooLarge. EngineProtocolError: an error is too large."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size <= self._max_answer_bytes:
+            return
+        text = f"the answer is larger than {self._max_answer_bytes} bytes"
+        if self.status >= 300:  # no client asks for a long error
+            raise EngineProtocolError(text)
+        raise AnswerTooLarge(f"{text} (`limits.max_answer_bytes`); ask for a stream, or for less")
 
     def _report_usage(self) -> None:
         """Raises: EngineProtocolError: an answer that is said to be good is no completion."""
         if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
             self.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
 
+    def _is_events(self) -> bool:
+        return self._header(b"content-type").startswith(EVENT_STREAM.decode())
+
+    def _header(self, name: bytes) -> str:
+        return next((value.decode("latin-1") for given, value in self.headers if given == name), "")
+
+    # what the client and the gateway do
+
+    def pause(self) -> None:
+        """Read no more: the client reads slowly."""
+        self._is_paused = True
+        if self._ongoing is not None:
+            self._ongoing.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._is_paused = False
+        self._late_at = self._loop.time() + self.placed.engine.http.timeouts.idle_s
+        if self._ongoing is not None:
+            self._ongoing.resume()
+
+    def on_time(self, now: float) -> None:
+        """Give up if nothing has come for too long."""
+        if now < self._late_at or self._is_paused:
+            return
+        is_silent = not self.status
+        what = "did not answer in time" if is_silent else "sent nothing for too long"
+        self._fail(self.placed.engine.http.error(EngineTimeout, what, is_silent=is_silent))
+
     def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
         """The replica has left the rotation. If its machine is silent, so is the connection: give up waiting."""
-        if silent_since is None:
-            return
-        heard_at = self._heard_at()
-        if heard_at is None or heard_at < silent_since:
-            self._scope.cancel(f"was taken out of the rotation: {reason}")
+        if silent_since is not None and (self._heard_at is None or self._heard_at < silent_since):
+            replica_id = self.placed.placement.replica_id
+            text = f"replica {replica_id} was taken out of the rotation: {reason}"
+            self._fail(EngineGone(text, replica_id=replica_id, is_silent=True))
 
-    def _heard_at(self) -> float | None:
-        return self._response.heard_at if self._response is not None else None
+    def _last_heard(self) -> float | None:
+        return self._heard_at
 
-    def rest(self) -> AsyncIterator[bytes]:
-        """The body after its first piece. Raises, while being read: EngineGone, EngineTimeout."""
-        return _nothing() if self._chunks is None else self._chunks
+    def _fail(self, error: PrebleError) -> None:
+        """Leave the replica, which stops its work."""
+        self._error = error
+        if self._ongoing is not None:
+            self._ongoing.abort()
+        self._finish()
 
-    async def _read_all(self) -> bytes:
-        """Raises: EngineGone, EngineTimeout. AnswerTooLarge. EngineProtocolError: an error is too large."""
-        pieces, size = [self.first], len(self.first)
-        while size <= self._max_answer_bytes:
-            if not (chunk := await anext(self.rest(), b"")):
-                return b"".join(pieces) if len(pieces) > 1 else self.first
-            pieces.append(chunk)
-            size += len(chunk)
-        text = f"the answer is larger than {self._max_answer_bytes} bytes"
-        if self.status >= 300:  # no client asks for a long error
-            raise EngineProtocolError(text)
-        raise AnswerTooLarge(f"{text} (`limits.max_answer_bytes`); ask for a stream, or for less")
+    def _finish(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
 
-    async def leave(self, error: BaseException | None = None) -> None:
-        """Leave the engine, which aborts work that is not done, and end the placement. A second call does nothing.
-
-        `error`: why the carrier leaves, None if the answer was read to its end.
-        Raises: EngineGone: the replica's machine fell silent meanwhile.
-        """
-        if self._has_ended:
-            return
-        self._has_ended = True
-        try:
-            await self._scope.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        except EngineGone as gone:
-            error = gone
-            raise
-        finally:
-            await self._close(error)
-
-    async def _close(self, error: BaseException | None) -> None:
-        context, self._context = self._context, None
-        chunks, self._chunks = self._chunks, None
-        try:
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
-            if context is not None:
-                await context.__aexit__(None, None, None)
-        finally:
-            # They hold this attempt, which holds the placement: as a circle, both would stay until a full collection.
-            self.placed.on_lost, self.placed.heard_at = None, _unheard
-            if error is None:
-                self.placed.end()
-            else:
-                self.placed.failed(error)
+    def _leave(self, error: BaseException | None) -> None:
+        """Leave the engine, which aborts work that is not done, and end the placement."""
+        if self._ongoing is not None:
+            self._ongoing.abort()
+        # They hold this attempt, which holds the placement: as a circle, both would stay until a full collection.
+        self.placed.on_lost, self.placed.heard_at = None, _unheard
+        self._ongoing = self._sink = None
+        if self.has_begun:
+            self.placed.usage(*self.meter.tokens())
+        if error is None:
+            self.placed.end()
+        else:
+            self.placed.failed(error)
 
 
 def retry_after_s(header: str) -> float:
@@ -207,6 +235,8 @@ def retry_after_s(header: str) -> float:
     >>> retry_after_s("30"), retry_after_s(""), retry_after_s("soon"), retry_after_s("Fri, 01 Jan 1999 00:00:00 GMT")
     (30.0, 0.0, 0.0, 0.0)
     """
+    if not header:
+        return 0.0
     if header.isascii() and header.isdigit():
         return float(header[:9])
     try:
@@ -217,8 +247,3 @@ def retry_after_s(header: str) -> float:
 
 def _unheard() -> None:
     """A placement that has ended waits for nothing."""
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from preble.config import GatewayConfig
-from preble.errors import EngineTimeout
-from preble.gateway.http.body_memory import BodyReservation
-from preble.gateway.http.client import Client
 from preble.gateway.requests.one_prompt import answer_one_prompt
+from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
-from preble.serving import Endpoint, Intake, ParsedRequest
+from preble.serving import Intake, ParsedRequest
 
 _OF_THE_CONNECTION = frozenset(
     {
@@ -36,39 +32,30 @@ class Completions:
         self._limits = config.limits
         self._not_passed = _NOT_PASSED - ({b"authorization"} if config.auth.forward_authorization else set())
 
-    async def answer(self, endpoint: Endpoint, client: Client, body: bytes, memory: BodyReservation) -> None:
-        """Answer one request. `memory`: what its body has taken.
-
-        Raises: PrebleError. ClientGone: the client has left, and its work is aborted."""
-        with self._serving.request_id(client.headers) as request_id:
+    async def answer(self, client: PlacedClient, body: bytes) -> None:
+        """Answer one request. Raises: PrebleError."""
+        headers = client.head.headers
+        with self._serving.request_id(headers) as request_id:
             client.request_id = request_id
-            parsed = await self._serving.parse(endpoint, client.headers, body, request_id, client.caller)
-            async with self._serving.admitted(parsed) as parsed, client.watched():
+            parsed = await self._serving.parse(client.endpoint, headers, body, request_id, client.caller)
+            async with self._serving.admitted(parsed) as parsed:
                 client.request_id = parsed.request_id
-                try:
-                    async with asyncio.timeout(self._total_s):
-                        await self._answer(client, parsed, memory)
-                except TimeoutError as error:
-                    raise EngineTimeout(f"the answer took longer than {self._total_s:g} s") from error
+                client.limit(self._total_s)
+                await self._answer(client, parsed)
+                await client.until_read()
 
-    async def _answer(self, client: Client, parsed: ParsedRequest, memory: BodyReservation) -> None:
+    async def _answer(self, client: PlacedClient, parsed: ParsedRequest) -> None:
         headers = self._engine_headers(parsed)
 
         async def relay(index: int = 0, body: bytes = parsed.body) -> Relay:
-            return Relay(
-                self._serving,
-                await self._serving.tokenize(parsed, index),
-                parsed,
-                body,
-                headers,
-                stream=parsed.fields.stream,
-                max_answer_bytes=self._limits.max_answer_bytes,
-            )
+            request = await self._serving.tokenize(parsed, index)
+            most = self._limits.max_answer_bytes
+            return Relay(self._serving, request, parsed, body, headers, most, client.under_way)
 
         if parsed.num_prompts > 1:
-            await answer_prompt_list(client, parsed, relay, memory, at_once=self._limits.prompts_at_once)
+            await answer_prompt_list(client, parsed, relay, at_once=self._limits.prompts_at_once)
         else:
-            await answer_one_prompt(client, await relay())
+            await answer_one_prompt(client, await relay(), stream=parsed.fields.stream)
 
     def _engine_headers(self, parsed: ParsedRequest) -> dict[str, str]:
         """Every header of the client but those of its connection, those for this gateway, and its keys."""

@@ -10,8 +10,7 @@ request fails and the other prompts are aborted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,18 +19,15 @@ from msgspec import Raw
 
 from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused
-from preble.gateway.http.body_memory import BodyReservation
-from preble.gateway.http.client import Client
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
-from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.attempt import Attempt, Sink
+from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
 from preble.serving import JSON_TYPE, HeaderList, ParsedRequest, Prompt, PromptTokensDetails, Usage
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""
-_WAITING_EVENTS = 64
-"""The most events that wait for a slow client; then the replicas are read no further."""
 
 
 class _Refused(Exception):
@@ -57,13 +53,13 @@ class _Prompts:
         self.num_bytes = min(at_once, len(parsed.prompts)) * (shared + longest)
         """The most that the bodies at work take together."""
 
-    @asynccontextmanager
-    async def relayed(self, index: int) -> AsyncIterator[Attempt]:
+    async def carry(self, index: int, sink: Sink | None) -> Attempt:
         """Wait for the prompt's turn, then carry it. Raises: PrebleError. _Refused: a replica refused it."""
-        async with self._turns, await self._relays(index, self._body(index)) as attempt:
+        async with self._turns:
+            attempt = await (await self._relays(index, self._body(index))).carry(sink)
             if attempt.status >= 400:
                 raise _Refused(attempt)
-            yield attempt
+            return attempt
 
     def _body(self, index: int) -> bytes:
         """The client's own body with that prompt alone."""
@@ -80,12 +76,10 @@ def _encoded_size(prompt: Prompt) -> int:
     return 6 * len(prompt) if isinstance(prompt, str) else 11 * len(prompt) // TOKEN_BYTES
 
 
-async def answer_prompt_list(
-    client: Client, parsed: ParsedRequest, relays: Relays, memory: BodyReservation, *, at_once: int
-) -> None:
+async def answer_prompt_list(client: PlacedClient, parsed: ParsedRequest, relays: Relays, *, at_once: int) -> None:
     """Answer a completion that has several prompts, `at_once` of them at work. Raises: PrebleError."""
     prompts = _Prompts(parsed, relays, at_once)
-    memory.grow(prompts.num_bytes)
+    client.memory.grow(prompts.num_bytes)
     answer = _answer_stream if parsed.fields.stream else _answer_whole
     try:
         await answer(client, parsed, prompts)
@@ -96,25 +90,20 @@ async def answer_prompt_list(
             raise first from None
         if client.status is not None:
             raise EngineRefused(f"a replica answered one of the prompts with status {first.attempt.status}") from None
-        await reply_refusal(client, first.attempt)
+        reply_refusal(client, first.attempt)
     finally:
-        memory.shrink(prompts.num_bytes)
+        client.memory.shrink(prompts.num_bytes)
 
 
 # whole answers
 
 
-async def _answer_whole(client: Client, parsed: ParsedRequest, prompts: _Prompts) -> None:
+async def _answer_whole(client: PlacedClient, parsed: ParsedRequest, prompts: _Prompts) -> None:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_whole(prompts, i)) for i in range(parsed.num_prompts)]
+        tasks = [group.create_task(prompts.carry(i, None)) for i in range(parsed.num_prompts)]
     attempts = [task.result() for task in tasks]
     merged = _merged([attempt.body for attempt in attempts], prompts.num_choices)
-    await client.reply(200, _merged_headers(attempts), merged)
-
-
-async def _whole(prompts: _Prompts, index: int) -> Attempt:
-    async with prompts.relayed(index) as attempt:
-        return attempt
+    client.reply(200, _merged_headers(attempts), merged)
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
@@ -193,40 +182,31 @@ def _merged_headers(attempts: list[Attempt]) -> HeaderList:
 
 # streamed answers
 
-_Events = asyncio.Queue[dict[str, Any] | None]
-"""Decoded events of all prompts, with a None at the end of each prompt's stream."""
 
-
-async def _answer_stream(client: Client, parsed: ParsedRequest, prompts: _Prompts) -> None:
-    events: _Events = asyncio.Queue(_WAITING_EVENTS)
+async def _answer_stream(client: PlacedClient, parsed: ParsedRequest, prompts: _Prompts) -> None:
+    merged = _MergedStream(client, f"cmpl-{parsed.request_id}")
     async with asyncio.TaskGroup() as group:
         for i in range(parsed.num_prompts):
-            group.create_task(_produce(prompts, i, events))
-        await _consume(client, parsed, events)
+            group.create_task(_carry_stream(prompts, i, merged))
+    merged.end()
 
 
-async def _produce(prompts: _Prompts, index: int, events: _Events) -> None:
-    """Read one prompt's stream into the queue. Raises: PrebleError, _Refused."""
-    async with prompts.relayed(index) as attempt:
-        attempt.placed.first_token()
-        await _read_events(attempt, index * prompts.num_choices, events)
-    await events.put(None)
+async def _carry_stream(prompts: _Prompts, index: int, merged: _MergedStream) -> None:
+    """Pass one prompt's stream on. Raises: PrebleError, _Refused."""
+    splitter, offset = EventSplitter(), index * prompts.num_choices
+
+    def write(data: bytes) -> None:
+        for one in splitter.feed(data):
+            if one != b"[DONE]":
+                merged.write(_reindexed_event(one, offset))
+
+    attempt = await prompts.carry(index, Sink(_begin_nothing, write))
+    if attempt.flaw is not None:
+        raise attempt.flaw
 
 
-async def _read_events(attempt: Attempt, offset: int, events: _Events) -> None:
-    meter, splitter = attempt.meter, EventSplitter()
-    try:
-        chunk = attempt.first
-        while chunk:
-            for data in splitter.feed(chunk):
-                if data != b"[DONE]":
-                    await events.put(_reindexed_event(data, offset))
-            chunk = await anext(attempt.rest(), b"")
-            meter.feed(chunk)
-        if (flaw := meter.flaw()) is not None:
-            raise flaw
-    finally:
-        attempt.placed.usage(*meter.tokens())
+def _begin_nothing(attempt: Attempt) -> None:
+    """The answer begins with its first event, whichever prompt's that is."""
 
 
 def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
@@ -237,26 +217,31 @@ def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
     return {**decoded, "choices": _reindexed(decoded, offset)}
 
 
-async def _consume(client: Client, parsed: ParsedRequest, events: _Events) -> None:
-    """Write the events of all prompts as one stream, with the sum of the usages once at its end."""
-    total = _Total()
-    running = len(parsed.prompts)
-    last: dict[str, Any] = {}
-    while running:
-        decoded = await events.get()
-        if decoded is None:
-            running -= 1
-            continue
-        if client.status is None:
-            await client.stream(200, [(b"content-type", EVENT_STREAM)])
-        last = decoded = {**decoded, "id": f"cmpl-{parsed.request_id}"}
+class _MergedStream:
+    """The events of all prompts as one stream, with the sum of the usages once at its end."""
+
+    def __init__(self, client: PlacedClient, stream_id: str) -> None:
+        self._client = client
+        self._id = stream_id
+        self._total = _Total()
+        self._last: dict[str, Any] = {}
+
+    def write(self, decoded: dict[str, Any]) -> None:
+        """Take one decoded event. Raises: EngineProtocolError."""
+        if self._client.status is None:
+            self._client.begin(200, [(b"content-type", EVENT_STREAM)])
+        self._last = decoded = {**decoded, "id": self._id}
         if decoded["choices"]:
-            await client.write(event(msgspec.json.encode(decoded)))
+            self._client.write(event(msgspec.json.encode(decoded)))
         else:
-            total.add(decoded.get("usage"))
-    if client.status is None:
-        raise EngineProtocolError("the replicas' streams have no events")
-    if total.seen:
-        await client.write(event(msgspec.json.encode({**last, "choices": [], "usage": total.usage()})))
-    await client.write(DONE)
-    await client.end()
+            self._total.add(decoded.get("usage"))
+
+    def end(self) -> None:
+        """Every prompt's stream has ended. Raises: EngineProtocolError: none had an event."""
+        if self._client.status is None:
+            raise EngineProtocolError("the replicas' streams have no events")
+        if self._total.seen:
+            usage = {**self._last, "choices": [], "usage": self._total.usage()}
+            self._client.write(event(msgspec.json.encode(usage)))
+        self._client.write(DONE)
+        self._client.end()

@@ -5,27 +5,27 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from preble.gateway.http.client import Client
 from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.placed_client import PlacedClient
 from preble.serving import JSON_TYPE, ErrorForm, HeaderList
 
 _NOT_PASSED_BACK = frozenset(
     {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-connection",
-        "server",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "x-preble-matched-tokens",
-        "x-preble-reason",
-        "x-preble-replica",
-        "x-request-id",
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-preble-matched-tokens",
+        b"x-preble-reason",
+        b"x-preble-replica",
+        b"x-request-id",
     }
 )
 """Headers of one connection only, and ours: a replica may be such a gateway itself."""
@@ -33,14 +33,14 @@ _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
-async def reply_refusal(client: Client, attempt: Attempt) -> None:
+def reply_refusal(client: PlacedClient, attempt: Attempt) -> None:
     """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced."""
     headers, body = answer_headers(attempt), attempt.body
     if not is_json_object(body):
         headers = [JSON_TYPE, *(header for header in headers if header[0] not in _OF_THE_BODY)]
         text = f"the replica answered with status {attempt.status} and no error that can be passed on"
-        body = ErrorForm(attempt.status, "engine_error", "engine_error", text).body(client.errors)
-    await client.reply(attempt.status, headers, body)
+        body = ErrorForm(attempt.status, "engine_error", "engine_error", text).body(client.endpoint.errors)
+    client.reply(attempt.status, headers, body)
 
 
 def is_json_object(body: bytes) -> bool:
@@ -58,12 +58,7 @@ def is_json_object(body: bytes) -> bool:
 
 def answer_headers(attempt: Attempt) -> HeaderList:
     """Return the replica's headers that are for the client, and those that name the placement."""
-    # Encoded as the HTTP client decoded them, so that the bytes stay the same, whatever they are.
-    headers = [
-        (name.lower().encode(), value.encode("utf-8", "surrogateescape"))
-        for name, value in attempt.headers.items()
-        if name.lower() not in _NOT_PASSED_BACK
-    ]
+    headers = [header for header in attempt.headers if header[0] not in _NOT_PASSED_BACK]
     placement = attempt.placed.placement
     headers += [
         (b"x-preble-replica", placement.replica_id.encode()),

@@ -22,7 +22,8 @@ import msgspec
 from preble.config import ParityConfig
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
-from preble.engines.adapter import Engine, EngineResponse
+from preble.engines.adapter import Engine
+from preble.engines.awaited import AwaitedAnswer
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
 from preble.serving.endpoints import COMPLETIONS
 from preble.serving.endpoints.bodies import Text
@@ -270,7 +271,7 @@ async def _or_refusal(work: Awaitable[Sequence[int]]) -> Sequence[int] | Request
         return refusal
 
 
-async def _whole(response: EngineResponse) -> bytes:
+async def _whole(response: AwaitedAnswer) -> bytes:
     """Raises: EngineError, among them EngineProtocolError: it is too long to be the answer."""
     answer = bytearray()
     async for chunk in response.chunks():

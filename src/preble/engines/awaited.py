@@ -1,0 +1,135 @@
+"""An answer for those who wait for it in a coroutine. Requests of clients are carried by callbacks instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict
+
+from preble.errors import EngineError, EngineTimeout
+from preble.wire.heads import HeaderList
+from preble.wire.pool import Ongoing, Receiver
+
+if TYPE_CHECKING:
+    from preble.engines.http import HttpClient
+
+_MOST_HELD_BYTES = 1024 * 1024
+"""Of an answer that is read more slowly than it comes; then the replica waits."""
+
+
+class AwaitedAnswer:
+    """One POST. Entering waits for the head of the answer; leaving before the body's end aborts the work in the engine.
+
+    `heard_at`: when the last piece of the body came, by the event loop's clock; None before the first.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_client",
+        "_error",
+        "_first_byte_by",
+        "_is_complete",
+        "_is_taken",
+        "_news",
+        "_ongoing",
+        "_pieces",
+        "headers",
+        "heard_at",
+        "status",
+    )
+
+    def __init__(self, client: HttpClient, begin: Callable[[Receiver], Ongoing]) -> None:
+        """`client`: for its timeouts and its errors. `begin`: sends the request."""
+        self._client = client
+        self._begin = begin
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        self.heard_at: float | None = None
+        self._ongoing: Ongoing | None = None
+        self._pieces: list[bytes] = []
+        self._error: EngineError | None = None
+        self._is_complete = False
+        self._is_taken = False
+        self._news = asyncio.Event()
+
+    async def __aenter__(self) -> AwaitedAnswer:
+        """Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError."""
+        self._first_byte_by = asyncio.get_running_loop().time() + self._client.timeouts.first_byte_s
+        self._ongoing = self._begin(self)
+        try:
+            while not self.status:
+                await self._wait(self._first_byte_by, "did not answer in time", is_silent=True)
+                if self._error is not None:
+                    raise self._error
+        except BaseException:
+            self._ongoing.abort()
+            raise
+        return self
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Can be read once.
+
+        Raises: EngineGone: the connection broke before the end. EngineTimeout: nothing came for too long.
+        """
+        if self._is_taken:
+            raise RuntimeError("the body of an engine's answer can be read once")
+        self._is_taken = True
+        until = self._first_byte_by
+        while True:
+            if self._pieces:
+                chunk = b"".join(self._pieces)
+                self._pieces.clear()
+                if self._ongoing is not None and len(chunk) > _MOST_HELD_BYTES:
+                    self._ongoing.resume()
+                yield chunk
+                until = asyncio.get_running_loop().time() + self._client.timeouts.idle_s
+            elif self._error is not None:
+                raise self._error
+            elif self._is_complete:
+                return
+            else:
+                await self._wait(until, "sent nothing for too long", is_silent=False)
+
+    async def _wait(self, until: float, what: str, *, is_silent: bool) -> None:
+        """Return when there is something new. Raises: EngineTimeout."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self._news.wait()
+        except TimeoutError as error:
+            raise self._client.error(EngineTimeout, what, is_silent=is_silent) from error
+        self._news.clear()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ongoing is not None:
+            self._ongoing.abort()
+
+    # what becomes of the request: a `Receiver`
+
+    def answered(self, status: int, headers: HeaderList) -> None:
+        self.status, self.headers = status, text_headers(headers)
+        self._news.set()
+
+    def received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        self._pieces.append(data)
+        if self._ongoing is not None and sum(map(len, self._pieces)) > _MOST_HELD_BYTES:
+            self._ongoing.pause()
+        self._news.set()
+
+    def ended(self) -> None:
+        self._is_complete = True
+        self._news.set()
+
+    def failed(self, error: EngineError) -> None:
+        self._error = error
+        self._news.set()
+
+
+def text_headers(headers: HeaderList) -> CIMultiDict[str]:
+    """Return headers as text, by name in any case; bytes that are no UTF-8 survive encoding them again."""
+    return CIMultiDict((name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in headers)

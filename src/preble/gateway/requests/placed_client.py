@@ -1,0 +1,233 @@
+"""The client of one placed request: its key, its body, its answer, and what happens when it goes or takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from preble.config import LimitsConfig
+from preble.errors import BodyTooLarge, BodyTooSlow, EngineTimeout, Overloaded, PrebleError
+from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.client import DRAINED_TIMES, shown_headers
+from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.refusals import STOPPING
+from preble.gateway.requests.attempt import Attempt
+from preble.serving import ANYBODY, JSON_TYPE, Caller, Endpoint, ErrorForm, HeaderList
+from preble.wire.answering import Answering, ClientConnection, RequestHead
+
+_GONE = 499
+"""The status that metrics show for clients that went away; no client sees it."""
+
+
+class Gateway(Protocol):
+    """What all clients share."""
+
+    is_draining: bool
+
+    def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
+        """Return the answer for an error, and log it where it is not the client's."""
+
+    def count(self, path: str, status: int | None) -> None:
+        """An answer is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms requests are taken, until the configuration changes.
+
+    `answer`: answers one request, given its client and body.
+    """
+
+    answer: Callable[[PlacedClient, bytes], Awaitable[None]]
+    keys: KeyRing
+    limits: LimitsConfig
+    body_s: float
+    bodies: BodyMemoryBudget
+    gateway: Gateway
+
+
+class PlacedClient(Answering):
+    """The client of one placed request. `status`: of the answer, None before it begins.
+
+    `caller`: who sends the request; only an admin sees where it was placed. `request_id`: sent with every answer,
+    errors included, once it is set. `under_way`: the attempts that are at work for it. `memory`: what it has taken of
+    the budget for bodies.
+    """
+
+    def __init__(self, terms: Terms, endpoint: Endpoint, connection: ClientConnection, head: RequestHead) -> None:
+        super().__init__(connection, head)
+        self.endpoint = endpoint
+        self.status: int | None = None
+        self.caller = ANYBODY
+        self.request_id: str | None = None
+        self.under_way: set[Attempt] = set()
+        self.memory = terms.bodies.reserve()
+        self._terms = terms
+        self._tasks = connection.tasks
+        self._loop = asyncio.get_running_loop()
+        self._body: list[bytes] = []
+        self._size = 0
+        self._late_at = inf
+        self._time_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._cause: PrebleError | None = None
+        """Why the task is cancelled, None if the server ends or the client has gone."""
+        self._is_gone = False
+        self._is_served = False
+        """Whether the task has begun."""
+        self._is_over = False
+
+    # the body
+
+    def on_start(self) -> None:
+        self.limit(self._terms.body_s)
+        caller = self._terms.keys.caller(self.head.headers)
+        limit, declared = self._terms.limits.max_body_bytes, self.head.declared_bytes
+        if caller is None:
+            self.caller = NOBODY
+            self.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(self.endpoint.errors))
+            self._close(failed=False)
+            return
+        self.caller = caller
+        if declared > limit * DRAINED_TIMES:
+            self._refuse(BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}"))
+
+    def on_body(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        limit = self._terms.limits.max_body_bytes
+        self._size += len(data)
+        if self._size > limit:
+            self._body.clear()
+            if self._size > limit * DRAINED_TIMES:
+                self._refuse_large()
+            return
+        try:
+            self.memory.grow(len(data))
+        except Overloaded as error:
+            self._refuse(error)
+        else:
+            self._body.append(data)
+
+    def on_body_end(self) -> None:
+        if self._is_over:
+            return
+        if self._size > self._terms.limits.max_body_bytes:
+            self._refuse_large()
+            return
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self._late_at = inf
+        self._task = task = self._loop.create_task(self._serve(body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refuse_large(self) -> None:
+        size, limit = max(self._size, self.head.declared_bytes), self._terms.limits.max_body_bytes
+        self._refuse(BodyTooLarge(f"the body has {size} bytes or more; the limit is {limit}"))
+
+    def _refuse(self, error: PrebleError) -> None:
+        """Answer a request whose body is not complete."""
+        self._fail(error)
+        self._close(failed=True)
+
+    # the work
+
+    async def _serve(self, body: bytes) -> None:
+        """A task's root: every failure becomes an answer."""
+        failed = self._is_served = True
+        try:
+            await self._terms.answer(self, body)
+            failed = False
+        except asyncio.CancelledError:
+            if self._cause is not None:
+                self._fail(self._cause)
+            elif not self._is_gone:  # the server ends
+                self.fail(STOPPING)
+        except Exception as error:  # noqa: BLE001 (a failure must not reach the client as a traceback)
+            self._fail(error)
+        finally:
+            self._close(failed=failed)
+
+    def limit(self, seconds: float) -> None:
+        """Give up after this time from now."""
+        self._time_s = seconds
+        self._late_at = self._loop.time() + seconds
+
+    async def until_read(self) -> None:
+        """Return when the client has read most of its whole answer, which takes memory until then."""
+        while not self.response_complete:
+            await self.until_writable()
+
+    def on_time(self, now: float) -> None:
+        for attempt in tuple(self.under_way):
+            attempt.on_time(now)
+        if now < self._late_at:
+            return
+        self._late_at = inf
+        if self._task is None:
+            self._refuse(BodyTooSlow(f"the body did not arrive within {self._time_s:g} s"))
+        else:
+            self._cause = EngineTimeout(f"the answer took longer than {self._time_s:g} s")
+            self._task.cancel()
+
+    def on_gone(self) -> None:
+        if self._is_over:
+            return
+        self._is_gone = True
+        self.status = _GONE
+        if self._task is not None:
+            self._task.cancel()
+        if not self._is_served:  # a task that is cancelled before it begins never does
+            self._close(failed=True)
+
+    def on_stop(self) -> None:
+        if self._task is None and not self._is_over:
+            self.fail(STOPPING)
+            self._close(failed=True)
+
+    def on_paused(self) -> None:
+        for attempt in self.under_way:
+            attempt.pause()
+
+    def on_resumed(self) -> None:
+        for attempt in self.under_way:
+            attempt.resume()
+
+    # the answer
+
+    def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        self.status = status
+        super().reply(status, self._shown(headers), body)
+
+    def begin(self, status: int, headers: HeaderList) -> None:
+        self.status = status
+        super().begin(status, self._shown(headers))
+
+    def _shown(self, headers: HeaderList) -> HeaderList:
+        if self._terms.gateway.is_draining:
+            self.keep_alive = False
+        return shown_headers(headers, self.caller, self.request_id)
+
+    def fail(self, form: ErrorForm) -> None:
+        """Send an error in the way that is still possible: an answer, or an event. Nothing after a whole answer."""
+        if self.status is None:
+            self.reply(form.status, form.headers(), form.body(self.endpoint.errors))
+        elif self.is_streaming:
+            self.write(form.event(self.endpoint.errors))
+            self.end()
+
+    def _fail(self, error: Exception) -> None:
+        self.fail(self._terms.gateway.form_of(error, self.caller, self.request_id))
+
+    def _close(self, *, failed: bool) -> None:
+        """Give back what the request has taken."""
+        self._is_over = True
+        self._late_at = inf
+        self._body.clear()
+        self._cause = self._task = None
+        self.memory.release(failed=failed)
+        self._terms.gateway.count(self.head.path, self.status)

@@ -1,0 +1,207 @@
+"""One request of a client, and the answer to it, by callbacks: what a connection drives in place of an application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from preble.wire.heads import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
+
+_CLOSE = (b"connection", b"close")
+_CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """What a client asks for. `headers`: by name in lower case. `keeps_alive`: the connection, after the answer."""
+
+    path: str
+    headers: Mapping[bytes, bytes]
+    is_http10: bool = False
+    keeps_alive: bool = True
+
+    @property
+    def expects_continue(self) -> bool:
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
+    @property
+    def declared_bytes(self) -> int:
+        """The length of the body that the client states, 0 if it states none."""
+        declared = self.headers.get(b"content-length", b"0")
+        return int(declared) if declared.isdigit() else 0
+
+
+class ClientConnection(Protocol):
+    """What an answer needs of its connection."""
+
+    transport: asyncio.Transport
+    tasks: set[asyncio.Task[None]]
+    """What the server waits for when it ends, and cancels in the end."""
+
+    @property
+    def is_write_paused(self) -> bool:
+        """Whether the client reads too slowly."""
+
+    @property
+    def default_headers(self) -> HeaderList:
+        """Of every answer."""
+
+    def on_response_complete(self) -> None:
+        """The answer is complete."""
+
+
+class Answering:
+    """One request and its answer; derive from it. The connection calls `start` once it is this request's turn, then
+    `received` and `body_ended`, and the other `on_...` whenever it happens.
+
+    `response_started`, `response_complete`, `more_body`, `keep_alive`: as uvicorn's connection asks for them.
+    """
+
+    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.head = head
+        self.response_started = False
+        self.response_complete = False
+        self.more_body = True
+        self.keep_alive = head.keeps_alive
+        self._connection = connection
+        self.is_streaming = False
+        """Whether `begin` has begun the answer, and `end` has not ended it."""
+        self._is_chunked = False
+        self._has_started = False
+        self._early: list[bytes] = []
+        """Of the body, what came before the turn of this request: at most one read from the socket."""
+        self._is_owed = False
+        """Whether the answer is written and counts as complete once the client has read most of it."""
+        self._writable: asyncio.Future[None] | None = None
+
+    # for those who derive from it
+
+    def on_start(self) -> None:
+        """It is the turn of this request, and its body may come."""
+
+    def on_body(self, data: bytes) -> None:
+        """More of the body."""
+
+    def on_body_end(self) -> None:
+        """The body is complete."""
+
+    def on_gone(self) -> None:
+        """The client has closed the connection and will not read the answer. Called once, after `on_start`."""
+
+    def on_paused(self) -> None:
+        """The client reads slowly: write nothing more, if that is possible."""
+
+    def on_resumed(self) -> None:
+        """The client has read what there was."""
+
+    def on_time(self, now: float) -> None:
+        """Some time has passed; called a few times a second. `now`: by the event loop's clock."""
+
+    def on_stop(self) -> None:
+        """The server ends: answer now."""
+
+    # for the connection
+
+    def start(self) -> None:
+        """Begin to serve the request."""
+        self._has_started = True
+        self.on_start()
+        if self.head.expects_continue and self.more_body and not self.response_started:
+            self._connection.transport.write(CONTINUE)
+        early, self._early = self._early, []
+        for data in early:
+            self.received(data)
+        if not self.more_body and not self.response_complete:
+            self.on_body_end()
+
+    def received(self, data: bytes) -> None:
+        """More of the body has come."""
+        if not self._has_started:
+            self._early.append(data)
+        elif not self.response_complete:
+            self.on_body(data)
+
+    def body_ended(self) -> None:
+        """The body has come to its end."""
+        self.more_body = False
+        if self._has_started and not self.response_complete:
+            self.on_body_end()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._wake()
+        if self._has_started and not self.response_complete:
+            self.on_gone()
+
+    def paused(self) -> None:
+        """The connection takes no more."""
+        self.on_paused()
+
+    def resumed(self) -> None:
+        """The connection takes more."""
+        self._wake()
+        if self._is_owed:
+            self._complete()
+        elif not self.response_complete:
+            self.on_resumed()
+
+    # the answer
+
+    def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """Write a whole answer. It counts as complete once a client that reads slowly has read most of a large one."""
+        self._write_head(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._connection.transport.write(body)
+        self._is_owed = self._connection.is_write_paused
+        if not self._is_owed:
+            self._complete()
+
+    def begin(self, status: int, headers: HeaderList) -> None:
+        """Begin an answer whose length is unknown."""
+        self.is_streaming = True
+        self._is_chunked = not self.head.is_http10
+        if not self._is_chunked:
+            self.keep_alive = False
+        self._write_head(status, [*headers, _CHUNKED] if self._is_chunked else headers)
+
+    def write(self, data: bytes) -> None:
+        """Write more of an answer that `begin` has begun. `data`: not empty."""
+        self._connection.transport.write(chunk(data) if self._is_chunked else data)
+
+    def end(self) -> None:
+        """End an answer that `begin` has begun."""
+        self.is_streaming = False
+        if self._is_chunked:
+            self._connection.transport.write(LAST_CHUNK)
+        self._complete()
+
+    async def until_writable(self) -> None:
+        """Return when the client has read most of what was written, or is gone."""
+        if self._connection.is_write_paused and not self._connection.transport.is_closing():
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
+
+    def _write_head(self, status: int, headers: HeaderList) -> None:
+        self.response_started = True
+        if _CLOSE in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers = [*headers, _CLOSE]
+        self._connection.transport.write(answer_head(status, [*self._connection.default_headers, *headers]))
+
+    def _complete(self) -> None:
+        self._is_owed = False
+        self.response_complete = True
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.on_response_complete()
+
+    def _wake(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+
+Accept = Callable[[ClientConnection, RequestHead], Answering | None]
+"""Returns who serves a POST by callbacks, None if it is for the application."""

@@ -1,0 +1,53 @@
+"""Heads of HTTP messages, and chunks, as bytes. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+HeaderList = list[tuple[bytes, bytes]]
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def _status_line(code: int) -> bytes:
+    try:
+        return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\n".encode()
+    except ValueError:
+        return b"HTTP/1.1 %d \r\n" % code
+
+
+_STATUS_LINES = tuple(map(_status_line, range(600)))
+
+
+def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    r"""Return the head of an answer. `status`: at most 599.
+
+    >>> answer_head(404, [(b"a", b"1")])
+    b'HTTP/1.1 404 Not Found\r\na: 1\r\n\r\n'
+    """
+    return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
+
+
+def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: int) -> bytes:
+    r"""Return the head of a request. `start`: its first lines, all that is the same for each.
+
+    Raises: ValueError: a header has a line break, or a letter that is no byte (latin-1).
+
+    >>> request_head(b"POST / HTTP/1.1\r\nHost: a\r\n", [("B", "c")], 2)
+    b'POST / HTTP/1.1\r\nHost: a\r\nB: c\r\nContent-Length: 2\r\n\r\n'
+    """
+    lines = [f"{name}: {value}" for name, value in headers]
+    text = "\r\n".join([*lines, ""])
+    if text.count("\n") + text.count("\r") != 2 * len(lines):
+        raise ValueError("a header has a line break")
+    return b"%b%bContent-Length: %d\r\n\r\n" % (start, text.encode("latin-1"), body_bytes)
+
+
+def chunk(data: bytes) -> bytes:
+    r"""Return one chunk of a body whose length is unknown.
+
+    >>> chunk(b"hello")
+    b'5\r\nhello\r\n'
+    """
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -1,0 +1,307 @@
+"""Requests that are served by callbacks: a connection without sockets, and the same requests as strict parsers read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any, cast
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from preble.web.connection import BoundedConnection
+from preble.wire.answering import Answering, ClientConnection, RequestHead
+from preble.wire.heads import CONTINUE
+from web.test_connection import Application, FakeLoop
+
+KEPT = b"HTTP/1.1 200 OK\r\n"
+
+
+class Loop(FakeLoop):
+    """Calls later what is to be called soon, when the test says so."""
+
+    def __init__(self) -> None:
+        self._soon: list[Callable[[], object]] = []
+
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
+        self._soon.append(lambda: call(*args))
+
+    def turn(self) -> None:
+        while self._soon:
+            self._soon.pop(0)()
+
+
+class Transport(asyncio.Transport):
+    """Takes everything, or nothing more while the client does not read."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self.written = b""
+        self.closed = False
+        self.reading = True
+        self.full_bytes = 0
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.full_bytes
+
+
+class Served(Answering):
+    """Answers with the number of bytes of the body, at once or when the test says so."""
+
+    def __init__(self, client: Client, connection: ClientConnection, head: RequestHead) -> None:
+        super().__init__(connection, head)
+        self._client = client
+        self.body = b""
+        self.gone = 0
+        self.paused_times = 0
+        client.served.append(self)
+
+    def on_start(self) -> None:
+        if self._client.refuses:
+            self.reply(401, [], b"")
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_body_end(self) -> None:
+        self._client.complete.append((self.head.path, self.body))
+        if self._client.at_once:
+            self.answer()
+
+    def answer(self) -> None:
+        self.reply(200, [], b"%d" % len(self.body))
+
+    def on_gone(self) -> None:
+        self.gone += 1
+
+    def on_paused(self) -> None:
+        self.paused_times += 1
+
+
+class Client:
+    """A client's connection without a socket."""
+
+    def __init__(self, *, at_once: bool = True, refuses: bool = False) -> None:
+        self.at_once, self.refuses = at_once, refuses
+        self.served: list[Served] = []
+        self.complete: list[tuple[str, bytes]] = []
+        self.loop, self.transport = Loop(), Transport()
+        self.connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, self.loop))
+        self.connection.accept = lambda connection, head: Served(self, connection, head)
+        self.connection.connection_made(self.transport)
+
+    def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            if not self.transport.closed:
+                self.connection.data_received(piece)
+                self.loop.turn()
+
+
+def post(path: bytes, body: bytes, framing: str = "length", more: bytes = b"") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b" % (path, more)
+    if framing == "length":
+        return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(body[i : i + 7]), body[i : i + 7]) for i in range(0, len(body), 7))
+    return b"%btransfer-encoding: chunked\r\n\r\n%b0\r\n\r\n" % (head, chunks)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def strictly(data: bytes) -> list[tuple[str, bytes]]:
+    """The complete requests that h11 reads, until it refuses one."""
+    connection, found = h11.Connection(h11.SERVER), []
+    path, body = "", b""
+    connection.receive_data(data)
+    try:
+        while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            if isinstance(event, h11.Request):
+                path, body = event.target.decode(), b""
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                found.append((path, body))
+                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is not h11.DONE:
+                    break
+                connection.start_next_cycle()
+            elif isinstance(event, h11.ConnectionClosed):
+                break
+    except h11.ProtocolError:
+        pass
+    return found
+
+
+REQUESTS = st.lists(
+    st.tuples(st.sampled_from([b"/a", b"/b/c", b"/d"]), st.binary(max_size=40), st.sampled_from(["length", "chunks"])),
+    min_size=1,
+    max_size=4,
+)
+PLACES = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+@given(REQUESTS, PLACES, st.booleans())
+def test_requests_are_the_same_in_whatever_pieces_they_come(
+    requests: list[tuple[bytes, bytes, str]], places: list[int], at_once: bool
+) -> None:
+    client = Client(at_once=at_once)
+    client.send(*cut(b"".join(post(*request) for request in requests), places))
+    for number in range(len(requests) if not at_once else 0):
+        client.served[number].answer()
+        client.loop.turn()
+    assert client.complete == [(path.decode(), body) for path, body, _ in requests]
+    assert client.transport.written.count(KEPT) == len(requests)
+    assert not client.transport.closed and client.transport.reading
+
+
+JUNK = st.binary(min_size=1, max_size=3) | st.sampled_from(
+    [b"\r\n", b"\n", b" ", b"\0", b"content-length: 3\r\n", b"-"]
+)
+
+
+@given(REQUESTS, st.integers(0, 1000), st.integers(0, 3), JUNK, PLACES)
+def test_no_request_is_read_that_a_strict_parser_reads_otherwise(
+    requests: list[tuple[bytes, bytes, str]], place: int, removed: int, junk: bytes, places: list[int]
+) -> None:
+    """Bytes of requests replaced by others: what both take for whole requests is the same, in the same order."""
+    sent = b"".join(post(*request) for request in requests)
+    place %= len(sent)
+    sent = sent[:place] + junk + sent[place + removed :]
+    client = Client()
+    client.send(*cut(sent, places))
+    ours, theirs = client.complete, strictly(sent)
+    assert [body for _, body in ours][: len(theirs)] == [body for _, body in theirs][: len(ours)]
+
+
+@given(st.lists(st.binary(max_size=30), max_size=6))
+def test_garbage_is_refused_or_waited_for(pieces: list[bytes]) -> None:
+    client = Client()
+    client.send(*pieces)
+    assert client.complete == [] or b"POST" in b"".join(pieces)
+
+
+def test_a_path_is_found_however_it_is_written() -> None:
+    client = Client()
+    for path in (b"/v1/completions", b"/v1/%63ompletions?a=b", b"http://x/v1/completions"):
+        client.send(post(path, b""))
+    assert client.complete == [("/v1/completions", b"")] * 3
+
+
+def test_whoever_asks_whether_to_go_on_is_answered_first() -> None:
+    client = Client()
+    head, _, body = post(b"/", b"hello", more=b"expect: 100-continue\r\n").partition(b"hello")
+    client.send(head)
+    assert client.transport.written == CONTINUE
+    client.send(b"hello", body)
+    assert client.complete == [("/", b"hello")]
+
+
+def test_who_is_refused_is_not_asked_to_go_on_and_his_body_is_nobodys_request() -> None:
+    client = Client(refuses=True)
+    client.send(post(b"/", post(b"/smuggled", b""), more=b"expect: 100-continue\r\n"), post(b"/next", b""))
+    assert client.transport.written.count(b"HTTP/1.1 401 ") == len(client.served) == 2
+    assert CONTINUE not in client.transport.written
+    assert client.complete == []
+
+
+def test_ten_thousand_refused_requests_behind_a_slow_one_are_answered_one_after_the_other() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b"slow"))
+    client.refuses = True
+    client.connection.data_received(post(b"/", b"") * 10_000)
+    assert not client.transport.reading
+    client.served[0].answer()
+    client.loop.turn()
+    assert client.transport.written.count(b"HTTP/1.1 401 ") == 10_000
+
+
+def test_http_1_0_ends_with_its_connection_and_has_no_chunks() -> None:
+    client = Client(at_once=False)
+    client.send(b"POST / HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+    [served] = client.served
+    served.begin(200, [])
+    served.write(b"one")
+    served.write(b"two")
+    served.end()
+    head, _, body = client.transport.written.partition(b"\r\n\r\n")
+    assert body == b"onetwo" and b"chunked" not in head and b"connection: close" in head
+    assert client.transport.closed
+
+
+def test_a_stream_is_written_in_chunks() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b""))
+    [served] = client.served
+    served.begin(200, [(b"a", b"b")])
+    served.write(b"one")
+    served.end()
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="POST", target="/", headers=[("host", "x")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(client.transport.written)
+    kinds = [type(connection.next_event()) for _ in range(3)]
+    assert kinds == [h11.Response, h11.Data, h11.EndOfMessage]
+    assert not client.transport.closed
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_who_leaves_before_his_answer_is_heard_of_once(is_begun: bool) -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b""), post(b"/later", b""))
+    one, later = client.served
+    if is_begun:
+        one.begin(200, [])
+    client.connection.connection_lost(None)
+    client.loop.turn()
+    assert (one.gone, later.gone) == (1, 0)
+    assert client.complete == [("/", b"")]
+
+
+def test_a_whole_answer_counts_as_complete_once_it_has_been_read() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b"a"), post(b"/later", b""))
+    one, _ = client.served
+    client.connection.pause_writing()
+    one.answer()
+    client.loop.turn()
+    assert (one.response_complete, one.paused_times, len(client.complete)) == (False, 1, 1)
+    client.connection.resume_writing()
+    client.loop.turn()
+    assert one.response_complete and len(client.complete) == 2
+
+
+def test_an_idle_connection_is_closed_in_time_and_one_that_is_served_is_not() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b""))
+    client.connection.on_time(1e6)
+    assert not client.transport.closed
+    client.served[0].answer()
+    client.connection.on_time(client.connection.timeout_keep_alive - 1)
+    assert not client.transport.closed
+    client.connection.on_time(client.connection.timeout_keep_alive)
+    assert client.transport.closed
