@@ -7,6 +7,7 @@ PrebleError
 ├── RequestError             the client's                                         4xx
 │   ├── PromptTooLong        no replica can ever hold this prompt                 400
 │   ├── UnknownModel         no replica serves this model                         404
+│   ├── UnknownResponse      no replica has stored this response                  404
 │   ├── BodyTooLarge         the body is over the configured limit                413
 │   ├── AnswerTooLarge       the answer, asked for in one piece, is over the limit 400
 │   └── BodyTooSlow          the body did not arrive in time                      408
@@ -65,6 +66,13 @@ class UnknownModel(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class UnknownResponse(RequestError):
+    """No replica has stored the response that the request names."""
+
+    status = 404
+    code = "response_not_found"
 
 
 class BodyTooLarge(RequestError):

@@ -17,12 +17,20 @@ Behaviour = Callable[["FakeReplica", web.Request, dict[str, Any]], Awaitable[web
 
 
 class FakeReplica:
-    """One OpenAI-compatible replica. `script`: behaviours of the next requests; afterwards it answers normally."""
+    """One OpenAI-compatible replica. `script`: behaviours of the next requests; afterwards it answers normally.
+
+    `paths`: that it serves too.
+    """
 
     def __init__(
-        self, models: list[dict[str, Any]] | None = None, max_model_len: int = 8192, address: str = "127.0.0.1"
+        self,
+        models: list[dict[str, Any]] | None = None,
+        max_model_len: int = 8192,
+        address: str = "127.0.0.1",
+        paths: tuple[str, ...] = (),
     ) -> None:
         self._address = address
+        self._paths = paths
         self.models = models or [{"id": "tiny", "max_model_len": max_model_len}]
         self.script: deque[Behaviour] = deque()
         self.requests: list[dict[str, Any]] = []
@@ -58,6 +66,8 @@ class FakeReplica:
         app.router.add_get("/metrics", self._no_metrics)
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
+        for path in self._paths:
+            app.router.add_post(path, self._serve)
         app.router.add_post("/tokenize", self._tokenize)
         for path in self.pages:
             app.router.add_get(path, self._page)

@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from preble.core.types import unpack_tokens
 from preble.errors import EngineProtocolError, RequestError
 from preble.serving import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, ErrorForm, Fields, StreamMeter, endpoint_of
-from preble.serving.endpoints.bodies import PromptLimits
+from preble.serving.endpoints.bodies import PromptLimits, decode_text
 from preble.serving.endpoints.errors import ErrorStyle
 
 LIMITS = PromptLimits(8, 1000)
@@ -32,6 +33,11 @@ def chat(endpoint: Endpoint, **body: Any) -> dict[str, Any]:
     decoded: dict[str, Any] = json.loads(fields.chat)
     assert CHAT.read(fields.chat, LIMITS).model == "m"
     return decoded
+
+
+def texts(fields: Fields) -> list[str]:
+    """The prompts that are texts."""
+    return [decode_text(prompt) for prompt in fields.prompts if isinstance(prompt, Raw)]
 
 
 def messages(endpoint: Endpoint, **body: Any) -> list[dict[str, Any]]:
@@ -139,8 +145,8 @@ def test_a_response_names_what_it_continues() -> None:
 
 
 def test_generate_takes_a_text_ids_or_a_batch_which_is_placed_by_its_first() -> None:
-    assert read(GENERATE, text="Hi", sampling_params={"max_new_tokens": 3, "n": 2}).prompts == ["Hi"]
-    assert read(GENERATE, text=["Hi", "Ho"]).prompts == ["Hi"]
+    assert texts(read(GENERATE, text="Hi", sampling_params={"max_new_tokens": 3, "n": 2})) == ["Hi"]
+    assert texts(read(GENERATE, text=["Hi", "Ho"])) == ["Hi"]
     [ids] = read(GENERATE, input_ids=[[1, 2], [3]]).prompts
     assert list(unpack_tokens(ids)) == [1, 2]
     assert read(GENERATE, text="Hi", lora_path="a").model == "a"
@@ -157,7 +163,7 @@ def test_tokens_in_takes_one_list_of_ids() -> None:
 
 
 def test_an_invocation_is_read_as_what_it_is() -> None:
-    assert read(INVOCATIONS, messages=[HI]).chat and read(INVOCATIONS, prompt="Hi").prompts == ["Hi"]
+    assert read(INVOCATIONS, messages=[HI]).chat and texts(read(INVOCATIONS, prompt="Hi")) == ["Hi"]
     assert read(INVOCATIONS, input="Hi").by_load
 
 

@@ -14,8 +14,17 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on what one client, or all together, may send."""
 
     max_body_bytes: Annotated[
-        int, about("Largest request body.", unit="bytes", why="a million-token prompt of text is 4 to 6 MB", ge=1)
-    ] = 16 * 1024 * 1024
+        int, about("Largest request body in JSON.", unit="bytes", why="a chat with a dozen photos", ge=1)
+    ] = 64 * 1024 * 1024
+    max_upload_bytes: Annotated[
+        int,
+        about(
+            "Largest request body that is no JSON, such as a sound file; it is passed on as it comes.",
+            unit="bytes",
+            why="hours of speech",
+            ge=1,
+        ),
+    ] = 1024 * 1024 * 1024
     max_in_flight: Annotated[
         int,
         about(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from io import BytesIO
@@ -21,6 +21,7 @@ import msgspec
 
 from preble.core.types import ReplicaId
 from preble.engines.awaited import AwaitedAnswer
+from preble.engines.forwarding import Forwarded
 from preble.errors import (
     EngineError,
     EngineGone,
@@ -119,6 +120,24 @@ class HttpClient:
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
         """As `begin`, for coroutines."""
         return AwaitedAnswer(self, partial(self.begin, path, body, headers))
+
+    @asynccontextmanager
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str], body: AsyncIterable[bytes] | None = None
+    ) -> AsyncIterator[Forwarded]:
+        """Pass on a request as its body comes. Leaving before the answer's end aborts the work in the engine.
+
+        Raises, on entering: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
+        """
+        with self._own_errors():
+            async with asyncio.timeout(self.timeouts.first_byte_s):
+                response = await self._session_now().request(
+                    method, self.url + path, data=body, headers=self._headers_of(headers), allow_redirects=False
+                )
+        try:
+            yield Forwarded(self, response)
+        finally:
+            response.release() if response.content.at_eof() else response.close()
 
     async def ask(self, path: str, body: bytes | None = None) -> HttpAnswer:
         """A question of our own: GET, or POST where there is a body. The whole answer, of whatever status.

@@ -24,6 +24,8 @@ from preble.gateway.http.refusals import FORBIDDEN, NO_ADMINS, STOPPING
 from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.requests.completions import Completions
 from preble.gateway.requests.placed_client import PlacedClient, Terms
+from preble.gateway.requests.stored import STORED, answer_stored
+from preble.gateway.requests.upload import Uploads, is_upload
 from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
@@ -48,7 +50,7 @@ PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 _ADDRESS = re.compile(r"https?://\S+")
 _GONE = 499
 """The status that metrics show for clients that went away; no client sees it."""
-_BODIES_HELD = 64
+_BODIES_HELD = 16
 """How many bodies of the largest size fit into the memory budget."""
 _LARGEST_REPLICA_BYTES = 64 * 1024
 
@@ -92,15 +94,18 @@ class App:
         self.bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
         self._for_admins = (DEBUG, REPLICAS, *((_METRICS,) if config.auth.metrics_need_key else ()))
+        self._uploads = Uploads(self._serving, config)
         answer = Completions(self._serving, config).answer
         self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return who serves a POST by callbacks, None if it is no placed request."""
-        if head.path in self._gets or head.path.startswith((DEBUG, REPLICAS)):
+        if head.path in self._gets or head.path.startswith((DEBUG, REPLICAS, STORED)):
             return None
         endpoint = endpoint_of(head.path)
-        return None if endpoint is None else PlacedClient(self._terms, endpoint, connection, head)
+        if endpoint is None or is_upload(endpoint, head.headers):
+            return None
+        return PlacedClient(self._terms, endpoint, connection, head)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         client = Client(scope["headers"], receive, send, query=scope["query_string"])
@@ -186,8 +191,13 @@ class App:
             await self._answer_page(method, path, client)
         elif path in (REPLICAS, DRAIN, UNDRAIN):
             await self._answer_replicas(method, path, client)
+        elif path.startswith(STORED):
+            await answer_stored(client, self._serving, method, path)
         elif path.startswith(_MODELS + "/") and method in ("GET", "HEAD"):
             await self._model(client, path.removeprefix(_MODELS + "/"))
+        elif endpoint is not None and method == "POST":
+            with self.bodies.share() as share:
+                await self._uploads.answer(endpoint, client, share)
         elif path in ENDPOINTS:
             await self._not_allowed(client, method, b"POST")
         else:

@@ -21,6 +21,7 @@ from preble.serving.endpoints import (
     Usage,
     endpoint_of,
     error_form,
+    read_upload,
 )
 from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
@@ -71,4 +72,5 @@ __all__ = [
     "Usage",
     "endpoint_of",
     "error_form",
+    "read_upload",
 ]

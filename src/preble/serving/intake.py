@@ -21,6 +21,7 @@ from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.placed import Placed
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
+from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.tokens import TokenSource
 from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
@@ -36,7 +37,8 @@ class Intake(ABC):
     """Takes requests in and has them placed. Carriers use this, whoever decides: `Serving` in this process, or
     another process.
 
-    `replicas`: those that are live. `telemetry`: the metrics; a carrier counts its own in `telemetry.numbers`.
+    `replicas`: those that are live. `stored`: which of them has stored which response. `telemetry`: the metrics; a
+    carrier counts its own in `telemetry.numbers`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Intake(ABC):
         self._config = config
         self._tokens = tokens
         self._ids = RequestIds()
+        self.stored = StoredResponses(replicas)
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
         """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
@@ -70,6 +73,13 @@ class Intake(ABC):
         salts = self.replicas.take_cache_salts
         return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
 
+    def take(
+        self, endpoint: Endpoint, headers: Mapping[bytes, bytes], fields: Fields, request_id: str, caller: Caller
+    ) -> ParsedRequest:
+        """Return a request whose fields the carrier has read itself, of a body that it passes on as it comes."""
+        now = asyncio.get_running_loop().time()
+        return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
+
     @abstractmethod
     def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[ParsedRequest]:
         """A context in which a request may be placed and answered. Gives the request as it is to be served: its id is
@@ -86,6 +96,8 @@ class Intake(ABC):
         self.replicas.check_model(parsed.model)
         fields = parsed.fields
         avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
+        if fields.continues is not None and (holder := await self.stored.holder(fields.continues)) is not None:
+            avoid = frozenset(self.replicas) - {holder}
         if fields.by_load:
             shortest = self.replicas.shortest_prompt(fields.model)
             tokens = stand_in_tokens(int(min(fields.load_tokens, shortest)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +47,7 @@ class Client:
         self._receive = receive
         self._send = send
         self._complete = False
+        self._uploads: asyncio.Event | None = None
 
     async def read_body(self, limit: int, timeout_s: float, share: BodyReservation) -> bytes:
         """Return the whole body; `share` grows as it arrives.
@@ -59,8 +60,26 @@ class Client:
         except TimeoutError as error:
             raise BodyTooSlow(f"the body did not arrive within {timeout_s:g} s") from error
 
+    def pieces(self, timeout_s: float) -> AsyncIterator[bytes]:
+        """Yield the body as it comes; each piece within `timeout_s`. Raises: BodyTooSlow, ClientGone."""
+        self._uploads = asyncio.Event()
+        return self._pieces(timeout_s, self._uploads)
+
+    async def _pieces(self, timeout_s: float, done: asyncio.Event) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    message = await self._next_piece()
+            except TimeoutError as error:
+                raise BodyTooSlow(f"nothing of the body arrived for {timeout_s:g} s") from error
+            more = message.get("more_body", False)
+            if not more:
+                done.set()
+            yield message["body"]
+
     async def _read(self, limit: int, share: BodyReservation) -> bytes:
-        declared = self._declared_length()
+        declared = self.declared_length()
         if declared > limit * DRAINED_TIMES:
             raise BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}")
         message = await self._next_piece()
@@ -79,7 +98,8 @@ class Client:
             raise BodyTooLarge(f"the body has {max(size, declared)} bytes or more; the limit is {limit}")
         return bytes(body)
 
-    def _declared_length(self) -> int:
+    def declared_length(self) -> int:
+        """Return the length that the client gave for the body, 0 for none."""
         declared = self.headers.get(b"content-length", b"0")
         return int(declared) if declared.isdigit() else 0
 
@@ -95,6 +115,8 @@ class Client:
 
     async def wait_until_gone(self) -> None:
         """Return when the client has closed the connection before it got its whole answer."""
+        if self._uploads is not None:
+            await self._uploads.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if self._complete:
@@ -109,6 +131,19 @@ class Client:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def begin(self, status: int, headers: HeaderList) -> None:
+        """Begin an answer that is sent as it comes."""
+        await self._start(status, headers)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send the next bytes of it. Waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self) -> None:
+        """End it."""
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.status = status

@@ -27,7 +27,7 @@ class Attempt:
 
     After `carry`, `status` and `headers` are the answer's, and `flaw` says what is wrong with a stream that has
     passed. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has got
-    anything; then the request cannot move.
+    anything; then the request cannot move. `answer_id`: of an answer that replicas store.
     """
 
     def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
@@ -39,6 +39,7 @@ class Attempt:
         self.body = b""
         self.is_stream = False
         self.has_begun = False
+        self.answer_id: str | None = None
         self.flaw: EngineProtocolError | None = None
         self._endpoint = endpoint
         self._max_answer_bytes = max_answer_bytes
@@ -111,6 +112,7 @@ class Attempt:
             if not self.is_stream:
                 self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
                 self._report_usage()
+                self.answer_id = self._endpoint.id_of(self.body)
             else:
                 if not self.has_begun:
                     self._begin()
@@ -141,7 +143,9 @@ class Attempt:
             raise EngineProtocolError("the replica's answer is empty")
         if (error := self.meter.error()) is not None:
             raise error
-        self.placed.first_token()
+        if not self._endpoint.by_load:
+            self.placed.first_token()
+        self.answer_id = self._endpoint.id_of(b"".join(self._pieces))
         self.has_begun = True
         if self._sink is not None:
             self._sink.begin(self)
@@ -221,7 +225,7 @@ class Attempt:
         # They hold this attempt, which holds the placement: as a circle, both would stay until a full collection.
         self.placed.on_lost, self.placed.heard_at = None, _unheard
         self._ongoing = self._sink = None
-        if self.has_begun:
+        if self.has_begun and not self._endpoint.by_load:
             self.placed.usage(*self.meter.tokens())
         if error is None:
             self.placed.end()

@@ -47,6 +47,8 @@ class Relay:
             try:
                 await attempt.carry(self.body, self.headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
+                    if attempt.answer_id is not None:
+                        self.serving.stored.note(attempt.answer_id, attempt.placed.placement.replica_id)
                     return attempt
             except EngineError as error:
                 if attempt.has_begun:

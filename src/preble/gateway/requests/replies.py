@@ -56,9 +56,14 @@ def is_json_object(body: bytes) -> bool:
     return True
 
 
+def passed_back(headers: HeaderList) -> HeaderList:
+    """Return the replica's headers that are for the client."""
+    return [header for header in headers if header[0] not in _NOT_PASSED_BACK]
+
+
 def answer_headers(attempt: Attempt) -> HeaderList:
     """Return the replica's headers that are for the client, and those that name the placement."""
-    headers = [header for header in attempt.headers if header[0] not in _NOT_PASSED_BACK]
+    headers = passed_back(attempt.headers)
     placement = attempt.placed.placement
     headers += [
         (b"x-preble-replica", placement.replica_id.encode()),

@@ -2,6 +2,7 @@
 
 from preble.serving.endpoints.answers import PromptTokensDetails, Usage
 from preble.serving.endpoints.bodies import Fields, Prompt
+from preble.serving.endpoints.by_load import read_upload
 from preble.serving.endpoints.endpoint import Endpoint
 from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form
 from preble.serving.endpoints.events import StreamMeter
@@ -24,4 +25,5 @@ __all__ = [
     "Usage",
     "endpoint_of",
     "error_form",
+    "read_upload",
 ]

@@ -33,6 +33,8 @@ class LoadBody(Reserved, kw_only=True):
 
 
 _BODY = msgspec.json.Decoder(LoadBody)
+_BOUNDARY = re.compile(rb'multipart/form-data\b.*\bboundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', re.IGNORECASE)
+_MODEL = re.compile(rb'content-disposition:[^\r\n]*\bname="?model"?[;\r]', re.IGNORECASE)
 
 
 def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
@@ -40,6 +42,30 @@ def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
     given: LoadBody = decoded(_BODY, body)
     refuse_reserved(given)
     return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
+
+
+def read_upload(head: bytes, content_type: bytes, length: int, *, is_whole: bool) -> Fields | None:
+    """Read the beginning of a body that is no JSON; None if more of it is needed to know the model.
+
+    `length`: of all of it, 0 if it is not known.
+
+    >>> form = b'--x\\r\\nContent-Disposition: form-data; name="model"\\r\\n\\r\\nwhisper\\r\\n--x'
+    >>> kind = b"multipart/form-data; boundary=x"
+    >>> read_upload(form, kind, 0, is_whole=False).model, read_upload(form[:40], kind, 0, is_whole=False)
+    ('whisper', None)
+    """
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        return Fields(load_tokens=length // BYTES_PER_TOKEN)
+    mark = re.escape(b"--" + (boundary[1] or boundary[2]))
+    part = rb"(?:^|\r\n)" + mark + rb"\r\n((?:[^\r\n]+\r\n)+)\r\n(.*?)\r\n" + mark
+    at = 0
+    while (found := re.compile(part, re.DOTALL).search(head, at)) is not None:
+        if _MODEL.search(found[1]):
+            model = found[2].decode("utf-8", "replace")
+            return Fields(model=model or None, load_tokens=length // BYTES_PER_TOKEN)
+        at = found.end(2)
+    return Fields(load_tokens=len(head) // BYTES_PER_TOKEN) if is_whole else None
 
 
 def read_invocation(body: bytes, limits: PromptLimits) -> Fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from preble.serving.endpoints.by_load import ANY_EVENTS, no_usage, read_by_load
 from preble.serving.endpoints.errors import ErrorStyle
 from preble.serving.endpoints.events import EventForm, StreamMeter
 
+_ID_WITHIN_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -19,7 +22,8 @@ class Endpoint:
     `read`: the fields of a body that placing needs; raises RequestError. `usage`: of a whole answer, None if it reports
     none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams. `salt_field`: the
     field of a body that keeps a tenant's KV apart, "" where the endpoint computes none that is kept. `by_load`: whether
-    its answers may be of any kind, and streams as well as not, whatever the request says.
+    its answers may be of any kind, and streams as well as not, whatever the request says. `answer_id`: finds the id of
+    an answer that replicas store, None where they store none.
     """
 
     path: str
@@ -30,6 +34,7 @@ class Endpoint:
     salt_field: str = "cache_salt"
     by_load: bool = False
     label: str = ""
+    answer_id: re.Pattern[bytes] | None = None
 
     @classmethod
     def of_any(cls, path: str, errors: ErrorStyle = ErrorStyle.OPENAI, *, label: str = "") -> Endpoint:
@@ -40,6 +45,11 @@ class Endpoint:
     def counted_as(self) -> str:
         """The path as metrics name it: one of few."""
         return self.label or self.path
+
+    def id_of(self, answer: bytes) -> str | None:
+        """Return the id of an answer, given its beginning; None where it has none that matters."""
+        found = self.answer_id.search(answer, 0, _ID_WITHIN_BYTES) if self.answer_id is not None else None
+        return found[1].decode() if found else None
 
     def meter(self) -> StreamMeter:
         """Return the meter of one streamed answer."""

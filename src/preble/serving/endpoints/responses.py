@@ -90,6 +90,7 @@ def _usage_in_events(tail: bytes) -> Usage | None:
     return usage.usage() if usage is not None else None
 
 
+RESPONSE_ID = re.compile(rb'"id": ?"(resp_[\w.:-]{1,200})"')
 _BEFORE = rb"(?:created|queued|in_progress)"
 RESPONSE_EVENTS = EventForm(
     error=re.compile(rb"event: ?(?:error|response\.failed)\r?\n"),

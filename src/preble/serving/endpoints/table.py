@@ -19,11 +19,18 @@ from preble.serving.endpoints.messages import (
     usage_of_count,
     usage_of_message,
 )
-from preble.serving.endpoints.responses import RESPONSE_EVENTS, read_response, usage_of_response
+from preble.serving.endpoints.responses import RESPONSE_EVENTS, RESPONSE_ID, read_response, usage_of_response
 
 COMPLETIONS = Endpoint("/v1/completions", read_completion, usage_of_completion, OPENAI_EVENTS)
 CHAT = Endpoint("/v1/chat/completions", read_chat, usage_of_completion, OPENAI_EVENTS)
-RESPONSES = Endpoint("/v1/responses", read_response, usage_of_response, RESPONSE_EVENTS, ErrorStyle.RESPONSES)
+RESPONSES = Endpoint(
+    "/v1/responses",
+    read_response,
+    usage_of_response,
+    RESPONSE_EVENTS,
+    ErrorStyle.RESPONSES,
+    answer_id=RESPONSE_ID,
+)
 MESSAGES = Endpoint("/v1/messages", read_messages, usage_of_message, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC)
 COUNT_TOKENS = Endpoint(
     "/v1/messages/count_tokens", read_count, usage_of_count, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC, salt_field=""

@@ -1,0 +1,23 @@
+"""Requests about a response that a replica has stored: passed to that replica, unplaced."""
+
+from __future__ import annotations
+
+from preble.errors import UnknownResponse
+from preble.gateway.http.client import Client
+from preble.gateway.requests.upload import pass_on
+from preble.serving import Intake
+
+STORED = "/v1/responses/"
+_ASKED = (("", "GET"), ("", "DELETE"), ("cancel", "POST"))
+
+
+async def answer_stored(client: Client, serving: Intake, method: str, path: str) -> None:
+    """Answer a request to `/v1/responses/ID`, or to `cancel` below it. Raises: PrebleError."""
+    response_id, _, rest = path.removeprefix(STORED).partition("/")
+    holder = await serving.stored.holder(response_id) if (rest, method) in _ASKED else None
+    if holder is None:
+        raise UnknownResponse(f"no replica has a response with the id {response_id[:200]!r}")
+    target = f"{path}?{client.query.decode('latin-1')}" if client.query else path
+    http = serving.replicas.engine(holder).http
+    async with client.watched(), http.forward(method, target, {}) as response:
+        await pass_on(client, response, [])

@@ -1,0 +1,138 @@
+"""Bodies that are no JSON, such as sound files: passed on as they come, once the model in them is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from preble.config import GatewayConfig
+from preble.engines import Forwarded
+from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
+from preble.gateway.http.body_memory import BodyReservation
+from preble.gateway.http.client import Client
+from preble.gateway.requests.headers import PassedHeaders
+from preble.gateway.requests.replies import passed_back
+from preble.serving import Endpoint, Fields, HeaderList, Intake, ParsedRequest, Placed, read_upload
+
+_KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
+
+
+def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is surely no JSON, and may be something else. Many clients send JSON under another name."""
+    return endpoint.by_load and headers.get(b"content-type", b"").lower().startswith(_KINDS)
+
+
+class Upload:
+    """One body. Iterate over it once it is clear that its replica takes it; until then it can go to another one."""
+
+    def __init__(self, client: Client, limit: int, piece_s: float, memory: BodyReservation) -> None:
+        """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
+        self._pieces = client.pieces(piece_s)
+        self._content_type = client.headers.get(b"content-type", b"")
+        self._num_declared = client.declared_length()
+        self._limit = limit
+        self._memory = memory
+        self._head = bytearray()
+        self._is_whole = False
+        self.has_begun = False
+        """Whether some of it was sent, so that it cannot be sent again."""
+        self.failure: Exception | None = None
+        """Why it could not be read to its end."""
+
+    async def read_fields(self) -> Fields:
+        """Read as much as it takes to know the model. Raises: BodyTooLarge, BodyTooSlow, ClientGone, Overloaded."""
+        self._check(self._num_declared)
+        while True:
+            fields = read_upload(bytes(self._head), self._content_type, self._num_declared, is_whole=self._is_whole)
+            if fields is not None:
+                return fields
+            piece = await anext(self._pieces, None)
+            self._is_whole = piece is None
+            self._memory.grow(len(piece or b""))
+            self._head += piece or b""
+            self._check(len(self._head))
+
+    def _check(self, size: int) -> None:
+        if size > self._limit:
+            text = f"the body has {size} bytes or more; the limit is {self._limit} (`limits.max_upload_bytes`)"
+            raise BodyTooLarge(text)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.has_begun = True
+        size = len(self._head)
+        try:
+            yield bytes(self._head)
+            async for piece in self._pieces:
+                size += len(piece)
+                self._check(size)
+                yield piece
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+class Uploads:
+    """Answers requests whose bodies are no JSON. They move to another replica only before anything was sent."""
+
+    def __init__(self, serving: Intake, config: GatewayConfig) -> None:
+        self._serving = serving
+        self._limits = config.limits
+        self._timeouts = config.timeouts
+        self._passed = PassedHeaders(config.auth, of_body=True)
+
+    async def answer(self, endpoint: Endpoint, client: Client, memory: BodyReservation) -> None:
+        """Answer one request. Raises: PrebleError. ClientGone: the client has left."""
+        with self._serving.request_id(client.headers) as request_id:
+            client.request_id = request_id
+            upload = Upload(client, self._limits.max_upload_bytes, self._timeouts.body_s, memory)
+            fields = await upload.read_fields()
+            parsed = self._serving.take(endpoint, client.headers, fields, request_id, client.caller)
+            total_s = self._timeouts.total_s
+            async with self._serving.admitted(parsed) as parsed, client.watched():
+                client.request_id = parsed.request_id
+                try:
+                    async with asyncio.timeout(total_s):
+                        await self._place(client, parsed, upload)
+                except TimeoutError as error:
+                    raise EngineTimeout(f"the answer took longer than {total_s:g} s") from error
+
+    async def _place(self, client: Client, parsed: ParsedRequest, upload: Upload) -> None:
+        headers = self._passed.of(parsed)
+        placed = await self._serving.place(await self._serving.tokenize(parsed), parsed)
+        while True:
+            try:
+                await self._carry(client, placed, parsed.path, headers, upload)
+                return
+            except EngineRefused:
+                if upload.has_begun:
+                    raise
+                placed = await placed.place_again()
+
+    async def _carry(
+        self, client: Client, placed: Placed, path: str, headers: Mapping[str, str], upload: Upload
+    ) -> None:
+        try:
+            async with placed.engine.http.forward("POST", path, headers, upload) as response:
+                placed.answered(400 if response.status == 404 else response.status)
+                await pass_on(client, response, placement_headers(placed))
+            placed.end()
+        except BaseException as error:
+            if upload.failure is not None:  # the client's, not the replica's
+                placed.cancelled()
+                raise upload.failure from None
+            placed.failed(error)
+            raise
+
+
+def placement_headers(placed: Placed) -> HeaderList:
+    """Return the headers that name the placement."""
+    placement = placed.placement
+    return [(b"x-preble-replica", placement.replica_id.encode()), (b"x-preble-reason", placement.reason.encode())]
+
+
+async def pass_on(client: Client, response: Forwarded, headers: HeaderList) -> None:
+    """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
+    await client.begin(response.status, [*passed_back(response.headers), *headers])
+    async for chunk in response.chunks():
+        await client.write(chunk)
+    await client.end()

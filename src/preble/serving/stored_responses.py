@@ -1,0 +1,51 @@
+"""Which replica has stored which response: what continues one, reads it or cancels it, must go there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+
+from preble.core.types import ReplicaId
+from preble.engines import Engine
+from preble.errors import EngineError
+from preble.serving.replicas.live import LiveReplicas
+
+_MOST_REMEMBERED = 100_000
+_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
+
+
+class StoredResponses:
+    """Remembers who answered what, and asks where that is not known: a gateway may be younger than its replicas."""
+
+    def __init__(self, replicas: LiveReplicas) -> None:
+        self._replicas = replicas
+        self._holders: OrderedDict[str, ReplicaId] = OrderedDict()
+
+    def note(self, response_id: str, replica_id: ReplicaId) -> None:
+        """The replica has answered with a response of this id."""
+        self._holders[response_id] = replica_id
+        self._holders.move_to_end(response_id)
+        if len(self._holders) > _MOST_REMEMBERED:
+            self._holders.popitem(last=False)
+
+    async def holder(self, response_id: str) -> ReplicaId | None:
+        """Return the live replica that has the response, None if none has. Asks all of them if it is not known."""
+        if not _ID.fullmatch(response_id):
+            return None
+        known = self._holders.get(response_id)
+        if known in self._replicas:
+            return known
+        engines = [replica.engine for replica in self._replicas.values()]
+        answers = await asyncio.gather(*(_has(engine, response_id) for engine in engines))
+        found = next((engine.replica_id for engine, has in zip(engines, answers, strict=True) if has), None)
+        if found is not None:
+            self.note(response_id, found)
+        return found
+
+
+async def _has(engine: Engine, response_id: str) -> bool:
+    try:
+        return (await engine.http.ask(f"/v1/responses/{response_id}")).status == 200
+    except EngineError:
+        return False
