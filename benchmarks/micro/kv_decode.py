@@ -1,0 +1,140 @@
+"""What it costs one gateway to take in the KV events of a fleet, in CPU time.
+
+    python benchmarks/micro/kv_decode.py --json benchmarks/results/kv_decode.json
+
+The events are those of simulated replicas (A100, Mistral-7B) under tool use, 12.5 requests a second each, which is what
+400 replicas have at 5,000 requests a second. Another process publishes them over ZMQ in vLLM's form, one message an
+iteration. *Received*: subscribing, decoding, and following them (`KvEventStream`). *Indexed*: that, and the scheduler's
+index. CPU time of this process, all its threads; the rounds of both run in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import zmq
+
+from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
+from preble.decisions.settings import SchedulerSettings, make_scheduler
+from preble.engines.emulator.events import _Batch, wire_events
+from preble.engines.emulator.media import EmulatedMedia
+from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_sockets import KvEventEndpoints
+from preble.profiles import load_profile
+from preble.sim import SimConfig, Simulation
+from preble.sim.gateways import make_placer
+from preble.workloads import WorkloadPlan
+
+PROFILE = "a100-mistral-7b"
+REPLICAS, RATE_OF_ONE, REQUESTS, ROUNDS = 4, 12.5, 3000, 5
+FLEET, FLEET_RATE = 400, 5000.0
+BLOCK = 16
+WATCHED = ReplicaId("r0")
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """CPU time in microseconds, medians of the rounds. `cores`: of 400 replicas at 5,000 requests a second."""
+
+    what: str
+    us_a_message: float
+    us_a_request: float
+    cores: float
+
+
+class Result(msgspec.Struct, frozen=True):
+    """`messages`, `requests`, `stored_blocks`: of the replica whose events were taken in."""
+
+    messages: int
+    requests: int
+    stored_blocks: int
+    costs: list[Cost]
+
+
+def recorded() -> tuple[list[list[KvEvent]], int]:
+    """The events of one replica, one list an iteration, and how many requests it had."""
+    config = SimConfig(profile=load_profile(PROFILE), replicas=REPLICAS, event_delay_s=0.0)
+    plan = WorkloadPlan(source="tool_use", requests=REQUESTS, seed=1, rps=REPLICAS * RATE_OF_ONE)
+    placer, batches = make_placer(config), list[list[KvEvent]]()
+
+    class Recording(Simulation):
+        def _report(self, replica, events, now):  # type: ignore[no-untyped-def]
+            if replica.replica_id == WATCHED:
+                batches.append(events)
+            super()._report(replica, events, now)
+
+    result = Recording(config, plan.make(), scheduler=placer).run()
+    return batches, sum(record.replica == WATCHED for record in result.records)
+
+
+def publish(messages: list[bytes], pipe: Connection) -> None:
+    """In another process: send all of them each time that the pipe says so."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        socket.setsockopt(zmq.SNDHWM, 0)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        pipe.send(port)
+        while pipe.recv():
+            time.sleep(1.0)  # the subscription has to get here
+            for number, message in enumerate(messages):
+                socket.send_multipart([b"", number.to_bytes(8, "big"), message])
+                if number % 100 == 99:
+                    time.sleep(0.005)  # as fast as they are taken: the queue of a subscription is bounded
+
+
+async def take(port: int, pipe: Connection, last: int, on_event: Callable[[KvEvent], object]) -> float:
+    """CPU time until the last message has been taken."""
+    stream = KvEventStream(WATCHED, KvEventEndpoints(f"tcp://127.0.0.1:{port}"), idle_check_s=1e6)
+    pipe.send(True)
+    began = time.process_time()
+    async for event in stream.events():
+        on_event(event)
+        if stream.position == last:
+            stream.close()
+    return time.process_time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    args = parser.parse_args()
+    batches, requests = recorded()
+    encode, media = msgspec.msgpack.Encoder().encode, EmulatedMedia(1)
+    messages = [encode(_Batch(float(i), list(wire_events(events, media)))) for i, events in enumerate(batches)]
+    stored = sum(len(e.block_hashes) for events in batches for e in events if isinstance(e, BlocksStored))
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=publish, args=(messages, there), daemon=True)
+    process.start()
+    port = here.recv()
+    seconds: dict[str, list[float]] = {"received": [], "indexed": []}
+    for _ in range(ROUNDS):
+        scheduler = make_scheduler(SchedulerSettings(), load_profile(PROFILE))
+        scheduler.add_replica(ReplicaSpec(WATCHED, None, None, BLOCK, reports_events=True), 0.0)
+
+        def index(event: KvEvent, scheduler=scheduler) -> None:  # type: ignore[no-untyped-def]
+            (scheduler.on_stored if isinstance(event, BlocksStored) else scheduler.on_evicted)(event, 0.0)
+
+        for what, on_event in (("received", lambda event: None), ("indexed", index)):
+            seconds[what].append(asyncio.run(take(port, here, len(messages) - 1, on_event)))
+    here.send(False)
+    process.join()
+    costs = []
+    for what, of_it in seconds.items():
+        us = 1e6 * median(of_it)
+        costs.append(Cost(what, us / len(messages), us / requests, us / requests * FLEET_RATE / 1e6))
+    result = Result(len(messages), requests, stored, costs)
+    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    print(text.decode())
+    if args.json is not None:
+        args.json.write_bytes(text + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
