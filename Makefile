@@ -20,6 +20,7 @@ NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py sch
 	index_memory.py block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py \
 	radix_tree.py local_scheduler.py local_fairness.py)
 CONSTRAINTS := requirements/constraints.txt
+PACKAGED := pyproject.toml README.md LICENSE src
 # pip compiles what it installs: without .pyc files every start is twice as slow.
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # Runs a silent command and says every 10 s that it still runs.
@@ -30,8 +31,9 @@ ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines servers constraints reference clean distclean
+.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
 .PHONY: environments checks
 
 help: ## Show the verbs
@@ -62,11 +64,19 @@ $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py s
 	@$(PYTHON) -m venv $(NATIVE)
 	@$(PATIENTLY) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
 		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) '.[dev]'
-	@rm -rf build/native && mkdir -p build/native && cp -r pyproject.toml README.md LICENSE src build/native/
-	@$(PATIENTLY) "compiling" env -u PYTHONDONTWRITEBYTECODE HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
-		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet --force-reinstall --no-deps ./build/native
+	@rm -rf build/native $(NATIVE)/wheel && mkdir -p build/native && cp -r $(PACKAGED) build/native/
+	@$(PATIENTLY) "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
+		$(NATIVE)/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w $(NATIVE)/wheel ./build/native
+	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet \
+		--force-reinstall --no-deps $(NATIVE)/wheel/*.whl
 	@rm -rf build/native
 	@touch $@
+
+# COMPILED=no leaves the compiled wheel out. Releases are built by .github/workflows/wheels.yml.
+wheels: $(DEV) ## Build what PyPI gets: source package, pure wheel, this machine's compiled wheel (dist/)
+	@rm -rf dist && $(BIN)/hatchling build -d dist
+	@if [ "$(COMPILED)" != no ]; then $(MAKE) --no-print-directory native && cp $(NATIVE)/wheel/*.whl dist/; fi
+	@ls -l dist
 
 native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import pickle
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ SOURCES = {path for pattern in MYPYC["include"] for path in ROOT.glob(pattern)} 
 COMPILED = sorted(
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
 )
+
+
+@pytest.mark.skipif(os.environ.get("PREBLE_TEST_NATIVE") != "1", reason="`make native` builds the compiled wheel")
+def test_the_compiled_wheel_is_of_this_machine_and_has_every_compiled_module() -> None:
+    [wheel] = (ROOT / ".native" / "wheel").glob("*.whl")
+    assert not wheel.name.endswith("-none-any.whl")
+    files = zipfile.ZipFile(wheel).namelist()
+    for name in COMPILED:
+        module = name.replace(".", "/")
+        assert any(file.startswith((f"{module}.", f"{module}/__init__.")) and file.endswith(".so") for file in files), (
+            name
+        )
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -1,0 +1,78 @@
+"""What PyPI gets: the pure wheel and its metadata. The compiled wheel: tests/native."""
+
+from __future__ import annotations
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "preble"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The pure wheel, built from a copy by the libraries of this environment."""
+    folder = tmp_path_factory.mktemp("package")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(PACKAGE, folder / "src" / "preble", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    [path] = (folder / "dist").glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(wheel.read(name))
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    files = {path.relative_to(ROOT / "src") for path in PACKAGE.rglob("*") if path.is_file()}
+    assert packed == {str(path) for path in files if "__pycache__" not in path.parts}
+
+
+@pytest.mark.slow
+def test_its_long_description_has_no_link_that_leads_nowhere_on_pypi(metadata: Message) -> None:
+    text = metadata.get_payload()
+    assert isinstance(text, str) and text.startswith("# Preble")
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 20 and [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.slow
+def test_its_metadata_says_where_everything_is(metadata: Message) -> None:
+    urls = dict(value.split(", ", 1) for value in metadata.get_all("Project-URL", []))
+    assert urls.keys() == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
+
+
+def steps() -> list[str]:
+    workflows = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    jobs = [job for workflow in workflows for job in workflow["jobs"].values()]
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def test_workflows_run_make_and_nothing_else() -> None:
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert steps()
+    for run in steps():
+        command, verb = run.split()[:2]
+        assert command == "make" and verb in verbs, run
