@@ -6,17 +6,20 @@ A log can fail nobody: where stderr is full, closed, or not read, lines are drop
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import select
 import sys
 from typing import TextIO, cast
 
+import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 LEVELS = ("debug", "info", "warning", "error")
-FORMATS = ("console", "json")
+FORMATS = ("auto", "console", "json")
+_ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
 class LogLosses:
@@ -24,6 +27,29 @@ class LogLosses:
 
     def __init__(self) -> None:
         self.num_lines = 0
+
+
+class LineRate:
+    """Lets at most `lines_per_s` lines through in each second, and counts those that it does not."""
+
+    def __init__(self, lines_per_s: int) -> None:
+        self._lines_per_s = lines_per_s
+        self._second = 0
+        self._num_lines = 0
+        self._num_left_out = 0
+
+    def lets_through(self, now: float) -> bool:
+        """Whether to write one more line. `now`: in seconds, of a clock that does not go back."""
+        if int(now) != self._second:
+            self._second, self._num_lines = int(now), 0
+        self._num_lines += 1
+        self._num_left_out += self._num_lines > self._lines_per_s
+        return self._num_lines <= self._lines_per_s
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many lines were left out since the last call, as a field for a line; nothing where none was."""
+        count, self._num_left_out = self._num_left_out, 0
+        return {"left_out": count} if count else {}
 
 
 class LossyStream(io.TextIOBase):
@@ -105,11 +131,13 @@ class _Guarded:
 def configure_logging(level: str, log_format: str) -> LogLosses:
     """Send everything at or above `level` to stderr as `log_format`; replaces what was configured before.
 
+    `auto`: for people (`console`) where stderr is a terminal, else for programs (`json`).
     Returns the count of lines that are lost from now on.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     losses = LogLosses()
     stream = LossyStream(sys.stderr, losses)
+    log_format = log_format if log_format != "auto" else "console" if stream.isatty() else "json"
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -128,8 +156,15 @@ def configure_logging(level: str, log_format: str) -> LogLosses:
 
 def _renderer(log_format: str, stream: LossyStream) -> Processor:
     if log_format == "json":
-        return structlog.processors.JSONRenderer()
+        return _as_json
     return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    try:
+        return _ENCODER.encode(event).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as in a client's path
+        return json.dumps(event, default=repr)
 
 
 def _configure_standard_library(threshold: int, log_format: str, shared: list[Processor], stream: LossyStream) -> None:

@@ -92,7 +92,7 @@ async def test_no_request_fails_where_no_log_line_is_taken(stderr: object) -> No
                     async with http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"}) as answer:
                         assert answer.status == 200
                 assert await value(http, "preble_in_flight") == 0
-                assert await value(http, "preble_log_lines_lost") >= 2 * REQUESTS
+                assert await value(http, "preble_log_lines_lost") >= REQUESTS
 
 
 async def test_sighup_ends_nothing() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TextIO
 import pytest
 import structlog
 
-from preble.logs import LogLosses, LossyStream, configure_logging
+from preble.logs import LineRate, LogLosses, LossyStream, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +110,25 @@ def test_a_stream_without_a_descriptor_is_written_to() -> None:
     buffer = io.StringIO()
     LossyStream(buffer, LogLosses()).write("line\n")
     assert buffer.getvalue() == "line\n"
+
+
+@pytest.mark.parametrize(("is_terminal", "first"), [(True, "20"), (False, "{")])
+def test_people_get_text_on_a_terminal_and_programs_get_json(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, first: str
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logging("info", "auto")
+    structlog.get_logger().info("listening", path=Path("a"), half="\ud800")
+    written = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert written.startswith(first) and "listening" in written
+    if not is_terminal:
+        line = json.loads(written)
+        assert (line["event"], line["level"], line["half"]) == ("listening", "info", "\ud800")
+
+
+def test_above_the_rate_lines_are_left_out_and_the_next_one_says_how_many() -> None:
+    rate = LineRate(2)
+    assert [rate.lets_through(now) for now in (1.0, 1.1, 1.2, 1.9, 2.0)] == [True, True, False, False, True]
+    assert (rate.left_out(), rate.left_out()) == ({"left_out": 2}, {})

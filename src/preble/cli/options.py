@@ -133,9 +133,9 @@ def log_options(command: Command) -> Command:
         click.option(
             "--log-format",
             type=click.Choice(FORMATS),
-            default="console",
+            default="auto",
             show_default=True,
-            help="console for people, json for programs; both on stderr.",
+            help="console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
         ),
         click.option(
             "--log-level",

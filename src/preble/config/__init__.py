@@ -7,7 +7,7 @@ from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, Timeout
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
-from preble.config.observing import MetricsConfig
+from preble.config.observing import MetricsConfig, RequestLogConfig
 from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
@@ -30,6 +30,7 @@ __all__ = [
     "QueueConfig",
     "RebalanceConfig",
     "ReplicaConfig",
+    "RequestLogConfig",
     "RetryConfig",
     "SchedulerConfig",
     "TimeoutsConfig",

@@ -1,4 +1,4 @@
-"""What the gateway shows of itself: metrics."""
+"""What the gateway shows of itself: metrics, and its log."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
             why="a Prometheus that scrapes the replicas too would count twice",
         ),
     ] = False
+
+
+class RequestLogConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the log says of requests: one line when each has ended. `--log-level debug` adds one for each placement."""
+
+    requests_per_s: Annotated[
+        int,
+        about(
+            "The most lines a second about requests that went well; the next line says how many were `left_out`.",
+            unit="lines/s",
+            why="enough to look at, while a line costs as much CPU as placing the request",
+            ge=0,
+        ),
+    ] = 50

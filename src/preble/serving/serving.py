@@ -110,7 +110,7 @@ class Serving(Intake):
         sources = _sources(config)
         scheduling = start_scheduling(config, scheduler)
         try:
-            telemetry = Telemetry(log_losses, config.metrics)
+            telemetry = Telemetry(log_losses, config.metrics, log=config.log)
             placements = Placements(scheduling.scheduler, telemetry, config.ejection)
             replicas = placements.replicas
             telemetry.numbers.read(lambda: of_build(config.policy))

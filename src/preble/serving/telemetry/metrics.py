@@ -1,11 +1,13 @@
-"""What is counted as things happen, and one `placed` and one `finished` log line for each placement.
+"""What is counted as things happen, and one `finished` log line for each placement, up to a rate.
 
-No line contains the prompt. A line below the configured log level costs a call that does nothing. The numbers of one
-replica and model are looked up once: finding them costs more than counting.
+Above `log.requests_per_s`, lines of requests that went well are left out. No line contains the prompt. A line below the
+configured log level costs a call that does nothing. The numbers of one replica and model are looked up once: finding
+them costs more than counting.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from itertools import chain
 from types import MappingProxyType
@@ -14,11 +16,11 @@ from typing import Any
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 
-from preble.config import MetricsConfig
+from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
-from preble.logs import LogLosses
+from preble.logs import LineRate, LogLosses
 from preble.serving.callers import Caller
 from preble.serving.parity.report import Check, Outcome, ParityReport
 from preble.serving.replicas.ejection import Change, Standing
@@ -32,6 +34,10 @@ OTHER_TENANTS = "other"
 """The label of tenants beyond the number that `metrics.tenants` names."""
 _PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
 _PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
+
+
+_USUAL = ("ok", "aborted")
+"""Outcomes whose lines may be left out."""
 
 
 class _OfReplica:
@@ -76,15 +82,19 @@ class Telemetry:
         log_losses: LogLosses | None = None,
         config: MetricsConfig | None = None,
         *,
+        log: RequestLogConfig | None = None,
         process: str = "gateway",
         others: Callable[[], Iterable[Iterable[Reading]]] = tuple,
     ) -> None:
-        """`log_losses`: of the log that this process writes, None where nobody counts them. `process`: its label."""
+        """`log_losses`: of the log that this process writes, None where nobody counts them. `process`: its label.
+
+        `log`: what it says of requests."""
         config = config or MetricsConfig()
         self.numbers = numbers = Numbers()
         self.others = others
         self.registry = CollectorRegistry()
         self.log: Any = structlog.get_logger().bind()
+        self._lines = LineRate((log or RequestLogConfig()).requests_per_s)
         self._max_tenants = config.tenants
         self._tenants: set[str] = set()
         self._placing = numbers.cell("preble_placing_seconds")
@@ -129,7 +139,7 @@ class Telemetry:
         of_replica.prompt[0] += placement.num_prompt_tokens
         of_replica.matched[0] += placement.matched_tokens
         of_replica.running[0] += 1
-        self.log.info(
+        self.log.debug(
             "placed",
             request_id=placement.request_id,
             replica=placement.replica_id,
@@ -182,14 +192,20 @@ class Telemetry:
         self.numbers.add("preble_finished_total", model, outcome)
         if caller.name:
             self._used(caller, model, outcome, placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
+        if outcome in _USUAL and not self._lines.lets_through(time.monotonic()):
+            return
         self.log.info(
             "finished",
             request_id=placement.request_id,
             replica=placement.replica_id,
+            reason=placement.reason.value,
+            prompt_tokens=placement.num_prompt_tokens,
+            matched_tokens=placement.matched_tokens,
             outcome=outcome,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
             e2e_s=round(e2e_s, 6),
+            **self._lines.left_out(),
         )
 
     def _used(self, caller: Caller, model: str, outcome: str, prompt: int, cached: int, output: int) -> None:
