@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from environments.programs import DebianPackage, SystemProgram
+from environments.programs import DebianPackage, NodePackages, SystemProgram
 from environments.recipe import EXIT_FAILED, EXIT_UNSUPPORTED, PROJECT, Recipe, SetupFailed, only_one, set_up
 from environments.speak import say
 from environments.wheels import Wheels
@@ -73,6 +73,9 @@ SERVERS: dict[str, Recipe] = {
         ("python", "-c", "import helm_python, kubernetes_validate"),
         "300 MB",
         requirements=("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"),
+    ),
+    "node-clients": NodePackages(
+        "node-clients", ("node", "--version"), "30 MB", packages=("openai@6.49.0", "@anthropic-ai/sdk@1.12.0")
     ),
     "prometheus": DebianPackage(
         "prometheus", ("promtool", "--version"), "100 MB", package="prometheus", programs=("prometheus", "promtool")

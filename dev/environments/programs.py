@@ -71,6 +71,25 @@ class SystemProgram(Recipe):
             must_run([*command.split(), "--yes"], target)
 
 
+@dataclass(frozen=True)
+class NodePackages(Recipe):
+    """Packages of npm, with this machine's own Node.js. `packages`: with exact versions."""
+
+    packages: tuple[str, ...]
+
+    def digest(self) -> str:
+        return digest_of(self.packages, shutil.which("node"))
+
+    def install(self, target: Path) -> None:
+        node = shutil.which("node")
+        if node is None or shutil.which("npm") is None:
+            raise SetupFailed("no node and npm on the PATH; install them", EXIT_UNSUPPORTED)
+        target.mkdir()
+        with still(self.name, "getting packages of npm"):
+            must_run(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(target), *self.packages], target)
+        link_programs(target, {"node": Path(node)})
+
+
 def require_apt(command: str) -> None:
     """Raises: SetupFailed (status 3): this is no Debian."""
     if shutil.which("apt-get") is None:

@@ -1,0 +1,105 @@
+"""Real clients in environments of their own, before emulated replicas and real vLLM: they must work unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.engines.emulator.config import EmulatorConfig
+from preble.engines.emulator.server import EmulatorServer
+from preble.gateway.server import serving
+from support.replicas import TEST_TIMEOUT_S, VllmPair
+from support.servers import ROOT, require_server
+from support.waiting import eventually
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TAKES_LONG_S = 240
+"""On a busy machine: some of these libraries take tens of seconds to import."""
+PYTHON = ["openai_sdk.py", "anthropic_sdk.py", "langchain_openai_chat.py", "litellm_calls.py"]
+
+pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
+
+
+@asynccontextmanager
+async def gateway_before(urls: Sequence[str]) -> AsyncIterator[str]:
+    config = GatewayConfig(
+        replicas=tuple(map(ReplicaConfig, urls)),
+        port=0,
+        health=HealthConfig(check_interval_s=1.0, retry_min_s=0.05, retry_max_s=0.5),
+        parity=ParityConfig(enabled=False),
+    )
+    async with serving(config) as gateway:
+        await eventually(lambda: len(gateway.serving.replicas) == len(urls))
+        yield gateway.url
+        await eventually(lambda: gateway.serving.num_in_flight == 0 and gateway.serving.num_admitted == 0)
+
+
+@asynccontextmanager
+async def before_emulated_replicas() -> AsyncIterator[str]:
+    async with AsyncExitStack() as stack:
+        config = EmulatorConfig(profile="tiny-cpu", speed=50.0, kv_tokens=16384, model="tiny")
+        servers = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(2)]
+        yield await stack.enter_async_context(gateway_before([server.url for server in servers]))
+
+
+async def run(command: Sequence[str], *, emulated: bool) -> str:
+    """Run a client to its end. Return what it prints; it must succeed."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PREBLE_")}
+    environ |= {"PREBLE_EMULATED": "1"} if emulated else {}
+    environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CLIENTS": str(ROOT / ".servers" / "node-clients")}
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(TAKES_LONG_S):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, output.decode("utf-8", "replace")[-4000:]
+    return output.decode()
+
+
+def command_of(script: str) -> list[str]:
+    """How a script is run; the test skips where its environment is not set up."""
+    name, program = ("clients", "python") if script.endswith(".py") else ("node-clients", "node")
+    return [str(require_server(name, program)), str(SCRIPTS / script)]
+
+
+@pytest.mark.parametrize("script", [*PYTHON, "sdks.mjs"])
+async def test_a_client_works_unchanged_before_emulated_replicas(script: str) -> None:
+    command = command_of(script)
+    async with before_emulated_replicas() as url:
+        assert (await run([*command, url, "tiny"], emulated=True)).endswith("ok\n")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("script", [*PYTHON, "sdks.mjs"])
+async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, script: str) -> None:
+    command = command_of(script)
+    async with gateway_before(vllm_pair.urls) as url:
+        assert (await run([*command, url, "tiny"], emulated=False)).endswith("ok\n")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("backend", "path"), [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")])
+async def test_vllms_own_benchmark_runs(vllm_pair: VllmPair, backend: str, path: str) -> None:
+    async with gateway_before(vllm_pair.urls) as url:
+        model = str(ROOT / ".engines" / "models" / "tiny-llama")
+        output = await run(
+            [
+                *(str(ROOT / ".engines" / "vllm" / "bin" / "vllm"), "bench", "serve", "--backend", backend),
+                *("--endpoint", path, "--base-url", url, "--model", "tiny", "--tokenizer", model),
+                *("--dataset-name", "random", "--random-input-len", "40", "--random-output-len", "4"),
+                *("--num-prompts", "4", "--disable-tqdm"),
+            ],
+            emulated=False,
+        )
+    assert "Successful requests:" in output and output.split("Successful requests:")[1].split()[0] == "4", output
