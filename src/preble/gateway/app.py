@@ -26,6 +26,7 @@ from preble.gateway.requests.completions import Completions
 from preble.gateway.requests.placed_client import PlacedClient, Terms
 from preble.gateway.requests.stored import STORED, answer_stored
 from preble.gateway.requests.upload import Uploads, is_upload
+from preble.gateway.ui.live import UI, UI_EVENTS, LivePage
 from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
@@ -65,6 +66,7 @@ class App:
         self._use(config, KeyRing(config.auth, self._classes))
         self._debug = DebugPages(serving)
         self._replicas = ReplicaPages(serving)
+        self._live = LivePage(serving)
         self._log = structlog.get_logger()
         serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
         self.is_draining = False
@@ -76,6 +78,8 @@ class App:
             **dict.fromkeys(("/ready", "/readyz"), self._ready),
             "/version": self._version,
             _METRICS: self._metrics,
+            UI: self._live.page,
+            UI_EVENTS: self._watch,
         }
 
     def reconfigure(self, config: GatewayConfig) -> int:
@@ -93,7 +97,7 @@ class App:
         self._body_s = config.timeouts.body_s
         self.bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
-        self._for_admins = (DEBUG, REPLICAS, *((_METRICS,) if config.auth.metrics_need_key else ()))
+        self._for_admins = (DEBUG, REPLICAS, UI_EVENTS, *((_METRICS,) if config.auth.metrics_need_key else ()))
         self._uploads = Uploads(self._serving, config)
         answer = Completions(self._serving, config).answer
         self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
@@ -237,6 +241,15 @@ class App:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
         await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body(client.errors))
+
+    async def _watch(self, client: Client) -> None:
+        """The live page's events, for as long as the key counts and the gateway goes on."""
+
+        def goes_on() -> bool:
+            caller = self.keys.caller(client.headers)
+            return not self.is_draining and caller is not None and caller.is_admin
+
+        await self._live.watch(client, goes_on)
 
     async def _models(self, client: Client) -> None:
         """The models that the live replicas serve."""

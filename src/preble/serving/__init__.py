@@ -28,6 +28,7 @@ from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
 from preble.serving.link.messages import Answer, Ask
 from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.picture import Picture
 from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
@@ -61,6 +62,7 @@ __all__ = [
     "Outcome",
     "ParityReport",
     "ParsedRequest",
+    "Picture",
     "Placed",
     "Prompt",
     "PromptTokensDetails",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.peers import Group, Shares
+from preble.serving.picture import Picture, take_picture
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.ejection import Standing
@@ -88,7 +90,7 @@ class Serving(Intake):
         self._key_limits = KeyLimits()
         self._in_flight_limit = InFlightLimit(config.limits, self._key_limits)
         self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
-        telemetry.numbers.read(lambda: of_queue(self.num_admitted, self.num_waiting, self._turns.waiting_s))
+        telemetry.numbers.read(lambda: of_queue(self.num_admitted, self.num_waiting, self.waiting_s))
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
         self.members = Members(placements, self._monitor, config.health)
@@ -275,9 +277,18 @@ class Serving(Intake):
         return self._turns.num_waiting
 
     @property
+    def waiting_s(self) -> float:
+        """GPU seconds of those prompts, as estimated."""
+        return self._turns.waiting_s
+
+    @property
     def num_admitted(self) -> int:
         """Prompts between admission and the end of their answer."""
         return self._in_flight_limit.num_admitted
+
+    def picture(self) -> Picture:
+        """Return everything that the live page shows, as it is now."""
+        return take_picture(self, time.time())
 
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""

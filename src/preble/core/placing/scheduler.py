@@ -6,6 +6,7 @@ Source: Preble, "E2 Global Scheduler". For policies that rebalance, `on_timer` r
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 from math import inf
 from random import Random
 
@@ -18,13 +19,14 @@ from preble.core.placing.assumed import AssumedRequests, own_id
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.listener import SchedulerListener
-from preble.core.placing.snapshot import ReplicaState, SchedulerState
+from preble.core.placing.snapshot import HotPrefix, ReplicaState, SchedulerState
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Policy
 from preble.core.policies.view import ClusterView
 from preble.core.prefixes.cache_entry import NAME_BYTES
+from preble.core.prefixes.hottest import hottest
 from preble.core.prefixes.radix_tree import Match
-from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import (
     TOKEN_BYTES,
     BlocksDemoted,
@@ -50,6 +52,9 @@ from preble.errors import NoReplicaError, PolicyError, PromptTooLong, UnknownReq
 
 _INDEX_BYTES_PER_TOKEN = 5.5
 """Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
+
+_NAMED_BYTES = 64 * TOKEN_BYTES
+"""The part of a prefix's run that its name is made from."""
 
 
 class GlobalScheduler:
@@ -384,6 +389,19 @@ class GlobalScheduler:
                 self._replicas.replica_id(replica): self._replica(replica) for replica in self._replicas.live_replicas
             },
         )
+
+    def hottest(self, at_most: int) -> list[HotPrefix]:
+        """The prefixes that most requests of the window use, each after the one above it. O(prompts indexed)."""
+        found: list[HotPrefix] = []
+        for shared in hottest(self._cluster.index.tree, at_most):
+            node = shared.node
+            above = found[shared.parent].name if shared.parent is not None else shared.namespace
+            name = blake2b(above.encode() + node.tokens[:_NAMED_BYTES], digest_size=6).hexdigest()
+            whole, ids = node.full_holders, self._replicas.ids
+            holders = tuple(r for i in replicas_in(whole) if (r := ids[i]) is not None)
+            partly = tuple(r for i in replicas_in(node.holders & ~whole) if (r := ids[i]) is not None)
+            found.append(HotPrefix(name, shared.parent, node.start, node.end, node.recent_uses, holders, partly))
+        return found
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
         """Leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.

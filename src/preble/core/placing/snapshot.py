@@ -31,6 +31,25 @@ class ReplicaState:
 
 
 @dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A run of tokens that prompts of the window share, as one node of a tree.
+
+    `name`: the same as long as the run begins at the same place with the same tokens; says nothing of what they mean.
+    `parent`: the place in the list of the node above, None at the top. `start`, `end`: of the run, in tokens from the
+    start of the prompt. `uses`: requests of the window that use it. `holders`: the replicas that hold all of it in
+    their engine's memory; `partly`: those that hold a part.
+    """
+
+    name: str
+    parent: int | None
+    start: int
+    end: int
+    uses: int
+    holders: tuple[ReplicaId, ...]
+    partly: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerState:
     """A scheduler at one moment. It does not change afterwards.
 

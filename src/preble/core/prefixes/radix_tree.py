@@ -9,7 +9,7 @@ Source: Preble, "Global scheduler data structures"; the namespaces (model adapte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from preble.core.prefixes.history import PrefixHistory
@@ -144,6 +144,10 @@ class RadixTree:
         """The empty node above every prompt of a namespace; where there is no prompt yet, it is in the tree from the
         first that is added below it."""
         return self._roots.get(namespace) or Root(namespace)
+
+    def roots(self) -> Iterable[Root]:
+        """The empty node of each namespace that has a prompt."""
+        return self._roots.values()
 
     def match(self, tokens: bytes, namespace: str = "") -> Match:
         """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""

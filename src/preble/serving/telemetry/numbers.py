@@ -45,6 +45,15 @@ class Numbers:
         """Count a value in a histogram."""
         note(self.cell(name, *values), BY_NAME[name].bounds, value)
 
+    def sum_by(self, label: str, name: str) -> dict[str, Cell]:
+        """Return the sums of a metric's series by one label; for "", that of all of them, zeros if there are none."""
+        declared = BY_NAME[name]
+        sums: dict[str, Cell] = {} if label else {"": [0.0] * declared.cell_size}
+        for values, cell in self._cells[name].items():
+            key = values[declared.labels.index(label)] if label else ""
+            add(sums.setdefault(key, [0.0] * declared.cell_size), cell)
+        return sums
+
     def read(self, reader: Reader) -> None:
         """Ask `reader` too, at each scrape."""
         self._readers.append(reader)

@@ -1,0 +1,85 @@
+"""`/ui`: the page, which anybody may load, and `/ui/events`, what it shows, for admins."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.resources import files
+
+import msgspec
+
+from preble.errors import Overloaded
+from preble.gateway.http.client import Client
+from preble.serving import HeaderList, Picture, Serving
+
+UI = "/ui"
+UI_EVENTS = "/ui/events"
+EVERY_S = 1.0
+_MAX_WATCHING = 32
+_EVENT_STREAM = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
+
+
+class LivePage:
+    """Answers the page, and streams a picture of the gateway every second to those who watch.
+
+    All of them get the same picture, which is taken while anybody watches, and costs nothing else.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._html = files(__package__).joinpath("page.html").read_bytes()
+        self._headers = _headers(self._html.decode())
+        self._num_watching = 0
+        self._taken_at = 0.0
+        self._event = b""
+
+    async def page(self, client: Client) -> None:
+        """Answer with the page. It has no data in it."""
+        await client.reply(200, self._headers, self._html)
+
+    async def watch(self, client: Client, goes_on: Callable[[], bool]) -> None:
+        """Stream pictures until the client goes or `goes_on` says no. Raises: Overloaded, ClientGone."""
+        if self._num_watching >= _MAX_WATCHING:
+            raise Overloaded(f"{_MAX_WATCHING} live pages are open, which is the limit", retry_after_s=60.0)
+        self._num_watching += 1
+        try:
+            async with client.watched():
+                await client.begin(200, list(_EVENT_STREAM))
+                while goes_on():
+                    await client.write(self._picture())
+                    await asyncio.sleep(EVERY_S)
+            await client.end()
+        finally:
+            self._num_watching -= 1
+
+    def _picture(self) -> bytes:
+        """The event with the picture; one that is less than half a second old serves everybody."""
+        now = asyncio.get_running_loop().time()
+        if now - self._taken_at > EVERY_S / 2:
+            self._taken_at = now
+            picture: Picture = self._serving.picture()
+            self._event = b"data: " + msgspec.json.encode(picture) + b"\n\n"
+        return self._event
+
+
+def _headers(html: str) -> HeaderList:
+    """Headers that let the page run its own script and style, ask this server, and nothing else."""
+    [style], [script] = (re.findall(f"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL) for tag in ("style", "script"))
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return [
+        (b"content-type", b"text/html; charset=utf-8"),
+        (b"content-security-policy", policy.encode()),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-cache"),
+    ]
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}"

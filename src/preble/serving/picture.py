@@ -1,0 +1,173 @@
+"""Everything that the live page shows, as one value: the fleet, its load and caches, what is hot, what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from preble import __version__
+from preble.core.placing.snapshot import ReplicaState
+from preble.core.types import ReplicaId
+from preble.decisions.recent import CandidateCost, Decision
+from preble.serving.replicas.ejection import Standing
+from preble.serving.replicas.rows import MemberRow
+from preble.serving.telemetry.numbers import Cell, Numbers
+from preble.serving.telemetry.table import BY_NAME
+
+if TYPE_CHECKING:
+    from preble.serving.serving import Serving
+
+_NUM_PREFIXES = 24
+_NUM_DECISIONS = 16
+_NUM_CANDIDATES = 6
+_NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
+
+
+class ReplicaRow(Struct, frozen=True, omit_defaults=True):
+    """One replica. `state`: as in `/replicas`, but "ejected" or "probing" for a live one that is. `models`: its names.
+
+    Seconds and tokens are those of `ReplicaState`; `capacity` is None where the replica does not say it. `prompt`,
+    `matched`: tokens of all prompts placed there so far, and those believed to be cached. `untrusted`, `estimated`: its
+    cache counts for nothing, or is estimated since its KV events do not arrive.
+    """
+
+    name: str
+    state: str
+    models: tuple[str, ...] = ()
+    engine: str = ""
+    error: str | None = None
+    load_s: float = 0.0
+    waiting_s: float = 0.0
+    in_flight: int = 0
+    cached: int = 0
+    in_use: int = 0
+    capacity: int | None = None
+    prompt: float = 0.0
+    matched: float = 0.0
+    untrusted: bool = False
+    estimated: bool = False
+
+
+class PrefixRow(Struct, frozen=True):
+    """One hot prefix, see `HotPrefix`. `holders`, `partly`: the replicas' names."""
+
+    name: str
+    parent: int | None
+    start: int
+    end: int
+    uses: int
+    holders: tuple[str, ...]
+    partly: tuple[str, ...]
+
+
+class Counts(Struct, frozen=True):
+    """Numbers since the start: requests placed and failed, tokens, and the buckets of `ttft_bounds`, with their sum."""
+
+    placed: float
+    failed: float
+    prompt: float
+    matched: float
+    cached: float
+    output: float
+    ttft: Cell
+
+
+class Picture(Struct, frozen=True):
+    """The gateway at one moment. `at`: Unix time. `window_s`: over which load and uses count. `queued`, `queued_s`:
+    prompts that wait for their turn, and their GPU seconds."""
+
+    at: float
+    version: str
+    policy: str
+    window_s: float
+    ttft_bounds: tuple[float, ...]
+    counts: Counts
+    queued: int
+    queued_s: float
+    replicas: list[ReplicaRow]
+    prefixes: list[PrefixRow]
+    decisions: list[Decision]
+
+
+def take_picture(serving: Serving, at: float) -> Picture:
+    """Return what there is to see now. O(replicas + prompts indexed)."""
+    numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
+    hot = serving.scheduler.hottest(_NUM_PREFIXES)
+    kinds = ("preble_prompt_tokens_total", "preble_matched_tokens_total")
+    tokens = [numbers.sum_by("replica", kind) for kind in kinds]
+    return Picture(
+        at=at,
+        version=__version__,
+        policy=serving.scheduler.policy.name,
+        window_s=state.window_s,
+        ttft_bounds=BY_NAME["preble_ttft_seconds"].bounds,
+        counts=_counts(numbers),
+        queued=serving.num_waiting,
+        queued_s=serving.waiting_s,
+        replicas=[row for member in serving.members for row in _rows(serving, member, state.replicas, tokens)],
+        prefixes=[PrefixRow(p.name, p.parent, p.start, p.end, p.uses, p.holders, p.partly) for p in hot],
+        decisions=[_with_few_candidates(decision) for decision in serving.recent.latest(_NUM_DECISIONS)],
+    )
+
+
+def _counts(numbers: Numbers) -> Counts:
+    def tokens(kind: str) -> float:
+        return numbers.sum_by("", f"preble_{kind}_tokens_total")[""][0]
+
+    ends = numbers.sum_by("outcome", "preble_finished_total")
+    return Counts(
+        placed=numbers.sum_by("", "preble_placements_total")[""][0],
+        failed=sum(cell[0] for outcome, cell in ends.items() if outcome not in _NO_FAILURE),
+        prompt=tokens("prompt"),
+        matched=tokens("matched"),
+        cached=tokens("cached"),
+        output=tokens("output"),
+        ttft=numbers.sum_by("", "preble_ttft_seconds")[""],
+    )
+
+
+def _rows(
+    serving: Serving, member: MemberRow, states: Mapping[ReplicaId, ReplicaState], tokens: list[dict[str, Cell]]
+) -> Iterator[ReplicaRow]:
+    """One row, or one for each data-parallel rank. `tokens`: of prompts, and those matched, by replica."""
+    live = [ReplicaId(name) for name in member.replicas if name in states and name in serving.replicas]
+    for replica_id in live:
+        prompt, matched = (of_kind.get(replica_id, [0.0])[0] for of_kind in tokens)
+        yield _live_row(serving, member, replica_id, states[replica_id], prompt, matched)
+    if not live:
+        yield ReplicaRow(member.url, member.state, error=member.last_error)
+
+
+def _live_row(
+    serving: Serving, member: MemberRow, replica_id: ReplicaId, state: ReplicaState, prompt: float, matched: float
+) -> ReplicaRow:
+    replica, standing = serving.replicas[replica_id], serving.standing(replica_id)
+    return ReplicaRow(
+        name=replica_id,
+        state=member.state if member.state != "live" or standing is Standing.IN else standing,
+        models=replica.info.models,
+        engine=replica.info.engine,
+        load_s=round(state.load_s, 3),
+        waiting_s=round(state.waiting_prefill_s, 3),
+        in_flight=state.num_requests,
+        cached=state.cached_tokens,
+        in_use=state.in_use_tokens,
+        capacity=state.kv_capacity_tokens,
+        prompt=prompt,
+        matched=matched,
+        untrusted=not state.trusted,
+        estimated=replica.has_lost_events,
+    )
+
+
+def _with_few_candidates(decision: Decision) -> Decision:
+    """The chosen replica and those that would have been next."""
+
+    def rank(candidate: CandidateCost) -> tuple[bool, float]:
+        cost = candidate.cost_s if candidate.score is None else candidate.score
+        return candidate.replica != decision.replica, cost
+
+    return msgspec.structs.replace(decision, candidates=sorted(decision.candidates, key=rank)[:_NUM_CANDIDATES])
