@@ -69,6 +69,7 @@ class Answering:
         self.is_streaming = False
         """Whether `begin` has begun the answer, and `end` has not ended it."""
         self._is_chunked = False
+        self._unsent = b""
         self._has_started = False
         self._early: list[bytes] = []
         """Of the body, what came before the turn of this request: at most one read from the socket."""
@@ -151,29 +152,34 @@ class Answering:
 
     def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         """Write a whole answer. It counts as complete once a client that reads slowly has read most of a large one."""
-        self._write_head(status, [*headers, (b"content-length", b"%d" % len(body))])
-        self._connection.transport.write(body)
+        head = self._head(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self._connection.transport.writelines((head, body))
         self._is_owed = self._connection.is_write_paused
         if not self._is_owed:
             self._complete()
 
     def begin(self, status: int, headers: HeaderList) -> None:
-        """Begin an answer whose length is unknown."""
+        """Begin an answer whose length is unknown. It goes out with the first `write`: each is a call of the system."""
         self.is_streaming = True
         self._is_chunked = not self.head.is_http10
         if not self._is_chunked:
             self.keep_alive = False
-        self._write_head(status, [*headers, _CHUNKED] if self._is_chunked else headers)
+        self._unsent = self._head(status, [*headers, _CHUNKED] if self._is_chunked else headers)
 
     def write(self, data: bytes) -> None:
         """Write more of an answer that `begin` has begun. `data`: not empty."""
-        self._connection.transport.write(chunk(data) if self._is_chunked else data)
+        if self._is_chunked:
+            data = chunk(data)
+        if self._unsent:
+            data, self._unsent = self._unsent + data, b""
+        self._connection.transport.write(data)
 
     def end(self) -> None:
         """End an answer that `begin` has begun."""
         self.is_streaming = False
-        if self._is_chunked:
-            self._connection.transport.write(LAST_CHUNK)
+        end = self._unsent + LAST_CHUNK if self._is_chunked else self._unsent
+        if end:
+            self._connection.transport.write(end)
         self._complete()
 
     async def until_writable(self) -> None:
@@ -182,13 +188,13 @@ class Answering:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
-    def _write_head(self, status: int, headers: HeaderList) -> None:
+    def _head(self, status: int, headers: HeaderList) -> bytes:
         self.response_started = True
         if _CLOSE in headers:
             self.keep_alive = False
         elif not self.keep_alive:
             headers = [*headers, _CLOSE]
-        self._connection.transport.write(answer_head(status, [*self._connection.default_headers, *headers]))
+        return answer_head(status, [*self._connection.default_headers, *headers])
 
     def _complete(self) -> None:
         self._is_owed = False
