@@ -10,8 +10,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from gateway.conftest import Serve
+from gateway.fakes import replicas
+from preble.config import TokenizerConfig
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, PromptTooLong, RequestError
+from preble.serving import intake
 from preble.serving.tokens import pool as token_pool
 from preble.serving.tokens import tokenizer as tokens
 from preble.serving.tokens.pool import LocalTokens, approximate_tokens
@@ -253,3 +257,22 @@ def test_approximate_tokens_share_prefixes_as_their_texts_do() -> None:
     short, long = approximate_tokens(b"a" * 10), approximate_tokens(b"a" * 10 + b"b" * 10)
     assert (len(short), len(long)) == (12, 20)
     assert short[:8] == long[:8]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_ids_go_to_engines_that_take_them_while_the_replicas_are_trusted(
+    model: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    monkeypatch.setattr(intake, "_TAKE_IDS", ("openai",))
+    settings = TokenizerConfig(send_ids=True)
+    async with replicas(1) as [one], serve([one], tokenizer=str(model), tokenizing=settings) as gateway:
+        [live] = gateway.gateway.serving.replicas.values()
+        live.trusted = trusted
+        for stream in (False, True):
+            body = {"model": "tiny", "prompt": "dull boy", "max_tokens": 3, "stream": stream}
+            async with gateway.http.post("/v1/completions", json=body) as answer:
+                assert answer.status == 200
+                await answer.read()
+            sent = json.loads(one.bodies[-1])
+            prompt = list(unpack_tokens(PromptTokenizer(model).completion("dull boy"))) if trusted else "dull boy"
+            assert sent == body | {"prompt": prompt}

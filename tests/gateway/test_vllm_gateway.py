@@ -19,6 +19,7 @@ from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, unpack_tokens
 from preble.gateway.server import Gateway, serving
 from preble.profiles import load_profile
+from preble.serving.endpoints.ids import with_ids
 from preble.serving.tokens.tokenizer import PromptTokenizer
 from support.questions import Replica, VllmReplica
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
@@ -113,6 +114,25 @@ async def test_completion_tokens_are_the_engines_own(vllm_pair: VllmPair, specia
     async with aiohttp.ClientSession(vllm_pair.urls[0]) as session, session.post("/tokenize", json=body) as answer:
         engines = (await answer.json())["tokens"]
     assert list(unpack_tokens(PromptTokenizer(TINY_MODEL).completion(text, special))) == engines
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_to_ids_is_the_answer_to_the_text(vllm_pair: VllmPair, stream: bool) -> None:
+    text = "def f(x):\n    return {'a': x ** 2}  # é🙂 <|bos|> and some more words to go on with"
+    body = {"model": "tiny", "prompt": text, "max_tokens": 8, "temperature": 0, "logprobs": 1, "stream": stream}
+    ids = PromptTokenizer(TINY_MODEL).completion(text)
+    in_ids = await with_ids("/v1/completions", json.dumps(body).encode(), ids)
+    assert b"def f" not in in_ids
+    async with aiohttp.ClientSession(vllm_pair.urls[0]) as session:
+        answers = []
+        for sent in (json.dumps(body).encode(), in_ids):
+            headers = {"content-type": "application/json"}
+            async with session.post("/v1/completions", data=sent, headers=headers) as answer:
+                assert answer.status == 200
+                lines = (await answer.read()).split(b"\n")
+            events = [json.loads(line.removeprefix(b"data: ")) for line in lines if b"{" in line]
+            answers.append([[choice["text"] for choice in event["choices"]] for event in events])
+    assert answers[0] == answers[1]
 
 
 async def complete(http: aiohttp.ClientSession, prompt: Any, **fields: Any) -> tuple[dict[str, Any], str, int]:

@@ -40,6 +40,13 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 64
+    send_ids: Annotated[
+        bool,
+        about(
+            "Send vLLM and SGLang the token ids of a completion in place of its text, so that they make none again.",
+            why="the body the engine gets is then not the client's own",
+        ),
+    ] = False
     chat_template: Annotated[
         str | None,
         about("File with a chat template to use instead of the model's.", why="use the same one as the engines"),

@@ -18,6 +18,7 @@ from preble.errors import PromptTooLong, RequestError
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields
 from preble.serving.endpoints.bodies import PromptLimits
+from preble.serving.endpoints.ids import with_ids
 from preble.serving.placed import Placed
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
@@ -28,6 +29,8 @@ from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
 BY_LOAD = "by load"
 """The namespace of requests that match nobody's prompt."""
+_TAKE_IDS = ("vllm", "sglang")
+"""Engines that answer token ids as the text that they are of."""
 RANK_HEADER = b"x-data-parallel-rank"
 _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded beside the event loop's thread: this one takes about a millisecond."""
@@ -106,6 +109,18 @@ class Intake(ABC):
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
         namespace = self.replicas.namespace(fields.model, fields.cache_salt)
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
+
+    async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
+        """Return the body for a replica: the client's own, or with token ids in place of the text that they are of.
+
+        Only where every replica makes the same ids of a text (`tokenizing.send_ids`).
+        """
+        settings = self._config
+        if not settings.tokenizing.send_ids or settings.tokenizer is None or parsed.num_prompts > 1:
+            return parsed.body
+        if not all(live.trusted and live.info.engine in _TAKE_IDS for live in self.replicas.values()):
+            return parsed.body
+        return await with_ids(parsed.path, parsed.body, request.prompt)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
         fields = parsed.fields

@@ -35,8 +35,9 @@ class Completions:
     async def _answer(self, client: PlacedClient, parsed: ParsedRequest) -> None:
         headers = self._passed.of(parsed)
 
-        async def relay(index: int = 0, body: bytes = parsed.body) -> Relay:
+        async def relay(index: int = 0, body: bytes | None = None) -> Relay:
             request = await self._serving.tokenize(parsed, index)
+            body = body or await self._serving.body_for(parsed, request)
             most = self._limits.max_answer_bytes
             return Relay(self._serving, request, parsed, body, headers, most, client.under_way)
 
