@@ -17,6 +17,12 @@ from preble.logs import configure_logging
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
 @click.option(
+    "--workers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Front-end processes that share the port, besides one that decides; 0: one process does all.  [default: 0]",
+)
+@click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -46,7 +52,11 @@ def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, lo
     sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers})
     config = sources.load()
     log_losses = configure_logging(log_level, log_format)
+    if config.workers:
+        from preble.gateway.workers import run_workers
 
-    from preble.gateway.server import run
+        run_workers(config, sources=sources, log=(log_level, log_format))
+    else:
+        from preble.gateway.server import run
 
-    run(config, sources=sources, log_losses=log_losses)
+        run(config, sources=sources, log_losses=log_losses)

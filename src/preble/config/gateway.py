@@ -63,6 +63,23 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[
         int, about("Port to listen on; 0 lets the system choose.", why="what engines and clients use", ge=0, le=65535)
     ] = 8000
+    workers: Annotated[
+        int,
+        about(
+            "Front-end processes, which share the port, besides one process that decides; 0: one process does all.",
+            why="one process is enough for most; see docs/concepts/workers.md",
+            unit="processes",
+            ge=0,
+            le=256,
+        ),
+    ] = 0
+    scheduler_socket: Annotated[
+        str | None,
+        about(
+            "Path of a Unix socket at which other processes of this user may place requests.",
+            why="few need it; with `workers`, a private one is used then",
+        ),
+    ] = None
     seed: Annotated[
         int,
         about("Seed of the scheduler's random tie-breaks.", why="fixed, so that runs can be repeated", ge=0),

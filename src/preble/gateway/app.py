@@ -48,6 +48,7 @@ _MODELS = "/v1/models"
 _METRICS = "/metrics"
 PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 """What load balancers and supervisors ask, and get answered however many connections there are."""
+READY = frozenset({"/ready", "/readyz"})
 _ADDRESS = re.compile(r"https?://\S+")
 _GONE = 499
 """The status that metrics show for clients that went away; no client sees it."""
@@ -58,6 +59,9 @@ _LARGEST_REPLICA_BYTES = 64 * 1024
 
 class App:
     """Answers every request. One instance serves all connections of one event loop."""
+
+    num_processes = 1
+    """How many processes share the memory for bodies."""
 
     def __init__(self, config: GatewayConfig, serving: Serving) -> None:
         self.bodies = BodyMemoryBudget(0, retry_after_s=0)
@@ -75,7 +79,7 @@ class App:
         self._gets: Mapping[str, Handler] = {
             _MODELS: self._models,
             **dict.fromkeys(("/health", "/healthz", "/livez", "/ping"), self._health),
-            **dict.fromkeys(("/ready", "/readyz"), self._ready),
+            **dict.fromkeys(READY, self._ready),
             "/version": self._version,
             _METRICS: self._metrics,
             UI: self._live.page,
@@ -95,7 +99,8 @@ class App:
     def _use(self, config: GatewayConfig, keys: KeyRing) -> None:
         self._limits = config.limits
         self._body_s = config.timeouts.body_s
-        self.bodies.configure(_BODIES_HELD * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
+        held = max(1, _BODIES_HELD // self.num_processes)
+        self.bodies.configure(held * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
         self._for_admins = (DEBUG, REPLICAS, UI_EVENTS, *((_METRICS,) if config.auth.metrics_need_key else ()))
         self._uploads = Uploads(self._serving, config)

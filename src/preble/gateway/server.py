@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -22,11 +23,12 @@ from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import PROBES, App
+from preble.gateway.front_app import answer_passed_on
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
 from preble.logs import LogLosses
-from preble.serving import Serving
+from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of
 from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
@@ -54,12 +56,17 @@ def run(
     only the keys are. `log_losses`: shown in the metrics. `beside`: another front, served as long.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
-    tell = on_listening or _print_url
+    tell = on_listening or print_url
+    with prepared_process() as runner:
+        runner.run(_serve_until_signal(config, tell, sources, log_losses, beside or _nothing))
+
+
+def prepared_process() -> asyncio.Runner:
+    """Make this process one that serves; return the runner of its event loop."""
     freeze_gc()
     return_large_memory()
     raise_open_files_limit()
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(_serve_until_signal(config, tell, sources, log_losses, beside or _nothing))
+    return asyncio.Runner(loop_factory=_new_loop)
 
 
 def freeze_gc() -> None:
@@ -91,7 +98,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _print_url(url: str) -> None:
+def print_url(url: str) -> None:
     sys.stdout.write(f"preble serve: listening on {url}\n")
     sys.stdout.flush()
 
@@ -153,11 +160,8 @@ class Gateway:
         except ConfigError as error:
             log.error("reload_failed", error=str(error), consequence="everything stays as it was")
             return
-        changed = changed_settings(self.config, config)
-        self.config = config
-        log.info("reloaded", keys=num_keys, changed=changed)
-        if fixed := [key for key in changed if not is_changeable(key)]:
-            log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")
+        old, self.config = self.config, config
+        tell_of_reload(old, config, num_keys)
 
     async def follow_files(self, known: Contents) -> None:
         """Reload whenever a file that `reload` reads has changed. Never returns. `known`: what they held when read."""
@@ -194,6 +198,28 @@ class Gateway:
         self._server.force_exit = True
 
 
+def tell_of_reload(old: GatewayConfig, new: GatewayConfig, num_keys: int) -> None:
+    """Log what a reload has changed, and what it could not."""
+    log = structlog.get_logger()
+    changed = changed_settings(old, new)
+    log.info("reloaded", keys=num_keys, changed=changed)
+    if fixed := [key for key in changed if not is_changeable(key)]:
+        log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")
+
+
+def tell_of_listening(sock: socket.socket, config: GatewayConfig, *, has_keys: bool) -> str:
+    """Log where the gateway listens; return the URL."""
+    url = url_of(config.host, sock.getsockname()[1])
+    structlog.get_logger().info("listening", url=url, policy=config.policy, replicas=len(config.replicas))
+    if is_open_to_network(sock) and not has_keys:
+        structlog.get_logger().warning(
+            "open_to_everyone",
+            consequence="whoever reaches this address may ask, and see in /debug what others ask",
+            hint="set auth.api_keys or auth.keys_file",
+        )
+    return url
+
+
 Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
 """Another front that serves what the gateway does."""
 
@@ -223,23 +249,16 @@ async def serving(
     started = await Serving.start(config, scheduler, log_losses=log_losses)
     try:
         app = App(config, started)
+        if config.scheduler_socket is not None:
+            await started.listen(Path(config.scheduler_socket), partial(answer_passed_on, app))
         given = inherited(os.environ)
         if given is not None:
             # Another gateway may still serve this socket: no request may come here before there is a replica for it.
-            await _until_one_is_up(started, config.health.check_timeout_s)
+            await until_one_is_up(started, config.health.check_timeout_s)
         with given or listen(config.host, config.port) as sock:
-            async with _accepting(app, sock, config) as server:
-                url = url_of(config.host, sock.getsockname()[1])
+            async with accepting(app, sock, config) as server:
+                url = tell_of_listening(sock, config, has_keys=app.keys.has_keys)
                 gateway = Gateway(url, config, sources, started, app, server)
-                structlog.get_logger().info(
-                    "listening", url=gateway.url, policy=config.policy, replicas=len(config.replicas)
-                )
-                if is_open_to_network(sock) and not app.keys.has_keys:
-                    structlog.get_logger().warning(
-                        "open_to_everyone",
-                        consequence="whoever reaches this address may ask, and see in /debug what others ask",
-                        hint="set auth.api_keys or auth.keys_file",
-                    )
                 watching = asyncio.create_task(gateway.follow_files(known))
                 try:
                     yield gateway
@@ -249,7 +268,7 @@ async def serving(
         await started.close()
 
 
-async def _until_one_is_up(started: Serving, at_most_s: float) -> None:
+async def until_one_is_up(started: Intake, at_most_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
             while not started.replicas:  # noqa: ASYNC110 (replicas come up with nobody to tell)
@@ -257,7 +276,7 @@ async def _until_one_is_up(started: Serving, at_most_s: float) -> None:
 
 
 @asynccontextmanager
-async def _accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[Server]:
+async def accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[Server]:
     """Connections are accepted within the context; leaving it is the graceful shutdown."""
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2

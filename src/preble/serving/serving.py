@@ -102,17 +102,23 @@ class Serving(Intake):
 
     @classmethod
     async def start(
-        cls, config: GatewayConfig, scheduler: GlobalScheduler | None = None, *, log_losses: LogLosses | None = None
+        cls,
+        config: GatewayConfig,
+        scheduler: GlobalScheduler | None = None,
+        *,
+        log_losses: LogLosses | None = None,
+        process: str = "gateway",
     ) -> Serving:
         """Load the tokenizer and start to watch the replicas; does not wait until they are up.
 
-        `scheduler`: as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics.
+        `scheduler`: as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics,
+        as is `process`, the name of this one.
         Raises: ConfigError: a setting is unusable.
         """
         sources = _sources(config)
         scheduling = start_scheduling(config, scheduler)
         try:
-            telemetry = Telemetry(log_losses, config.metrics, log=config.log)
+            telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=process)
             placements = Placements(scheduling.scheduler, telemetry, config.ejection)
             replicas = placements.replicas
             telemetry.numbers.read(lambda: of_build(config.policy))

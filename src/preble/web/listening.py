@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
 
@@ -39,6 +40,33 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {_remedy(error)}") from error
     return listener
+
+
+def listen_shared(host: str, port: int, count: int) -> list[socket.socket]:
+    """As `listen`, `count` sockets at one port, among which the system shares out the connections.
+
+    Where the system does not do that, one socket, on which all have to accept.
+    Raises: ConfigError: as `listen`, also where other processes share the port already.
+    """
+    alone = listen(host, port)
+    if sys.platform != "linux" or count == 1:
+        return [alone]
+    address, family = alone.getsockname(), alone.family
+    alone.close()  # it has found out that the port is free
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sockets.append(one := socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind(address)
+            one.listen(_BACKLOG)
+            one.setblocking(False)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; {_remedy(error)}") from error
+    return sockets
 
 
 def inherited(environ: Mapping[str, str]) -> socket.socket | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from struct import Struct
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import structlog
@@ -48,6 +48,12 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         frame = _ENCODE(message)
         self._out += (LENGTH.pack(len(frame)), frame)
 
+    def finish(self) -> None:
+        """End the connection once everything is sent."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
     def close(self) -> None:
         """End the connection at once."""
         if self._transport is not None:
@@ -61,8 +67,7 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
     # from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data

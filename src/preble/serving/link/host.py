@@ -70,6 +70,7 @@ class SchedulerSocket:
         answer: Answering | None = None,
     ) -> SchedulerSocket:
         """Listen at a path. Raises: ConfigError: it cannot be used, or another process listens there."""
+        path = _expanded(path)
         if await _is_served(path):
             raise ConfigError(f"the scheduler's socket {path} is in use; give each gateway a path of its own")
         bound = _bound(path)
@@ -117,6 +118,10 @@ class SchedulerSocket:
         if counts:
             await asyncio.wait(counts, timeout=_COUNT_S)
         return [peer.readings for peer in self.peers]
+
+
+def _expanded(path: Path) -> Path:
+    return path.expanduser()
 
 
 def _bound(path: Path) -> socket.socket:

@@ -15,7 +15,7 @@ import structlog
 
 from preble.core.types import Placement, ReplicaId, Request
 from preble.engines import Engine
-from preble.errors import PrebleError, UnknownRequest
+from preble.errors import NoReplicaError, PrebleError, UnknownRequest
 from preble.serving.link import messages as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import Placed
@@ -30,7 +30,7 @@ _LOST_AGAIN_S, _LOST_TIMES = 0.05, 20
 """A placement may be lost before its carrier listens: it hears of that later."""
 
 
-class SchedulerAway(PrebleError):
+class SchedulerAway(NoReplicaError):
     """The scheduler process cannot be reached now."""
 
 
@@ -83,7 +83,10 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End the connection for good."""
+        """Send what there is, and end the connection for good."""
+        self.is_up = False
+        if self._connection is not None:
+            self._connection.finish()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -238,7 +241,7 @@ class SchedulerLink:
                 try:
                     await self._watch(connection)
                 finally:
-                    connection.close()
+                    connection.finish()
                 wait_s = _FIRST_WAIT_S
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -249,6 +252,7 @@ class SchedulerLink:
         while not connection.is_over.is_set():
             if loop.time() - connection.heard_at > _SILENT_S:
                 self._log.warning("scheduler_silent", seconds=_SILENT_S)
+                connection.close()
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PULSE_S):

@@ -1,0 +1,89 @@
+"""The application of a front-end process: it answers placed requests, and has the scheduler process answer the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+
+from preble.config import GatewayConfig
+from preble.gateway.app import READY, App
+from preble.gateway.http.client import Client, Message
+from preble.serving import JSON_TYPE, Answer, Ask, FrontEnd, HeaderList, SchedulerAway, Serving, endpoint_of
+
+_LARGEST_BYTES = 64 * 1024
+"""Of a request that is passed on: as much as any page takes."""
+_OWN = frozenset({"/health", "/healthz", "/livez", "/ping", "/version"})
+_NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})
+
+
+class FrontApp(App):
+    """Answers every request of a front-end process. `share`: how many such processes share the memory for bodies."""
+
+    def __init__(self, config: GatewayConfig, front_end: FrontEnd, share: int) -> None:
+        self._front_end = front_end
+        self.num_processes = share
+        # What only `Serving` has, only pages use, and these are passed on.
+        super().__init__(config, cast(Serving, front_end))
+
+    async def _route(self, method: str, path: str, client: Client) -> None:
+        if path in _OWN or endpoint_of(path) is not None:
+            await super()._route(method, path, client)
+        elif await self._is_let_in(path, client):
+            try:
+                await self._pass_on(method, path, client)
+            except SchedulerAway:
+                if path not in READY:
+                    raise
+                await self._ready_alone(client)
+
+    async def _pass_on(self, method: str, path: str, client: Client) -> None:
+        """Raises: SchedulerAway."""
+        with self.bodies.share() as share:
+            body = await client.read_body(_LARGEST_BYTES, self._body_s, share) if method == "POST" else b""
+            answer = await self._front_end.page(method, path, client.query, client.headers.items(), body)
+        await client.reply(answer.status, list(answer.headers), answer.body)
+
+    async def _ready_alone(self, client: Client) -> None:
+        """While the scheduler process is away: requests are placed by load."""
+        count = len(self._front_end.replicas)
+        status = "draining" if self.is_draining else "ready" if count else "no replica is up"
+        page = {"status": status, "replicas": count, "scheduler": "away"}
+        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
+
+    def count(self, path: str, status: int | None) -> None:
+        """Passed-on requests are counted where they are answered."""
+        if path in _OWN or endpoint_of(path) is not None or not self._front_end.is_led:
+            super().count(path, status)
+
+
+async def answer_passed_on(app: App, ask: Ask) -> Answer:
+    """Return the application's answer to an HTTP request that another process has passed on."""
+    scope = {"method": ask.method, "path": ask.path, "query_string": ask.query, "headers": ask.headers}
+    passed_on = _PassedOn(ask.body)
+    await app(scope, passed_on.receive, passed_on.send)
+    headers = [header for header in passed_on.headers if header[0] not in _NOT_PASSED_BACK]
+    return Answer(ask.number, passed_on.status, headers, bytes(passed_on.answer))
+
+
+class _PassedOn:
+    """One request as the application sees it. Who asked stays until it has its answer."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self.status = 500
+        self.headers: HeaderList = []
+        self.answer = bytearray()
+
+    async def receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is None:
+            await asyncio.get_running_loop().create_future()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], message["headers"]
+        else:
+            self.answer += message["body"]

@@ -1,0 +1,290 @@
+"""A gateway of several processes: this one starts the others, again when they die, and gives them orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import structlog
+
+from preble.config import GatewayConfig
+from preble.config.load import ConfigSources
+from preble.errors import ConfigError
+from preble.gateway.http.keys import KeyRing
+from preble.gateway.processes import (
+    SCHEDULER,
+    Drain,
+    Failed,
+    Order,
+    Ready,
+    Reconfigure,
+    Reconfigured,
+    Reply,
+    Start,
+    Stop,
+    run_process,
+)
+from preble.gateway.reloading import contents, watch_files
+from preble.gateway.server import files_of, print_url, tell_of_listening, tell_of_reload
+from preble.web.listening import inherited, listen_shared
+from preble.web.open_files import raise_open_files_limit
+
+_SPAWN = multiprocessing.get_context("spawn")
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 30.0
+_MARGIN_S = 15.0
+"""Beyond the grace for running requests, what the end of a process may take."""
+_LONG_LIFE_S = 60.0
+"""A process that has lived this long is started again at once."""
+
+
+def run_workers(
+    config: GatewayConfig,
+    on_listening: Callable[[str], None] | None = None,
+    *,
+    sources: ConfigSources | None = None,
+    log: tuple[str, str],
+) -> None:
+    """As `server.run`, with `config.workers` front-end processes and a scheduler process.
+
+    `log`: level and format of what each process logs. Raises: ConfigError: a setting is unusable.
+    """
+    raise_open_files_limit()
+    with tempfile.TemporaryDirectory(prefix="preble-") as private:
+        path = Path(config.scheduler_socket or Path(private) / "scheduler.sock").expanduser()
+        given = inherited(os.environ)
+        listeners = [given] if given is not None else listen_shared(config.host, config.port, config.workers)
+        try:
+            workers = _Workers(config, sources, path, listeners, takes_over=given is not None, log=log)
+            asyncio.run(workers.serve(on_listening or print_url))
+        finally:
+            for listener in listeners:
+                listener.close()
+
+
+class _Workers:
+    """All processes of a gateway but this one."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        sources: ConfigSources | None,
+        path: Path,
+        listeners: list[socket.socket],
+        *,
+        takes_over: bool,
+        log: tuple[str, str],
+    ) -> None:
+        self._config = config
+        self._sources = sources
+        self._listeners = listeners
+        self._log = structlog.get_logger()
+        self._is_draining = False
+
+        def start(name: str, listener: socket.socket | None) -> Start:
+            return Start(name, self._config, path, config.workers, listener, takes_over, log)
+
+        self._scheduler = _Worker(partial(start, SCHEDULER, None))
+        self._front_ends = [
+            _Worker(partial(start, f"front-end-{number + 1}", listeners[number % len(listeners)]))
+            for number in range(config.workers)
+        ]
+
+    async def serve(self, tell: Callable[[str], None]) -> None:
+        """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
+        known = await asyncio.to_thread(contents, files_of(self._config, self._sources))
+        try:
+            await asyncio.gather(*(worker.start() for worker in (self._scheduler, *self._front_ends)))
+            has_keys = KeyRing(self._config.auth, self._config.queue.classes).has_keys
+            tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
+            await self._until_stopped(known)
+        finally:
+            for listener in self._listeners:
+                listener.close()  # from now on nobody is let in
+            grace_s = self._config.timeouts.shutdown_s + _MARGIN_S
+            await asyncio.gather(*(front_end.stop(grace_s) for front_end in self._front_ends))
+            await self._scheduler.stop(grace_s)
+
+    async def _until_stopped(self, known: list[bytes | None]) -> None:
+        loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, stop, False)
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, stop, True)
+        loop.add_signal_handler(signal.SIGHUP, reload.set)
+        following = asyncio.create_task(
+            watch_files(
+                lambda: files_of(self._config, self._sources),
+                known,
+                lambda: self._config.discovery.file_interval_s,
+                reload.set,
+            )
+        )
+        reloading = asyncio.create_task(self._reload_whenever(reload))
+        try:
+            await stop.wait()
+        finally:
+            following.cancel()
+            reloading.cancel()
+
+    def _on_signal(self, stop: asyncio.Event, drains: bool) -> None:
+        drain_s = self._config.timeouts.drain_s if drains else 0.0
+        if self._is_draining:
+            drain_s = 0.0
+            for front_end in self._front_ends:
+                front_end.order(Stop(hurries=True))
+        else:
+            self._log.info("draining")
+        self._is_draining = True
+        for worker in (self._scheduler, *self._front_ends):
+            worker.order(Drain())
+        asyncio.get_running_loop().call_later(drain_s, stop.set)
+
+    async def _reload_whenever(self, wanted: asyncio.Event) -> None:
+        while True:
+            await wanted.wait()
+            wanted.clear()
+            try:
+                await self._reload()
+            except ConfigError as error:
+                self._log.error("reload_failed", error=str(error), consequence="everything stays as it was")
+            except Exception:  # noqa: BLE001 (a task's root: a failure must not end the reloads)
+                self._log.exception("reload_failed")
+
+    async def _reload(self) -> None:
+        """Read the configuration and the keys again. Raises: ConfigError: one is unusable; then nothing has changed."""
+        config = self._config if self._sources is None else self._sources.load()
+        done = await self._scheduler.reconfigured(config)
+        if done.error is not None:
+            raise ConfigError(done.error)
+        old, self._config = self._config, config
+        await asyncio.gather(*(front_end.reconfigured(config) for front_end in self._front_ends))
+        tell_of_reload(old, config, done.num_keys)
+
+
+class _Worker:
+    """One process, started again whenever it dies. `start`: what it is given, asked each time."""
+
+    def __init__(self, start: Callable[[], Start]) -> None:
+        self._start = start
+        self._process: SpawnProcess | None = None
+        self._control: Connection | None = None
+        self._ready = asyncio.Event()
+        self._died = asyncio.Event()
+        self._reconfigured: asyncio.Future[Reconfigured] | None = None
+        self._error: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._name = ""
+
+    async def start(self) -> None:
+        """Start it, and keep it running. Raises: ConfigError: it cannot start."""
+        self._begin()
+        ready, died = (asyncio.create_task(event.wait()) for event in (self._ready, self._died))
+        await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (ready, died):
+            waiting.cancel()
+        if not self._ready.is_set():
+            raise ConfigError(self._error or "a process of the gateway ended as it began; its log says why")
+        self._task = asyncio.create_task(self._keep())
+
+    def _begin(self) -> None:
+        start = self._start()
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=run_process, args=(start, theirs), name=f"preble-{start.name}")
+        process.start()
+        theirs.close()
+        self._ready.clear()
+        self._died.clear()
+        self._process, self._control, self._name = process, ours, start.name
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours.fileno(), self._hear, ours)
+        loop.add_reader(process.sentinel, self._end, process, ours)
+
+    def _hear(self, control: Connection) -> None:
+        try:
+            self._take(control.recv())
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(control.fileno())
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case Ready():
+                self._ready.set()
+            case Failed(error):
+                self._error = error
+            case Reconfigured():
+                self._answer(reply)
+
+    def _answer(self, reply: Reconfigured) -> None:
+        if self._reconfigured is not None and not self._reconfigured.done():
+            self._reconfigured.set_result(reply)
+
+    def _end(self, process: SpawnProcess, control: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(process.sentinel)
+        loop.remove_reader(control.fileno())
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._take(control.recv())
+        control.close()
+        process.join()
+        self._control = None
+        self._died.set()
+        self._answer(Reconfigured("the process has died; it is being started again"))
+
+    async def _keep(self) -> None:
+        loop, wait_s = asyncio.get_running_loop(), _FIRST_WAIT_S
+        while True:
+            began = loop.time()
+            await self._died.wait()
+            if self._is_stopping:
+                return
+            if loop.time() - began > _LONG_LIFE_S:
+                wait_s = _FIRST_WAIT_S
+            code = self._process.exitcode if self._process is not None else None
+            structlog.get_logger().error(
+                "process_died", name=self._name, exit=code, error=self._error, starts_again_in_s=wait_s
+            )
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            self._error = None
+            if self._is_stopping:
+                return
+            self._begin()
+
+    def order(self, order: Order) -> None:
+        """Give an order; nothing happens if the process is dead."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.send(order)
+
+    async def reconfigured(self, config: GatewayConfig) -> Reconfigured:
+        """Have it use other settings. One that is being started again gets them then."""
+        await self._ready.wait()
+        self._reconfigured = asyncio.get_running_loop().create_future()
+        if self._control is None:
+            return Reconfigured("the process has died; it is being started again")
+        self.order(Reconfigure(config))
+        return await self._reconfigured
+
+    async def stop(self, grace_s: float) -> None:
+        """Have it end, and wait until it has; end it after `grace_s`."""
+        self._is_stopping = True
+        self.order(Stop())
+        if self._process is not None:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._died.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._died.wait()
+        if self._task is not None:
+            self._task.cancel()

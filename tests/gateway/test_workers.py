@@ -1,0 +1,293 @@
+"""`preble serve --workers 2`: several processes that serve as one, whichever of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.fakes import FakeReplica, gated, replicas
+from preble.web.listening import listen
+from support.waiting import PATIENCE_S, eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shares a port and reads /proc")
+CONFIG = """
+engine = "openai"
+workers = 2
+replicas = [{replicas}]
+[timeouts]
+drain_s = 0.2
+[discovery]
+file_interval_s = 0.1
+[parity]
+enabled = false
+[auth]
+admin_keys = ["{key}"]
+"""
+
+
+class Gateway:
+    """The first process of a running gateway. `admin`: a client with an admin's key."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+        self.process, self.url, self.log = process, url, log
+        self.key = "a-key"
+
+    def http(self, key: str | None = None) -> aiohttp.ClientSession:
+        """A client whose every request may meet another front end."""
+        headers = {"authorization": f"Bearer {key or self.key}"}
+        return aiohttp.ClientSession(self.url, headers=headers, connector=aiohttp.TCPConnector(force_close=True))
+
+    def processes(self) -> dict[str, int]:
+        """The process of each name, as the log tells their births."""
+        found = {}
+        for pid in children(self.process.pid):
+            with contextlib.suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found[pid] = listens(pid)
+        [scheduler] = [pid for pid, has_port in found.items() if not has_port]
+        fronts = sorted(pid for pid, has_port in found.items() if has_port)
+        return {"scheduler": scheduler} | {f"front-{i}": pid for i, pid in enumerate(fronts)}
+
+    async def metrics(self) -> str:
+        async with self.http() as http, http.get("/metrics") as answer:
+            return await answer.text()
+
+    async def ready(self) -> dict[str, Any]:
+        async with self.http() as http, http.get("/ready") as answer:
+            page: dict[str, Any] = await answer.json()
+            return page
+
+    def logged(self, event: str) -> int:
+        return self.log.read_text(encoding="utf-8").count(event)
+
+    async def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.process.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a TCP socket that listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    links = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.add(str(fd.readlink()))
+    return not listening.isdisjoint(links)
+
+
+@asynccontextmanager
+async def workers(folder: Path, fakes: list[FakeReplica]) -> AsyncIterator[Gateway]:
+    config = folder / "preble.toml"
+    write(config, fakes, "a-key")
+    log = folder / "log.txt"
+    with log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "preble", "serve", "--config", str(config), "--port", "0"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+        )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            line = (await process.stdout.readline()).decode()
+        assert "listening on " in line, log.read_text(encoding="utf-8")
+        gateway = Gateway(process, line.split()[-1], log)
+        await eventually(lambda: is_ready(gateway))
+        yield gateway
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+async def is_ready(gateway: Gateway) -> bool:
+    page = await gateway.ready()
+    return page["status"] == "ready" and "states" in page and page["states"].get("live") == page["configured"]
+
+
+def write(config: Path, fakes: list[FakeReplica], key: str) -> None:
+    text = CONFIG.format(replicas=", ".join(f'"{fake.url}"' for fake in fakes), key=key)
+    fresh = config.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(config)
+
+
+class Load:
+    """Clients that ask, whole and streamed, until told to stop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.wrong: list[str] = []
+        self.reasons: Counter[str] = Counter()
+        self.answered = 0
+
+    async def go_on(self) -> None:
+        async with self._gateway.http() as http:
+            while True:
+                body = {"model": "tiny", "prompt": "hello", "stream": self.answered % 2 == 0}
+                try:
+                    async with http.post("/v1/completions", json=body) as answer:
+                        text = await answer.text()
+                        if answer.status != 200 or (body["stream"] and "[DONE]" not in text):
+                            self.wrong.append(f"{answer.status} {text}")
+                        self.reasons[answer.headers.get("x-preble-reason", "")] += 1
+                except aiohttp.ClientError as error:
+                    self.wrong.append(repr(error))
+                self.answered += 1
+
+    async def some_more(self, count: int = 20) -> None:
+        target = self.answered + count
+        await eventually(lambda: self.answered >= target)
+
+
+@asynccontextmanager
+async def load(gateway: Gateway, clients: int = 4) -> AsyncIterator[Load]:
+    one = Load(gateway)
+    tasks = [asyncio.create_task(one.go_on()) for _ in range(clients)]
+    try:
+        yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def nothing_is_left(gateway: Gateway) -> bool:
+    lines = (await gateway.metrics()).splitlines()
+    left = [line for line in lines if line.startswith(("preble_in_flight{", "preble_prompts_admitted"))]
+    return bool(left) and all(float(line.split()[-1]) == 0 for line in left)
+
+
+def total(metrics: str, name: str) -> float:
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(name))
+
+
+async def test_several_processes_answer_as_one_and_end_together(tmp_path: Path) -> None:
+    async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
+        async with load(gateway, 8) as clients:
+            await clients.some_more(60)
+        assert clients.wrong == []
+        await eventually(lambda: nothing_is_left(gateway))
+        text = await gateway.metrics()
+        assert total(text, "preble_placements_total") == sum(len(fake.requests) for fake in fakes) >= 60
+        cpu = {line.split('"')[1] for line in text.splitlines() if line.startswith("preble_process_cpu_seconds_total")}
+        assert cpu == {"scheduler", "front-end-1", "front-end-2"}
+        async with gateway.http() as http:
+            async with http.post("/replicas/drain", params={"url": fakes[0].url}) as answer:
+                assert answer.status == 200
+            async with http.get("/debug/decisions") as answer:
+                assert len((await answer.json())["decisions"]) == 20
+        before = len(fakes[0].requests)
+        async with load(gateway) as clients:
+            await clients.some_more()
+        assert clients.wrong == [] and len(fakes[0].requests) == before, "whichever front end is asked"
+        pids = gateway.processes().values()
+        assert await gateway.stop() == 0
+        await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+async def test_a_killed_front_end_loses_its_own_requests_and_is_started_again(tmp_path: Path) -> None:
+    async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
+        old = gateway.processes()
+        async with load(gateway, 8) as clients:
+            await clients.some_more()
+            os.kill(old["front-0"], signal.SIGKILL)
+            lost = len(clients.wrong)
+            await eventually(lambda: gateway.logged("carrier_connected") == 3)
+            await clients.some_more()
+        assert len(clients.wrong) - lost <= 8, "one for each client that it served in that moment"
+        assert not [text for text in clients.wrong if text[0].isdigit()], "broken connections, no error answers"
+        await eventually(lambda: nothing_is_left(gateway))
+        assert len(gateway.processes()) == 3 and gateway.processes() != old
+        assert total(await gateway.metrics(), 'preble_responses_total{path="/v1/completions"') > 0
+
+
+async def test_a_killed_scheduler_process_loses_no_request(tmp_path: Path) -> None:
+    async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
+        fakes[0].script.append(gated)
+        fakes[1].script.append(gated)
+        async with gateway.http() as http, load(gateway, 6) as clients:
+            held = [asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"})) for _ in range(2)]
+            await eventually(lambda: sum(fake.running for fake in fakes) >= 2)
+            os.kill(gateway.processes()["scheduler"], signal.SIGKILL)
+            await eventually(lambda: clients.reasons["scheduler_away"] > 0)
+            assert (await gateway.ready()).get("scheduler") in ("away", None)
+            await eventually(lambda: gateway.logged("carrier_connected") == 4)
+            away = clients.reasons["scheduler_away"]
+            await eventually(lambda: is_ready(gateway))
+            for fake in fakes:
+                fake.gate.set()
+            async with asyncio.timeout(PATIENCE_S):
+                assert [(await task).status for task in held] == [200, 200], "what was under way goes on"
+            await clients.some_more()
+        assert clients.wrong == []
+        assert clients.reasons.total() - clients.reasons["scheduler_away"] > 0 and away > 0
+        await eventually(lambda: nothing_is_left(gateway))
+
+
+async def test_settings_change_in_every_process_or_in_none(tmp_path: Path) -> None:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        config = tmp_path / "preble.toml"
+        write(config, fakes, "another-key")
+        await eventually(lambda: gateway.logged("reloaded") == 1)
+        for _ in range(8):
+            assert [await status(gateway, key) for key in ("a-key", "another-key")] == [401, 200]
+        gateway.key = "another-key"
+        config.write_text('limits = "nonsense"', encoding="utf-8")
+        gateway.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: gateway.logged("reload_failed") >= 1)
+        assert await status(gateway, "another-key") == 200
+
+
+async def status(gateway: Gateway, key: str) -> int:
+    async with gateway.http(key) as http, http.post("/v1/completions", json={"prompt": "a"}) as answer:
+        return answer.status
+
+
+async def test_no_process_outlives_the_first_one(tmp_path: Path) -> None:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        pids = gateway.processes().values()
+        gateway.process.kill()
+        await gateway.process.wait()
+        await eventually(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_what_cannot_start_says_why(tmp_path: Path, is_taken: bool) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1] if is_taken else 0
+        wrong = [] if is_taken else ["--tokenizer", str(tmp_path / "nothing-here")]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "preble", "serve", "--workers", "2", "--port", str(port), *wrong),
+            *("--replica", "http://127.0.0.1:9"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"choose another port" in said if is_taken else b"nothing-here" in said
