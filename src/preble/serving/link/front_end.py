@@ -38,7 +38,7 @@ class FrontEnd(Intake):
 
     def __init__(self, config: GatewayConfig, path: Path, name: str, share: int, log_losses: LogLosses | None) -> None:
         """Use `connect`."""
-        telemetry = Telemetry(log_losses, config.metrics, process=name)
+        telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=name)
         self._here = here = PlacingByLoad(_shared(config, share), telemetry, self._suspect)
         tokens = make_token_source(config, here.replicas.engines_for, here.replicas.suspect)
         super().__init__(config, here.replicas, telemetry, tokens)
