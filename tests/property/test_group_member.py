@@ -34,6 +34,9 @@ class GroupMachine(RuleBasedStateMachine):
         self.wire: list[tuple[PeerId, PeerId, Message]] = []
         for _ in range(gateways):
             self.join()
+        for _ in range(2):
+            self.beat(1)
+            self.deliver(twice=False, shuffled=False)
 
     @rule()
     @precondition(lambda self: len(self.members) < 4)
@@ -55,8 +58,10 @@ class GroupMachine(RuleBasedStateMachine):
     def send(self, sender: PeerId, message: Message) -> None:
         self.wire += [(to, sender, message) for to in self.members if to != sender and self.rng.random() >= self.loss]
 
-    @rule(loss=st.sampled_from([0.0, 0.0, 0.3, 1.0]))
+    @rule(loss=st.sampled_from([0.0, 0.3, 1.0]))
     def set_loss(self, loss: float) -> None:
+        """From now on; what is on its way arrives."""
+        self.deliver(twice=False, shuffled=False)
         self.loss = loss
 
     @rule(twice=st.booleans(), shuffled=st.booleans())
@@ -106,8 +111,9 @@ class GroupMachine(RuleBasedStateMachine):
             self.own[me].remove(orphan.request_id)
         scheduler.add_replica(ReplicaSpec(replica, block_size=1, reports_events=True), self.now)
 
-    @rule(beats=st.integers(1, 7))
+    @rule(beats=st.sampled_from([1, 1, 1, 7]))
     def beat(self, beats: int) -> None:
+        """Seven beats that nobody hears are too many: then all are forgotten."""
         for _ in range(beats):
             self.now += BEAT_S
             for member, _ in list(self.members.values()):
@@ -134,5 +140,5 @@ class GroupMachine(RuleBasedStateMachine):
             assert scheduler.snapshot().num_in_flight == len(self.own[me])
 
 
-GroupMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+GroupMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestGroupMember = GroupMachine.TestCase

@@ -117,7 +117,10 @@ class Group:
     async def _send(self) -> None:
         while True:
             await self._is_waiting.wait()
-            await self._send_waiting()
+            try:
+                await self._send_waiting()
+            except Exception:  # noqa: BLE001 (a task's root: what cannot be sent must not end the sending)
+                self._log.exception("peers_send_failed")
 
     async def _send_waiting(self) -> None:
         messages, self._waiting = self._waiting, []
