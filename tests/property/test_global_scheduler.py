@@ -19,6 +19,7 @@ from preble.core.types import (
     CacheCleared,
     PeerEnded,
     PeerFirstToken,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     ReplicaId,
@@ -190,6 +191,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.assume(PeerEnded(*request, output), self.now) == (request in self.assumed)
         self.assumed.pop(request, None)
         self.over.add(request)
+
+    @rule(peer=st.sampled_from(PEERS), to=st.integers(0, 6), prompt=prompts)
+    def peer_tells_what_it_had_computed(self, peer: PeerId, to: int, prompt: tuple[int, ...]) -> None:
+        replica_id = ReplicaId(f"r{to}")
+        spec = self.replicas.get(replica_id)
+        changed = self.scheduler.assume(PeerHeld(peer, replica_id, pack_tokens(prompt)), self.now)
+        assert not changed or (spec is not None and not spec.reports_events)
 
     @rule(peer=st.sampled_from(PEERS))
     def peer_dies(self, peer: PeerId) -> None:

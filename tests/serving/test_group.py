@@ -111,6 +111,20 @@ async def test_a_gateway_that_joins_late_is_told_what_is_in_flight_and_says_when
             await eventually(lambda: a.group.peers == {b.group.me})
 
 
+async def test_a_gateway_that_joins_late_knows_what_replicas_without_kv_events_have_computed(
+    fakes: list[FakeReplica],
+) -> None:
+    with nats_server() as server:
+        async with gateway(fakes, server.url, "a") as a:
+            placed = await a.place("one")
+            placed.usage(5, 0)
+            placed.end()
+            async with gateway(fakes, server.url, "late") as late:
+                await eventually(lambda: late.serving.waits_for is None)
+                scheduler, probe = late.serving.scheduler, Request.of("probe", PROMPT)
+                await eventually(lambda: scheduler.matched_tokens(placed.placement.replica_id, probe) == 384)
+
+
 async def test_a_gateway_that_leaves_is_forgotten_at_once_with_its_requests(fakes: list[FakeReplica]) -> None:
     with nats_server() as server:
         async with group(fakes, server.url, "a", "b") as (a, _):

@@ -8,6 +8,7 @@ from preble.core.placing.assumed import REMEMBERED_ENDS
 from preble.core.types import (
     PeerEnded,
     PeerFirstToken,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     ReplicaId,
@@ -93,3 +94,14 @@ def test_a_gateway_that_is_gone_leaves_nothing_in_flight() -> None:
     assert scheduler.snapshot().num_assumed == 0
     assert all(not replica.num_requests for replica in scheduler.snapshot().replicas.values())
     scheduler.check()
+
+
+def test_what_a_replica_without_kv_events_has_computed_for_another_gateway_counts_as_cached() -> None:
+    for reports_events in (False, True):
+        scheduler = scheduler_of("preble", A, B, reports_events=reports_events)
+        assert scheduler.assume(PeerHeld(EAST, B, PROMPT), 0.0) is not reports_events
+        placement = scheduler.place(Request(RequestId("ours"), PROMPT), 0.01)
+        assert (placement.matched_tokens > 0) is not reports_events
+        assert reports_events or placement.replica_id == B
+        assert scheduler.snapshot().num_assumed == 0
+        scheduler.check()

@@ -19,6 +19,7 @@ from preble.peers.messages import (
     Ejected,
     Ended,
     FirstToken,
+    Held,
     Left,
     Message,
     Placed,
@@ -33,6 +34,7 @@ EAST = PeerId("east")
 MESSAGES: tuple[Message, ...] = (
     Tokens(b"h" * 16, b"1234"),
     Placed(1, "r0", 100, None, b"", b"12345678", "salted"),
+    Held("r0", b"h" * 16, b"1234", "salted"),
     FirstToken(1),
     Ended(1, 20, 16),
     Beat(5, (1, 2), (3,), ("west",)),

@@ -69,6 +69,16 @@ def test_its_decision_log_explains_and_replays(tmp_path: Path) -> None:
     assert "30 placements of preble are made again" in replayed.stdout
 
 
+def test_several_gateways_are_as_the_options_say() -> None:
+    result = simulate(*SMALL, "--gateways", "3", "--gossip-loss", "0.1", "--gossip-cut", "0.5:1", "--json", "-")
+    group = json.loads(result.stdout)["config"]["group"]
+    assert group == {"gateways": 3, "delay_s": 0.05, "loss": 0.1, "cuts": [{"from_s": 0.5, "until_s": 1.0}]}
+    never = simulate(*SMALL, "--gateways", "2", "--gossip-delay", "never", "--json", "-")
+    assert json.loads(never.stdout)["config"]["group"]["delay_s"] is None
+    alone = simulate(*SMALL, "--gossip-delay", "3", "--json", "-")
+    assert json.loads(alone.stdout)["config"]["group"] is None
+
+
 def test_it_fails_if_every_request_does() -> None:
     assert simulate(*SMALL, "--fail", "0:lost:r0", "--fail", "0:lost:r1").exit_code == 1
 

@@ -314,5 +314,15 @@ class PeerEnded:
     cached_tokens: int | None = None
 
 
-PeerEvent = PeerPlaced | PeerFirstToken | PeerEnded
+@dataclass(frozen=True, slots=True)
+class PeerHeld:
+    """A replica without KV events has computed a prompt for another gateway lately, before we could hear of it."""
+
+    peer: PeerId
+    replica_id: ReplicaId
+    prompt: PackedTokens
+    namespace: str = ""
+
+
+PeerEvent = PeerPlaced | PeerFirstToken | PeerEnded | PeerHeld
 """What a gateway learns of another one's requests."""

@@ -23,6 +23,7 @@ from preble.core.types import (
     PeerEnded,
     PeerEvent,
     PeerFirstToken,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     Placement,
@@ -176,6 +177,19 @@ class PeerEndedLine(_Event, frozen=True, tag="peer_ended"):
         return PeerEnded(PeerId(self.peer), RequestId(self.id), self.output_tokens, self.cached_tokens)
 
 
+class PeerHeldLine(_Event, frozen=True, tag="peer_held"):
+    """Gateway `peer` had a replica compute a prompt before it was heard."""
+
+    peer: str
+    replica: str
+    prompt: str
+    namespace: str = ""
+
+    def event(self) -> PeerHeld:
+        """Raises: ValueError: the prompt is unreadable."""
+        return PeerHeld(PeerId(self.peer), ReplicaId(self.replica), unpack_text(self.prompt), self.namespace)
+
+
 class PeerForgottenLine(_Event, frozen=True, tag="peer_forgotten"):
     """Gateway `peer` is gone: nothing that it placed counts any more."""
 
@@ -261,6 +275,7 @@ class FullLine(_Line, frozen=True, tag="full"):
     """The log has reached its size limit; this is the last line."""
 
 
+PeerLine = PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine | PeerHeldLine
 Event = (
     PlaceLine
     | MoveLine
@@ -269,6 +284,7 @@ Event = (
     | PeerPlacedLine
     | PeerFirstTokenLine
     | PeerEndedLine
+    | PeerHeldLine
     | PeerForgottenLine
     | StoredLine
     | EvictedLine
@@ -352,7 +368,12 @@ def finish_line(
     return FinishLine(t=now, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens)
 
 
-def assumed_line(names: LogNames, now: float, event: PeerEvent) -> PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine:
+def assumed_line(
+    names: LogNames, now: float, event: PeerEvent
+) -> PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine | PeerHeldLine:
+    if isinstance(event, PeerHeld):
+        prompt, namespace = names.tokens(event.prompt), names.namespace(event.namespace)
+        return PeerHeldLine(t=now, peer=event.peer, replica=event.replica_id, prompt=prompt, namespace=namespace)
     if isinstance(event, PeerFirstToken):
         return PeerFirstTokenLine(t=now, peer=event.peer, id=event.request_id)
     if isinstance(event, PeerEnded):

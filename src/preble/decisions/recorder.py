@@ -6,6 +6,7 @@ from preble.core.types import (
     BlocksStored,
     CacheChange,
     PeerEvent,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     Placement,
@@ -44,7 +45,7 @@ class DecisionRecorder:
         self._log.write(lines.finish_line, now, request_id, output_tokens, cached_tokens)
 
     def assumed(self, event: PeerEvent, now: float) -> None:
-        size = len(event.prompt or b"") if isinstance(event, PeerPlaced) else 0
+        size = len(event.prompt or b"") if isinstance(event, PeerPlaced | PeerHeld) else 0
         self._log.write(lines.assumed_line, now, event, size=size)
 
     def peer_forgotten(self, peer: PeerId, now: float) -> None:

@@ -30,6 +30,7 @@ from preble.decisions.lines import (
     PeerEndedLine,
     PeerFirstTokenLine,
     PeerForgottenLine,
+    PeerHeldLine,
     PeerPlacedLine,
     PlaceLine,
     PlacementRow,
@@ -168,7 +169,7 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.on_first_token(RequestId(request_id), t)
         case FinishLine(t=t, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens):
             scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
-        case PeerPlacedLine() | PeerFirstTokenLine() | PeerEndedLine():
+        case PeerPlacedLine() | PeerFirstTokenLine() | PeerEndedLine() | PeerHeldLine():
             scheduler.assume(event.event(), event.t)
         case PeerForgottenLine(t=t, peer=peer):
             scheduler.forget_peer(PeerId(peer), t)

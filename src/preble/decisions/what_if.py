@@ -25,6 +25,7 @@ from preble.decisions.lines import (
     PeerEndedLine,
     PeerFirstTokenLine,
     PeerForgottenLine,
+    PeerHeldLine,
     PeerPlacedLine,
     PlaceLine,
     PlacementRow,
@@ -186,7 +187,7 @@ class _Run:
                 self._scheduler.on_first_token(RequestId(request_id), event.t)
             case FinishLine():
                 self._finish(event)
-            case PeerPlacedLine() | PeerFirstTokenLine():
+            case PeerPlacedLine() | PeerFirstTokenLine() | PeerHeldLine():
                 self._scheduler.assume(event.event(), event.t)
             case PeerEndedLine():
                 self._scheduler.assume(dataclasses.replace(event.event(), cached_tokens=None), event.t)

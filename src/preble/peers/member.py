@@ -11,6 +11,7 @@ One that is heard for the first time, or again, is told everything in flight.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from preble.core.types import (
     PeerEnded,
     PeerEvent,
     PeerFirstToken,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     Placement,
@@ -30,7 +32,7 @@ from preble.core.types import (
     RequestId,
 )
 from preble.errors import NoReplicaError, PromptTooLong
-from preble.peers.messages import Again, Beat, Ended, FirstToken, Left, Message, Placed, Tokens, Unknown
+from preble.peers.messages import Again, Beat, Ended, FirstToken, Held, Left, Message, Placed, Tokens, Unknown
 from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptName
 
 BEAT_S = 1.0
@@ -39,6 +41,8 @@ SILENT_S = 5.0
 MOST_PEERS = 64
 MOST_IN_FLIGHT = 200_000
 """Of each peer. What is beyond these bounds is ignored: it is a mistake, or meant to fill our memory."""
+_REMEMBERED_TOKENS = 2**22
+"""Of prompts that replicas without KV events have computed for us: what a newcomer is told of their caches."""
 _MOST_ASKED = 256
 """Requests that are asked for at once; others wait for a later beat."""
 
@@ -91,6 +95,10 @@ class GroupMember:
         self._numbers: dict[int, _Own] = {}
         self._peers: dict[PeerId, _Peer] = {}
         self._known_to: set[PeerId] = set()
+        self._silent: set[ReplicaId] = set()
+        """Replicas without KV events."""
+        self._computed: deque[_Own] = deque()
+        self._computed_tokens = 0
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -123,16 +131,27 @@ class GroupMember:
 
     def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """Tell it."""
-        self._end(self._own[request_id], output_tokens, cached_tokens)
+        own = self._own[request_id]
+        self._end(own, output_tokens, cached_tokens)
+        if output_tokens and own.replica_id in self._silent:
+            self._computed.append(own)
+            self._computed_tokens += own.request.num_prompt_tokens
+            while self._computed_tokens > _REMEMBERED_TOKENS:
+                self._computed_tokens -= self._computed.popleft().request.num_prompt_tokens
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None:
         """With the next beats, ask for what is in flight there."""
+        if not spec.reports_events:
+            self._silent.add(spec.replica_id)
         for peer in self._peers.values():
             for number in _on(spec.replica_id, peer.elsewhere):
                 del peer.elsewhere[number]
 
     def replica_removed(self, replica_id: ReplicaId, now: float) -> None:
         """Tell the end of our requests there. Those of peers may go on: perhaps only we have lost the replica."""
+        self._silent.discard(replica_id)
+        self._computed = deque(own for own in self._computed if own.replica_id != replica_id)
+        self._computed_tokens = sum(own.request.num_prompt_tokens for own in self._computed)
         for peer in self._peers.values():
             for number in _on(replica_id, peer.live):
                 peer.elsewhere[number] = peer.live.pop(number)
@@ -177,10 +196,7 @@ class GroupMember:
     def _tell_placed(self, own: _Own, *, whole: bool = False) -> None:
         if not self._peers:
             return
-        request = own.request
-        *before, name = self._book.names(request.prompt, whole=whole)
-        for piece in before:
-            self._send(Tokens(*piece))
+        request, name = own.request, self._name(own.request, whole=whole)
         self._send(
             Placed(
                 own.number,
@@ -194,6 +210,13 @@ class GroupMember:
         )
         if own.has_token:
             self._send(FirstToken(own.number))
+
+    def _name(self, request: Request, *, whole: bool = False) -> PromptName:
+        """How a prompt is told now; what must be told before is."""
+        *before, name = self._book.names(request.prompt, whole=whole)
+        for piece in before:
+            self._send(Tokens(*piece))
+        return name
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -236,6 +259,10 @@ class GroupMember:
                 self._book.read(PromptName(head, tail))
             case Placed():
                 self._take_placed(sender, peer, message, now)
+            case Held(replica, head, tail, namespace):
+                prompt = self._book.read(PromptName(head, tail))
+                if prompt and sender not in self._known_to:  # else we have heard of it when it was placed
+                    self._scheduler.assume(PeerHeld(sender, ReplicaId(replica), prompt, namespace), now)
             case FirstToken(number):
                 self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
             case Ended():
@@ -251,9 +278,11 @@ class GroupMember:
                     self._book.doubt(head)
 
     def _meet(self, sender: PeerId, now: float) -> _Peer:
-        """Tell a peer that is new, or is heard again, all that we have in flight."""
+        """Tell a peer that is new, or is heard again, what we have in flight and have had computed."""
         peer = self._peers[sender] = _Peer(now)
         self._book.doubt_all()
+        for own in self._computed:
+            self._send(Held(own.replica_id, *self._name(own.request), own.request.namespace))
         for own in self._numbers.values():
             self._tell_placed(own)
         return peer

@@ -44,6 +44,15 @@ class Placed(_Message, frozen=True, tag="p"):
     namespace: Annotated[str, Meta(max_length=512)] = ""
 
 
+class Held(_Message, frozen=True, tag="h"):
+    """For whom the sender has just met: a replica without KV events has computed this prompt lately."""
+
+    replica: Name
+    head: Head
+    tail: bytes
+    namespace: Annotated[str, Meta(max_length=512)] = ""
+
+
 class FirstToken(_Message, frozen=True, tag="f"):
     number: Number
 
@@ -99,7 +108,7 @@ class Left(_Message, frozen=True, tag="l"):
     """The sender stops, and has nothing in flight any more."""
 
 
-Message = Tokens | Placed | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
+Message = Tokens | Placed | Held | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
@@ -147,6 +156,6 @@ def decode(data: bytes) -> Packet:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadPacket(str(error)) from error
     for message in packet.messages:
-        if isinstance(message, Placed | Tokens) and len(message.tail) % TOKEN_BYTES:
+        if isinstance(message, Placed | Held | Tokens) and len(message.tail) % TOKEN_BYTES:
             raise BadPacket("a prompt's tokens are cut off")
     return packet

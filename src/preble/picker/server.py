@@ -44,7 +44,7 @@ class Picker:
     @property
     def is_ready(self) -> bool:
         """Whether gateways are to ask here. A picker that has seen a replica stays ready without one: it says 503."""
-        self._has_been_ready = self._has_been_ready or self._gateway.serving.num_taking_requests > 0
+        self._has_been_ready = self._has_been_ready or self._gateway.serving.waits_for is None
         leads = self._leadership is None or self._leadership.is_leader
         return leads and self._has_been_ready and not self._gateway.is_draining
 

@@ -157,6 +157,17 @@ class CacheTracker:
             self._index.set_computed(store, entry.leaf, num_tokens, now)
             self._index.caches[store].touch(entry.leaf, now)
 
+    def computed_elsewhere(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> bool:
+        """Another gateway has had a prompt computed there. False where the replica's own events say what it caches."""
+        if not self._is_estimated(replica):
+            return False
+        leaf, block_size = self._place(replica, request, match, now), self._replicas.block_size[replica]
+        self._index.set_computed(replica, leaf, leaf.end // block_size * block_size, now)
+        self._index.release(replica, leaf)
+        self._index.forget_use(replica, leaf)
+        self._evict_over_capacity(replica, now)
+        return True
+
     def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
         if work_done and not self._is_estimated(entry.replica):

@@ -39,6 +39,7 @@ from preble.core.types import (
     PeerEnded,
     PeerEvent,
     PeerFirstToken,
+    PeerHeld,
     PeerId,
     PeerPlaced,
     Placement,
@@ -191,7 +192,8 @@ class GlobalScheduler:
     # -- what other gateways report -----------------------------------------------------------------------------------
 
     def assume(self, event: PeerEvent, now: float) -> bool:
-        """Another gateway of the cluster has placed a request, has seen its first token, or its end.
+        """Another gateway of the cluster has placed a request, has seen its first token or its end, or says what it
+        had computed before.
 
         The request counts here like one of our own until then: its load, and its prompt as about to be cached. Events
         may come twice, in any order, or not at all. Returns whether it changed anything: an event of a request or a
@@ -203,6 +205,8 @@ class GlobalScheduler:
             changed = (own := own_id(event.peer, event.request_id)) in self._in_flight
             if changed:
                 self._in_flight.first_token(self._in_flight.get(own), now, seen=False)
+        elif isinstance(event, PeerHeld):
+            changed = self._assume_held(event, now)
         else:
             changed = self._assume_ended(event, now)
         for listener in self._listeners:
@@ -229,6 +233,17 @@ class GlobalScheduler:
         self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now, assumed_tokens=num_tokens)
         self._assumed.start(event)
         return True
+
+    def _assume_held(self, event: PeerHeld, now: float) -> bool:
+        if event.replica_id not in self._replicas or len(event.prompt) % TOKEN_BYTES:
+            return False
+        replica = self._replicas.replica(event.replica_id)
+        model = self._replicas.specs[replica].model
+        request = Request(RequestId(""), event.prompt, namespace=event.namespace, model=model)
+        if request.num_prompt_tokens > longest_prompt(self._replicas.specs[replica]):
+            return False
+        self._expire(now)
+        return self._tracker.computed_elsewhere(replica, request, self._match(request, model), now)
 
     def _assume_ended(self, event: PeerEnded, now: float) -> bool:
         own = self._assumed.end(event)
