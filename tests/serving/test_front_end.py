@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
 from preble.core.types import Reason
 from preble.errors import EngineRefused, NoReplicaError, Overloaded
 from preble.serving import COMPLETIONS, FrontEnd, Placed, SchedulerAway, Serving
+from preble.serving.telemetry.tracing import Tracing
 from support.waiting import eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'
@@ -179,3 +180,12 @@ async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp
         await fakes[0].stop()
         await one.start()
         await eventually(lambda: one.front_end.is_led and list(one.front_end.replicas) == [fakes[1].url])
+
+
+async def test_the_candidates_of_a_placement_come_where_the_request_is_traced(tmp_path: Path) -> None:
+    async with host(tmp_path, policy="preble") as (one, fakes):
+        async with one.placed("plain") as placed:
+            assert not placed.placement.candidates
+        one.front_end.tracing = Tracing(TracingConfig(endpoint="http://127.0.0.1:9/v1/traces"))
+        async with one.placed("traced") as placed:
+            assert {candidate.replica_id for candidate in placed.placement.candidates} == {fake.url for fake in fakes}

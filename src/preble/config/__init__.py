@@ -7,7 +7,7 @@ from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, Timeout
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
-from preble.config.observing import MetricsConfig, RequestLogConfig
+from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConfig
 from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
@@ -35,5 +35,6 @@ __all__ = [
     "SchedulerConfig",
     "TimeoutsConfig",
     "TokenizerConfig",
+    "TracingConfig",
     "knobs",
 ]

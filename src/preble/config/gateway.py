@@ -9,7 +9,7 @@ from msgspec import Struct
 from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
-from preble.config.observing import MetricsConfig, RequestLogConfig
+from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConfig
 from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
@@ -99,5 +99,6 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
     metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
     log: RequestLogConfig = RequestLogConfig()
     picker: PickerConfig = PickerConfig()

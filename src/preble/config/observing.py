@@ -1,4 +1,4 @@
-"""What the gateway shows of itself: metrics, and its log."""
+"""What the gateway shows of itself: metrics, its log, and traces."""
 
 from __future__ import annotations
 
@@ -43,3 +43,25 @@ class RequestLogConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 50
+
+
+class TracingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Spans of requests, by OpenTelemetry (docs/howto/tracing.md). Needs `pip install 'preble[otel]'`."""
+
+    endpoint: Annotated[
+        str | None,
+        about(
+            "Where spans go: a collector's OTLP address over HTTP, such as `http://collector:4318/v1/traces`.",
+            why="most gateways have no collector",
+        ),
+    ] = None
+    sample: Annotated[
+        float,
+        about(
+            "Which part of the requests has spans. One whose `traceparent` says whether follows that instead.",
+            why="whoever switches it on wants to see something",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    service: Annotated[str, about("The name of the service in the spans.", why="it is its name")] = "preble"

@@ -36,6 +36,7 @@ from preble.serving.replicas.wanted import UnknownReplica
 from preble.serving.requests import ParsedRequest
 from preble.serving.serving import CHANGEABLE, Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
+from preble.serving.telemetry.tracing import Trace
 
 __all__ = [
     "ANYBODY",
@@ -70,6 +71,7 @@ __all__ = [
     "Serving",
     "SourceRow",
     "StreamMeter",
+    "Trace",
     "UnknownReplica",
     "Usage",
     "endpoint_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from math import inf
 from msgspec import Raw
 
 from preble.config import GatewayConfig
-from preble.core.types import PackedTokens, Request, RequestId
+from preble.core.types import TOKEN_BYTES, PackedTokens, Request, RequestId
 from preble.errors import PromptTooLong, RequestError
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields
@@ -24,6 +25,7 @@ from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.tracing import Tracing
 from preble.serving.tokens import TokenSource
 from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
@@ -53,6 +55,7 @@ class Intake(ABC):
         self._tokens = tokens
         self._ids = RequestIds()
         self.stored = StoredResponses(replicas)
+        self.tracing: Tracing | None = None
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
         """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
@@ -74,7 +77,12 @@ class Intake(ABC):
         now = asyncio.get_running_loop().time()
         parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller, arrived_at=now)
         salts = self.replicas.take_cache_salts
-        return parse(salts=salts) if len(body) <= _PARSED_AT_ONCE_BYTES else await asyncio.to_thread(parse, salts=salts)
+        is_small = len(body) <= _PARSED_AT_ONCE_BYTES
+        parsed = parse(salts=salts) if is_small else await asyncio.to_thread(parse, salts=salts)
+        if self.tracing is not None:
+            trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id)
+            parsed = dataclasses.replace(parsed, trace=trace)
+        return parsed
 
     def take(
         self, endpoint: Endpoint, headers: Mapping[bytes, bytes], fields: Fields, request_id: str, caller: Caller
@@ -133,7 +141,9 @@ class Intake(ABC):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
-        self.telemetry.tokenized(fields.model or "", time.perf_counter() - started)
+        self.telemetry.tokenized(fields.model or "", took_s := time.perf_counter() - started)
+        if parsed.trace is not None:
+            parsed.trace.tokenized(took_s, len(tokens) // TOKEN_BYTES)
         return tokens
 
     async def _chat_ids(self, fields: Fields, most_tokens: float) -> PackedTokens:
@@ -144,6 +154,11 @@ class Intake(ABC):
             if not fields.is_translated or isinstance(error, PromptTooLong):
                 raise
             return approximate_tokens(fields.chat)
+
+    async def _close_tracing(self) -> None:
+        """Send the rest of the spans."""
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     @abstractmethod
     async def place(self, request: Request, parsed: ParsedRequest) -> Placed:

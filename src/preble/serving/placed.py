@@ -18,7 +18,8 @@ class Placed(ABC):
 
     Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
 
-    `placement`: the replica, and why. `engine`: the client of that replica. `on_lost`: called once if the replica
+    `placement`: the replica, and why. `placed_at`: when, by the event loop's clock. `engine`: the client of that
+    replica. `on_lost`: called once if the replica
     leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
     is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
     if the replica is ejected because it begins no answer; if the answer comes whole, the second time. `heard_at`: asked
@@ -35,12 +36,14 @@ class Placed(ABC):
         "engine",
         "heard_at",
         "on_lost",
+        "placed_at",
         "placement",
     )
 
-    def __init__(self, placement: Placement, engine: Engine) -> None:
+    def __init__(self, placement: Placement, engine: Engine, placed_at: float) -> None:
         self.placement = placement
         self.engine = engine
+        self.placed_at = placed_at
         self.on_lost: Callable[[str | None, float | None], None] | None = None
         self.heard_at: Callable[[], float | None] = _unheard
         self._output_tokens = 0
@@ -62,6 +65,11 @@ class Placed(ABC):
         """The tokens so far: generated, and cached by the replica (None if not reported). The last call counts."""
         self._output_tokens = output_tokens
         self._cached_tokens = cached_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """As last reported."""
+        return self._output_tokens
 
     @abstractmethod
     def moved(self, to: ReplicaId) -> None:

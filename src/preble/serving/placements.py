@@ -118,18 +118,13 @@ class LocalPlaced(Placed):
         place_again: Callable[[ReplicaId, bool], LocalPlaced],
     ) -> None:
         replica = placements.replicas[record.placement.replica_id]
-        super().__init__(record.placement, replica.engine)
+        super().__init__(record.placement, replica.engine, record.placed_at)
         self.model = terms.model or next(iter(replica.info.models), "")
         self._placements = placements
         self._terms = terms
         self._place_again = place_again
         self._record = record
         self._may_retry_freely = False
-
-    @property
-    def placed_at(self) -> float:
-        """When, by the event loop's clock."""
-        return self._record.placed_at
 
     def _since_arrival(self, now: float) -> float:
         arrived_at = self._terms.arrived_at

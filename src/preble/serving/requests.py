@@ -12,6 +12,7 @@ from itertools import count
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields, Prompt
 from preble.serving.endpoints.bodies import PromptLimits, with_cache_salt
+from preble.serving.telemetry.tracing import Trace
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
@@ -21,6 +22,7 @@ class ParsedRequest:
     """One client's request. `body`: for the replica. `headers`: with names in lower case.
 
     `arrived_at`: when all of it was there, by the event loop's clock; None where nobody noted it.
+    `trace`: its spans, None where there are none.
     """
 
     endpoint: Endpoint
@@ -30,6 +32,7 @@ class ParsedRequest:
     fields: Fields
     caller: Caller = ANYBODY
     arrived_at: float | None = None
+    trace: Trace | None = None
 
     @property
     def path(self) -> str:

@@ -37,6 +37,7 @@ from preble.serving.requests import ParsedRequest
 from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
+from preble.serving.telemetry.tracing import make_tracing
 from preble.serving.terms import terms_of
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
@@ -115,7 +116,7 @@ class Serving(Intake):
         as is `process`, the name of this one.
         Raises: ConfigError: a setting is unusable.
         """
-        sources = _sources(config)
+        sources, tracing = _sources(config), make_tracing(config.tracing)
         scheduling = start_scheduling(config, scheduler)
         try:
             telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=process)
@@ -129,6 +130,7 @@ class Serving(Intake):
             await scheduling.close()
             raise
         serving = cls(config, scheduling, placements, tokens)
+        serving.tracing = tracing
         try:
             serving._join_group(config)
             serving._follow(config, sources)
@@ -256,6 +258,7 @@ class Serving(Intake):
         self._turns.close()
         self._placements.timer.close()
         await self._scheduling.close()
+        await self._close_tracing()
 
     # from a request to a placement
 

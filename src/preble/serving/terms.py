@@ -16,6 +16,7 @@ class Terms(Struct, frozen=True, array_like=True):
 
     `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
     `arrived_at`: when all of the request was there, by the event loop's clock; None where nobody noted it.
+    `is_traced`: whether the carrier wants to know the candidates of its placements.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Terms(Struct, frozen=True, array_like=True):
     max_wait: str | None = None
     tier: str | None = None
     arrived_at: float | None = None
+    is_traced: bool = False
 
 
 def terms_of(parsed: ParsedRequest) -> Terms:
@@ -41,6 +43,7 @@ def terms_of(parsed: ParsedRequest) -> Terms:
         _text(parsed.headers.get(MAX_WAIT)),
         parsed.fields.service_tier,
         parsed.arrived_at,
+        parsed.trace is not None and parsed.trace.is_recording,
     )
 
 

@@ -28,6 +28,7 @@ class Attempt:
     After `carry`, `status` and `headers` are the answer's, and `flaw` says what is wrong with a stream that has
     passed. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has got
     anything; then the request cannot move. `answer_id`: of an answer that replicas store.
+    `on_first`: called when the first token of a stream has come.
     """
 
     def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
@@ -40,6 +41,7 @@ class Attempt:
         self.is_stream = False
         self.has_begun = False
         self.answer_id: str | None = None
+        self.on_first: Callable[[], None] | None = None
         self.flaw: EngineProtocolError | None = None
         self._endpoint = endpoint
         self._max_answer_bytes = max_answer_bytes
@@ -145,6 +147,8 @@ class Attempt:
             raise error
         if not self._endpoint.by_load:
             self.placed.first_token()
+        if self.on_first is not None:
+            self.on_first()
         self.answer_id = self._endpoint.id_of(b"".join(self._pieces))
         self.has_begun = True
         if self._sink is not None:

@@ -8,6 +8,7 @@ from preble.gateway.requests.one_prompt import answer_one_prompt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
+from preble.gateway.requests.tracing import tracing
 from preble.serving import Intake, ParsedRequest
 
 
@@ -26,11 +27,12 @@ class Completions:
         with self._serving.request_id(headers) as request_id:
             client.request_id = request_id
             parsed = await self._serving.parse(client.endpoint, headers, body, request_id, client.caller)
-            async with self._serving.admitted(parsed) as parsed:
-                client.request_id = parsed.request_id
-                client.limit(self._total_s)
-                await self._answer(client, parsed)
-                await client.until_read()
+            with tracing(parsed, client):
+                async with self._serving.admitted(parsed) as parsed:
+                    client.request_id = parsed.request_id
+                    client.limit(self._total_s)
+                    await self._answer(client, parsed)
+                    await client.until_read()
 
     async def _answer(self, client: PlacedClient, parsed: ParsedRequest) -> None:
         headers = self._passed.of(parsed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
 from preble.gateway.requests.attempt import Attempt, Sink
+from preble.gateway.requests.tracing import place, replica_span
 from preble.serving import NOT_NOW, Intake, ParsedRequest
 
 _MOVES_AFTER_FAILURES = 1
@@ -40,12 +41,13 @@ class Relay:
 
         Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure.
         """
-        placed = await self.serving.place(self.request, self.parsed)
+        placed = await place(self.serving, self.request, self.parsed)
         while True:
             attempt = Attempt(placed, self.parsed.endpoint, self.max_answer_bytes, sink)
             failure: EngineError | None = None
             try:
-                await attempt.carry(self.body, self.headers, self.under_way)
+                with replica_span(self.parsed.trace, attempt, self.headers) as headers:
+                    await attempt.carry(self.body, headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
                     if attempt.answer_id is not None:
                         self.serving.stored.note(attempt.answer_id, attempt.placed.placement.replica_id)

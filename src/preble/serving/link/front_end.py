@@ -22,6 +22,7 @@ from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink,
 from preble.serving.placed import Placed
 from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.tracing import make_tracing
 from preble.serving.terms import terms_of
 from preble.serving.tokens import make_token_source
 
@@ -54,7 +55,10 @@ class FrontEnd(Intake):
 
         `name`: for its log and the metrics of processes. Raises: ConfigError: a setting is unusable.
         """
-        return cls(config, path, name, share, log_losses)
+        tracing = make_tracing(config.tracing)
+        front_end = cls(config, path, name, share, log_losses)
+        front_end.tracing = tracing
+        return front_end
 
     def _use(self, message: m.Replicas) -> None:
         self._here.use(message.rows)
@@ -77,6 +81,7 @@ class FrontEnd(Intake):
         await self._link.close()
         self._tokens.close()
         await self._here.close()
+        await self._close_tracing()
 
     async def page(
         self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes

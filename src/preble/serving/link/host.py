@@ -237,7 +237,9 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         placed.heard_at = partial(self._heard.get, number)
         at = placed.placement
         tokens = (at.matched_tokens, at.num_prompt_tokens)
-        self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at))
+        terms = self._admitted.get(admitted)
+        weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
+        self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at, weighed))
 
     def _withdraw(self, message: m.Withdraw) -> None:
         if (task := self._tasks.get(message.number)) is not None:

@@ -131,7 +131,7 @@ class SchedulerLink:
         def placed(answer: m.PlacedOn) -> LinkedPlaced:
             placement = m.placement_of(answer)
             engine = self.engine_of(placement.replica_id)
-            result = self._placed[number] = LinkedPlaced(self, number, placement, engine, again)
+            result = self._placed[number] = LinkedPlaced(self, number, placement, engine, answer.placed_at, again)
             return result
 
         future: asyncio.Future[LinkedPlaced] = self._ask(number, message, placed)
@@ -317,8 +317,16 @@ class LinkedPlaced(Placed):
 
     __slots__ = ("_again", "_link", "number", "told_at")
 
-    def __init__(self, link: SchedulerLink, number: int, placement: Placement, engine: Engine, again: Again) -> None:
-        super().__init__(placement, engine)
+    def __init__(
+        self,
+        link: SchedulerLink,
+        number: int,
+        placement: Placement,
+        engine: Engine,
+        placed_at: float,
+        again: Again,
+    ) -> None:
+        super().__init__(placement, engine, placed_at)
         self._link = link
         self._again = again
         self.number = number

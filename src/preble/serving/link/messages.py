@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from preble import errors
-from preble.core.types import Placement, Reason, ReplicaId, RequestId
+from preble.core.types import Candidate, Placement, Reason, ReplicaId, RequestId
 from preble.engines import EngineInfo
 from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
@@ -178,6 +178,7 @@ class PlacedOn(Message, tag=3):
     matched_tokens: int
     num_prompt_tokens: int
     placed_at: float
+    candidates: Sequence[Candidate] = ()
 
 
 class Refused(Message, tag=4):
@@ -259,4 +260,5 @@ def placement_of(message: PlacedOn) -> Placement:
         message.reason,
         message.matched_tokens,
         message.num_prompt_tokens,
+        message.candidates,
     )

@@ -1,0 +1,57 @@
+"""Where a request's spans begin and end; nothing happens here for a request that has none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from preble.core.types import Request
+from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.placed_client import PlacedClient
+from preble.serving import Intake, ParsedRequest, Placed, Trace
+
+
+@contextmanager
+def tracing(parsed: ParsedRequest, client: PlacedClient) -> Iterator[None]:
+    """A context that ends the spans of a request with it."""
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if parsed.trace is not None:
+            parsed.trace.end(client.status or getattr(failure, "status", None), failure)
+
+
+async def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Placed:
+    """As `Intake.place`, with the spans of the turn and the decision."""
+    if parsed.trace is None:
+        return await serving.place(request, parsed)
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    placed = await serving.place(request, parsed)
+    decided_at = max(placed.placed_at, asked_at)
+    parsed.trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
+    return placed
+
+
+@contextmanager
+def replica_span(trace: Trace | None, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """A context with the span of one replica; gives the headers that make what the replica does part of it."""
+    if trace is None:
+        yield headers
+        return
+    failure: BaseException | None = None
+    own = trace.sent(attempt.placed.placement)
+    attempt.on_first = own.first_token
+    try:
+        yield {**headers, **own.headers}
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        attempt.on_first = None
+        own.answered(attempt.status, attempt.placed.output_tokens, failure)
