@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,20 +35,28 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def say(request: pytest.FixtureRequest, what: str) -> None:
+    """Tell who waits for the tests: this takes 20 to 230 s."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{what} ...", file=sys.stderr, flush=True)
+
+
 @pytest.fixture(scope="session")
-def vllm_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPair]:
+def vllm_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmPair]:
     """Two real vLLM replicas of the tiny model, started once a session (20 to 110 s) and shared: assume nothing of
     what they cache, reset it where it matters. Mark tests that use it `vllm` and give them a timeout of 600 s."""
     require_vllm()
+    say(request, "starting two real vLLM replicas")
     with running_vllm_pair(tmp_path_factory.mktemp("vllm-logs")) as pair:
         yield pair
 
 
 @pytest.fixture(scope="session")
-def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas]:
+def sglang(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas]:
     """A real SGLang replica of the tiny model, started once a session (20 to 110 s) and shared; it orders its waiting
     requests as Preble does. Mark tests that use it `sglang` and give them a timeout of 600 s."""
     require_sglang()
+    say(request, "starting a real SGLang replica")
     with running_sglang(tmp_path_factory.mktemp("sglang-logs")) as replicas:
         yield replicas
 

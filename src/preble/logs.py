@@ -168,7 +168,7 @@ def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 def _configure_standard_library(threshold: int, log_format: str, shared: list[Processor], stream: LossyStream) -> None:
-    """Libraries (uvicorn, aiohttp) log in the same form; their access lines are ours already, so they stay quiet."""
+    """Libraries (uvicorn, aiohttp) log in the same form. Starts and requests, which uvicorn logs too, are ours."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -177,5 +177,5 @@ def _configure_standard_library(threshold: int, log_format: str, shared: list[Pr
         )
     )
     logging.basicConfig(level=threshold, handlers=[handler], force=True)
-    for chatty in ("uvicorn.access", "asyncio"):
+    for chatty in ("uvicorn.access", "uvicorn.error", "asyncio"):
         logging.getLogger(chatty).setLevel(max(threshold, logging.WARNING))

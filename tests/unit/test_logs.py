@@ -35,6 +35,12 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
         yield reader, stream
 
 
+def test_uvicorn_says_nothing_of_its_start() -> None:
+    configure_logging("info", "json")
+    assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.INFO)
+    assert logging.getLogger("uvicorn.error").isEnabledFor(logging.WARNING)
+
+
 def log_one_line_each_way() -> None:
     structlog.get_logger().warning("from_structlog", value=1)
     logging.getLogger("library").warning("from a library")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -91,10 +93,26 @@ async def _measured(
             plan = await measuring.prepare()
         except EngineRefused as error:
             raise ConfigError(f"{error}; is it running?") from error
-        with click.progressbar(length=plan.num_steps, label=f"measuring {url}", file=sys.stderr) as bar:
-            return await measuring.run(lambda: bar.update(1))
+        with _progress(f"measuring {url}", plan.num_steps) as step:
+            return await measuring.run(step)
     finally:
         await server.close()
+
+
+@contextmanager
+def _progress(what: str, num_steps: int) -> Iterator[Callable[[], None]]:
+    """Yield what to call after each step: a bar on a terminal, ten lines elsewhere."""
+    if sys.stderr.isatty():
+        with click.progressbar(length=num_steps, label=what, file=sys.stderr) as bar:
+            yield lambda: bar.update(1)
+        return
+    steps = itertools.count(1)
+
+    def step() -> None:
+        if (number := next(steps)) % max(num_steps // 10, 1) == 0:
+            click.echo(f"{what}: {number}/{num_steps}", err=True)
+
+    yield step
 
 
 def _machine_at(url: str) -> str:
