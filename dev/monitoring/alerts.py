@@ -147,6 +147,15 @@ ALERTS = [
         "howto/fleet.md",
     ),
     Alert(
+        "PreblePeersDisconnected",
+        "warning",
+        "preble_peers_connected == 0",
+        "1m",
+        "{{ $labels.instance }} does not reach the bus to its peers, and places on its own.",
+        "Several gateways that do not hear each other compute the same prefixes twice; see whether NATS is up.",
+        "howto/several-gateways.md",
+    ),
+    Alert(
         "PrebleRetriesDenied",
         "warning",
         "rate(preble_retries_denied_total[5m]) > 0.1",
@@ -161,7 +170,7 @@ ALERTS = [
         "rate(preble_process_cpu_seconds_total[5m]) > 0.85",
         "10m",
         "A process of {{ $labels.instance }} ({{ $labels.process }}) uses a whole core, which delays every request.",
-        "Start more workers, or a second gateway.",
+        "Start more workers, or another gateway with --peers.",
         "performance.md",
     ),
     Alert(

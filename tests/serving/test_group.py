@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from preble.serving.callers import ANYBODY, Caller
 from preble.serving.replicas.ejection import Standing
 from serving.test_carrier import config
 from support.nats import nats_server
+from support.servers import not_there
 from support.waiting import eventually
 
 PROMPT = list(range(1, 400))
@@ -228,6 +231,27 @@ async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeRe
             await eventually(lambda: stranger.serving.waits_for is None)
             assert not stranger.group.is_connected and not stranger.group.peers
             assert len(a.group.peers) == 1
+
+
+async def test_a_bus_with_tls_is_joined_only_by_its_certificate_authority(
+    fakes: list[FakeReplica], tmp_path: Path
+) -> None:
+    if (openssl := which("openssl")) is None:
+        not_there("openssl is not installed here")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=nats"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+    with nats_server("--tls", "--tlscert", str(cert), "--tlskey", str(key)) as server:
+        url = server.url.replace("nats://", "tls://")
+        async with (
+            gateway(fakes, url, "a", peers={"tls_ca": str(cert)}) as a,
+            gateway(fakes, url, "b", peers={"tls_ca": str(cert)}) as b,
+            gateway(fakes, url, "stranger", peers={"warm_s": 0.5}) as stranger,
+        ):
+            await eventually(lambda: a.group.peers == {b.group.me} and b.group.peers == {a.group.me})
+            await eventually(lambda: stranger.serving.waits_for is None)
+            assert not stranger.group.is_connected
 
 
 async def test_the_decision_log_says_which_gateway_decided(fakes: list[FakeReplica], tmp_path: Path) -> None:

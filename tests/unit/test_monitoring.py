@@ -101,6 +101,7 @@ FIRES = {
     },
     "PrebleParityMismatch": {'preble_replica_parity{job="p",replica="a",check="chat"}': "0x300"},
     "PrebleKvEventsLost": {'preble_kv_events_arrive{job="p",replica="a"}': "0x300"},
+    "PreblePeersDisconnected": {'preble_peers_connected{job="p",instance="g"}': "0x300"},
     "PrebleSourceStale": {'preble_source_current{job="p",source="pods"}': "0x300"},
     "PrebleRetriesDenied": {'preble_retries_denied_total{job="p",instance="g"}': "0+30x300"},
     "PrebleGatewayBusy": {'preble_process_cpu_seconds_total{job="p",instance="g",process="gateway"}': "0+57x300"},
