@@ -94,11 +94,11 @@ class Exchange:
         self._sent_at = now
 
     def pause(self) -> None:
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.transport.is_closing():
             self._connection.transport.pause_reading()
 
     def resume(self) -> None:
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.transport.is_closing():
             self._connection.transport.resume_reading()
 
     def abort(self) -> None:
@@ -301,7 +301,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_s):
                 connection = await self._connected()
-        except OSError as error:  # that of TLS and a timeout are too
+        except Exception as error:  # noqa: BLE001 (a task's root: whatever is wrong with a name, the exchange must end)
             why, is_silent = self._why(error)
             exchange.refused(why, is_silent=is_silent)
             return

@@ -159,7 +159,7 @@ class PlacedClient(Answering):
 
     async def until_read(self) -> None:
         """Return when the client has read most of its whole answer, which takes memory until then."""
-        while not self.response_complete:
+        if not self.response_complete:
             await self.until_writable()
 
     def on_time(self, now: float) -> None:
@@ -188,6 +188,11 @@ class PlacedClient(Answering):
         if self._task is None and not self._is_over:
             self.fail(STOPPING)
             self._close(failed=True)
+
+    def pause_if_full(self) -> None:
+        """Have attempts that began while the client read slowly wait too."""
+        if self._connection.is_write_paused:
+            self.on_paused()
 
     def on_paused(self) -> None:
         for attempt in self.under_way:

@@ -233,6 +233,7 @@ class _MergedStream:
         self._last = decoded = {**decoded, "id": self._id}
         if decoded["choices"]:
             self._client.write(event(msgspec.json.encode(decoded)))
+            self._client.pause_if_full()
         else:
             self._total.add(decoded.get("usage"))
 
