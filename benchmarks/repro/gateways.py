@@ -5,6 +5,7 @@
 
 The simulator with G schedulers and the messages of real gateways (`preble.peers`), for three seeds. Each number is a
 run's mean TTFT (or its p99) over that of one gateway with the same requests. `--wide` makes the runs of 400 replicas.
+The last case is two clusters, each with its own gateway and half of the replicas, and ways to choose between them.
 Results: benchmarks/results/gateways.json. Drawn into docs/concepts/scale.md.
 """
 
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 from page import NOT_RUN, filled, markdown
@@ -25,7 +27,7 @@ from preble.report import Table
 from preble.sim import Cut, GatewayGroup, SimConfig, Simulation
 from preble.sim.gateways import Gateways, make_placer
 from preble.sim.memory import fewer_collections
-from preble.workloads import WorkloadPlan
+from preble.workloads import Workload, WorkloadPlan, WorkloadRequest
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gateways.json"
@@ -48,6 +50,13 @@ FIRST = (NEVER, SOON)
 NOT_CUT = (NEVER, "10 ms", SOON, "200 ms", "50 ms, 30 % lost")
 
 
+CLUSTERS = {
+    "hash of the prompt's first 64 tokens": lambda request: request.prompt()[: 300 if request.segments[0].text else 64],
+    "hash of its conversation's name": lambda request: request.session or request.request_id,
+}
+"""What decides which of two clusters a request goes to. 64 tokens of text are about 300 characters."""
+
+
 class Case(msgspec.Struct, frozen=True):
     """`bar`: the most that several gateways may cost with 50 ms, as a multiple of one's mean TTFT."""
 
@@ -60,6 +69,7 @@ class Case(msgspec.Struct, frozen=True):
     groups: tuple[int, ...] = (2, 4, 8)
     told_to_four: tuple[str, ...] = tuple(TOLD)
     bar: float | None = None
+    in_clusters: bool = False
 
 
 CASES = {
@@ -73,6 +83,8 @@ CASES = {
         bar=1.25,
     ),
     "multiturn": Case("conversations, 120/s", "multiturn", 120.0, 1200, groups=(4,), told_to_four=FIRST),
+    "clusters.tool_use": Case("tool use, 130/s", "tool_use", 130.0, 1500, groups=(), in_clusters=True),
+    "clusters.multiturn": Case("conversations, 120/s", "multiturn", 120.0, 1200, groups=(), in_clusters=True),
     "wide": Case("tool use, 5,000/s, 400 replicas", "tool_use", 5000.0, 15_000, 400, (1,), (2, 4), FIRST),
 }
 
@@ -98,6 +110,8 @@ def arms(name: str) -> Iterator[tuple[int, str]]:
     """(gateways, told) of a case."""
     case = CASES[name]
     yield 1, ""
+    if case.in_clusters:
+        yield from ((2, how) for how in CLUSTERS)
     for gateways in case.groups:
         for told in case.told_to_four if gateways == 4 else FIRST:
             yield gateways, told
@@ -105,30 +119,49 @@ def arms(name: str) -> Iterator[tuple[int, str]]:
 
 def run(name: str, gateways: int, told: str, seed: int) -> Run:
     case = CASES[name]
-    group = msgspec.structs.replace(TOLD[told], gateways=gateways) if told else None
+    group = msgspec.structs.replace(TOLD[told], gateways=gateways) if told in TOLD else None
     config = SimConfig(profile=load_profile(PROFILE), replicas=case.replicas, seed=seed, group=group)
     workload = WorkloadPlan(source=case.source, requests=case.requests, seed=seed, rps=case.rps).make()
-    placer = make_placer(config)
-    with fewer_collections():
-        result = Simulation(config, workload, scheduler=placer).run()
-    ok = [record for record in result.records if record.ok]
+    results, told_bytes = [], 0.0
+    for part in parts(workload, told) if told in CLUSTERS else [workload]:
+        own = msgspec.structs.replace(config, replicas=case.replicas // 2) if told in CLUSTERS else config
+        placer = make_placer(own)
+        with fewer_collections():
+            results.append(Simulation(own, part, scheduler=placer).run())
+        told_bytes += placer.told_bytes if isinstance(placer, Gateways) else 0.0
+    records = [record for result in results for record in result.records]
+    ok = [record for record in records if record.ok]
     ttfts = sorted(record.ttft_s for record in ok if record.ttft_s is not None)
-    totals = result.replicas.values()
+    totals = [total for result in results for total in result.replicas.values()]
     hits, computed = sum(t.hit_tokens for t in totals), sum(t.prefill_tokens for t in totals)
     busy = [t.gpu_s for t in totals]
+    busy += [0.0] * (case.replicas - len(busy))  # of a cluster that got no request
     return Run(
         case=name,
         gateways=gateways,
         told=told,
         seed=seed,
-        failed=len(result.records) - len(ok),
+        failed=len(records) - len(ok),
         ttft_mean_s=sum(ttfts) / len(ttfts),
         ttft_p99_s=percentile(ttfts, 99),
         e2e_mean_s=sum(record.end_s - record.scheduled_s for record in ok) / len(ok),
         hit_rate=hits / (hits + computed),
         imbalance=max(busy) * len(busy) / sum(busy),
-        told_bytes=placer.told_bytes / len(ok) if isinstance(placer, Gateways) else 0.0,
+        told_bytes=told_bytes / len(ok),
     )
+
+
+def parts(workload: Workload, how: str) -> list[Workload]:
+    """The requests of each of two clusters, if it gets any; a conversation stays where it began."""
+    chosen: dict[str, int] = {}
+    halves: list[list[WorkloadRequest]] = [[], []]
+    for request in workload.requests:
+        cluster = chosen.get(request.parent or "")
+        if cluster is None:
+            cluster = crc32(repr(CLUSTERS[how](request)).encode()) % 2
+        chosen[request.request_id] = cluster
+        halves[cluster].append(request)
+    return [Workload(workload.name, tuple(half)) for half in halves if half]
 
 
 # drawing
@@ -172,8 +205,9 @@ def table(runs: Runs, name: str) -> str:
         rows.append([str(gateways), told or "-", *cells, f"{hit:.3f}", f"{even:.2f}", f"{told_bytes:,.0f}"])
     if not rows:
         return NOT_RUN
-    columns = ["gateways", "told after", "TTFT", "its p99", "E2E", "hit rate", "GPU max/mean", "bytes told a request"]
     case = CASES[name]
+    columns = ["clusters", "chosen by the"] if case.in_clusters else ["gateways", "told after"]
+    columns += ["TTFT", "its p99", "E2E", "hit rate", "GPU max/mean", "bytes told a request"]
     alone = runs.of(name, 1, "")
     mean_ms = 1e3 * sum(run.ttft_mean_s for run in alone) / max(len(alone), 1)
     caption = (

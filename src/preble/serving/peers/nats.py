@@ -63,7 +63,8 @@ class NatsBus:
             self._tell_change()
 
     async def close(self) -> None:
-        """Send what is left, and stop."""
+        """Send what is left, and stop. What becomes of the connection then is no news."""
+        self._on_change = lambda is_connected: None
         self._connecting.cancel()
         await asyncio.gather(self._connecting, return_exceptions=True)
         if self._client.is_connected:
