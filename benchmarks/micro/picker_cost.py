@@ -11,6 +11,7 @@ process, of the picker's, and of Envoy's. Prompts are lines of the documentation
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import platform
 import sys
@@ -105,7 +106,7 @@ async def started_envoy(picker_port: int, urls: list[str], folder: Path) -> Asyn
 
 async def until_served(url: str) -> None:
     """Envoy asks the picker once its health check has passed."""
-    async with aiohttp.ClientSession() as session:
+    async with asyncio.timeout(START_S), aiohttp.ClientSession() as session:
         while True:
             async with session.get(f"{url}/v1/models") as answer:
                 if answer.status == 200:

@@ -90,11 +90,11 @@ async def cluster(folder: Path, *picker_args: str, replicas: int = 3, speed: flo
             extra_args=emulator,
         )
         fleet = await stack.enter_async_context(Fleet(options))
-        [grpc_port] = free_ports(1)
-        argv = [sys.executable, "-m", "preble", "epp", "--port", "0", "--grpc-port", str(grpc_port), *picker_args]
+        port, grpc_port = free_ports(2)
+        argv = [sys.executable, "-m", "preble", "epp", "--port", str(port), "--grpc-port", str(grpc_port), *picker_args]
         for url in fleet.urls:
             argv += ["--replica", url]
-        picker = ReplicaProcess("picker", Command(tuple(argv), dict(os.environ), None), folder / "picker.log")
+        picker = ReplicaProcess("picker", Command(tuple(argv), dict(os.environ), port), folder / "picker.log")
         stack.push_async_callback(picker.stop)
         await picker.start()
         await picker.wait_ready(READY_S)

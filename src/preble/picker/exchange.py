@@ -50,6 +50,7 @@ class Exchange:
         """Whether the gateway has all that it needs."""
 
     async def __aenter__(self) -> Self:
+        self._stack.callback(self._count)
         self._memory = self._stack.enter_context(self._gateway.bodies.share())
         return self
 
@@ -58,6 +59,7 @@ class Exchange:
     ) -> None:
         await self._release()
 
+    def _count(self) -> None:
         path = self._endpoint.counted_as if self._endpoint is not None else "other"
         self._serving.telemetry.responded(path, self._status or _GONE)
 

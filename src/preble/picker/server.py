@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2_grpc
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from preble.config import GatewayConfig
 from preble.config.picker import PickerConfig
 from preble.errors import BodyTooSlow, ConfigError
 from preble.gateway.server import Gateway
 from preble.picker import messages
+from preble.picker.calls import Call, CallError, CallServer
 from preble.picker.endpoints import require_address
 from preble.picker.exchange import Exchange
+from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
-from preble.web.listening import url_of
+from preble.web.listening import listen, url_of
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ALIVE = ("", "liveness")
 READY = ("readiness", SERVICE)
 """Names that the health service knows: those that say SERVING always, and those that do while gateways may ask."""
-_LOOK_S = 0.2
-_MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+"""`grpc.health.v1.HealthCheckResponse`, encoded."""
 _WRONG_MODE = "set request_body_mode and response_body_mode of the gateway's ext_proc filter to FULL_DUPLEX_STREAMED"
 
 
@@ -48,29 +46,34 @@ class Picker:
         leads = self._leadership is None or self._leadership.is_leader
         return leads and self._has_been_ready and not self._gateway.is_draining
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the service, on encoded messages."""
-        process = grpc.stream_stream_rpc_method_handler(self._process)
-        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+    async def check_health(self, call: Call) -> None:
+        """Answer `grpc.health.v1.Health/Check`, by which gateways and Kubernetes ask."""
+        question = await call.read() or b""
+        name = question[2:].decode("latin-1")  # one field, a short text
+        if name not in (*ALIVE, *READY):
+            raise CallError(Status.NOT_FOUND, f"there is no service {name[:100]!r}")
+        await call.write(_SERVING if name in ALIVE or self.is_ready else _NOT_SERVING)
 
-    async def _process(self, _: object, context: Any) -> None:
+    async def process(self, call: Call) -> None:
         """Serve one stream: one request and its answer."""
         body_s = self._gateway.config.timeouts.body_s
         timeout = asyncio.timeout(body_s)
         async with Exchange(self._gateway, lambda: timeout.reschedule(None)) as exchange:
             try:
                 async with timeout:
-                    await self._exchange(exchange, context)
+                    await self._exchange(exchange, call)
             except TimeoutError:
-                await context.write(exchange.timed_out(BodyTooSlow(f"the body did not arrive within {body_s:g} s")))
+                await call.write(exchange.timed_out(BodyTooSlow(f"the body did not arrive within {body_s:g} s")))
 
-    async def _exchange(self, exchange: Exchange, context: Any) -> None:
-        while not exchange.has_ended and (raw := await context.read()) is not grpc.aio.EOF:
-            message = messages.decode(raw)
+    async def _exchange(self, exchange: Exchange, call: Call) -> None:
+        while (encoded := await call.read()) is not None:
+            if exchange.has_ended:
+                continue  # the gateway ends the stream; what it has sent meanwhile means nothing
+            message = messages.decode(encoded)
             if not messages.is_full_duplex(message):
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _WRONG_MODE)
+                raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
             for reply in await exchange.replies(message):
-                await context.write(reply)
+                await call.write(reply)
 
 
 @asynccontextmanager
@@ -83,64 +86,34 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     config = gateway.config
     for replica in config.replicas:
         require_address(replica.url)
+    tls = _tls(config.picker)
     leadership = Leadership(config) if config.picker.lease is not None else None
     picker = Picker(gateway, leadership)
-    server = grpc.aio.server(
-        options=[("grpc.max_receive_message_length", _MOST_MESSAGE_BYTES), ("grpc.so_reuseport", 0)]
-    )
-    server.add_generic_rpc_handlers((picker.handlers(),))
-    states = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(states, server)
-    picker.port = _bind(server, config)
-    await server.start()
+    server = CallServer({f"/{SERVICE}/Process": picker.process, "/grpc.health.v1.Health/Check": picker.check_health})
+    sock = listen(config.host, config.picker.port)
+    picker.port = sock.getsockname()[1]
+    await server.start(sock, tls)
     structlog.get_logger().info("picking", url=url_of(config.host, picker.port), lease=config.picker.lease)
-    tasks = [asyncio.create_task(_tell_health(states, picker))]
-    if leadership is not None:
-        tasks.append(asyncio.create_task(leadership.run()))
+    following = asyncio.create_task(leadership.run()) if leadership is not None else None
     try:
         yield picker
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await states.enter_graceful_shutdown()
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         await server.stop(config.timeouts.shutdown_s)
 
 
-async def _tell_health(states: Any, picker: Picker) -> None:
-    """Keep what the health service says current."""
-    for name in ALIVE:
-        await states.set(name, HealthCheckResponse.SERVING)
-    said: bool | None = None
-    while True:
-        if picker.is_ready != said:
-            said = picker.is_ready
-            for name in READY:
-                await states.set(name, HealthCheckResponse.SERVING if said else HealthCheckResponse.NOT_SERVING)
-        await asyncio.sleep(_LOOK_S)
-
-
-def _bind(server: Any, config: GatewayConfig) -> int:
-    """Raises: ConfigError: the port is taken, or a certificate cannot be read."""
-    address = url_of(config.host, config.picker.port).partition("//")[2]
-    try:
-        credentials = _credentials(config.picker)
-        bound: int = (
-            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
-        )
-    except RuntimeError as error:
-        raise ConfigError(f"the picker cannot listen on {address}; choose another port (picker.port)") from error
-    return bound
-
-
-def _credentials(config: PickerConfig) -> grpc.ServerCredentials | None:
-    """Raises: ConfigError: a file is missing or cannot be read."""
+def _tls(config: PickerConfig) -> ssl.SSLContext | None:
+    """Raises: ConfigError: a file is missing or cannot be used."""
     if config.tls_cert is None and config.tls_key is None:
         return None
     if config.tls_cert is None or config.tls_key is None:
         raise ConfigError("picker.tls_cert and picker.tls_key belong together; give both")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        key, chain = (Path(file).expanduser().read_bytes() for file in (config.tls_key, config.tls_cert))
-    except OSError as error:
-        raise ConfigError(f"picker.tls_cert and picker.tls_key: {error}") from error
-    return grpc.ssl_server_credentials([(key, chain)])
+        context.load_cert_chain(Path(config.tls_cert).expanduser(), Path(config.tls_key).expanduser())
+    except OSError as error:  # an SSLError is one
+        raise ConfigError(f"picker.tls_cert and picker.tls_key cannot be used: {error}") from error
+    context.set_alpn_protocols(["h2"])
+    return context
