@@ -74,6 +74,12 @@ SERVERS: dict[str, Recipe] = {
         "300 MB",
         requirements=("helm-python-sdk==0.2.2", "kubernetes-validate==1.37.0"),
     ),
+    "clients": Wheels(
+        "clients",
+        ("python", "-c", "import anthropic, langchain_openai, litellm, openai"),
+        "300 MB",
+        lock=HERE / "environments" / "clients.lock",
+    ),
     "node-clients": NodePackages(
         "node-clients", ("node", "--version"), "30 MB", packages=("openai@6.49.0", "@anthropic-ai/sdk@1.12.0")
     ),

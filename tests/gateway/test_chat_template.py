@@ -139,3 +139,15 @@ def test_wrong_tools_are_refused() -> None:
 def test_a_template_that_is_not_jinja_is_the_operators_error() -> None:
     with pytest.raises(ConfigError, match="cannot be compiled"):
         ChatTemplate("{% for %}", {})
+
+
+def test_a_late_system_message_moves_to_the_front_where_the_template_wants_it_there() -> None:
+    """As vLLM shows Anthropic's inline system messages, such as Claude Code's reminders."""
+    picky = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    given = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "user")]
+    assert ChatTemplate(picky, {}).render(given) == "[system]ss[user]u[user]u"
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    assert ChatTemplate(plain, {}).render(given) == "[system]s[user]u[system]s[user]u"

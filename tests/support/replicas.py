@@ -36,6 +36,8 @@ MAX_MODEL_LEN = 2048
 PLACES = 2
 """Requests that the second replica runs at once."""
 
+TOKENS_IN = ("--enable-scale-out",)
+"""Turns on vLLM's `/inference/v1/generate`."""
 WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
 READY_TIMEOUT_S = 600.0
 TEST_TIMEOUT_S = 1500.0
@@ -145,8 +147,8 @@ class VllmPair(RunningReplicas):
 def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
     options = _options("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
-    plain = Fleet(options)
-    with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=WITH_PREBLE))
+    plain = Fleet(replace(options, extra_args=TOKENS_IN))
+    with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=(*WITH_PREBLE, *TOKENS_IN)))
     with running(plain, with_preble) as loop:
         yield VllmPair((*plain.replicas, *with_preble.replicas), loop)
 

@@ -46,6 +46,11 @@ Handler = Callable[[Client], Awaitable[None]]
 
 _MODELS = "/v1/models"
 _METRICS = "/metrics"
+PATHS = (
+    *("/v1/models", "/health", "/healthz", "/livez", "/ping", "/ready", "/readyz", "/version", "/metrics"),
+    *(REPLICAS, DRAIN, UNDRAIN),
+)
+"""What is answered here, besides `DEBUG`."""
 PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 """What load balancers and supervisors ask, and get answered however many connections there are."""
 READY = frozenset({"/ready", "/readyz"})

@@ -21,6 +21,7 @@ from preble.serving.endpoints import (
     Usage,
     endpoint_of,
     error_form,
+    in_style,
     read_upload,
 )
 from preble.serving.intake import Intake
@@ -76,5 +77,6 @@ __all__ = [
     "Usage",
     "endpoint_of",
     "error_form",
+    "in_style",
     "read_upload",
 ]

@@ -26,6 +26,7 @@ from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.tracing import Tracing
+from preble.serving.token_answers import TokenAnswers
 from preble.serving.tokens import TokenSource
 from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
@@ -56,6 +57,7 @@ class Intake(ABC):
         self._ids = RequestIds()
         self.stored = StoredResponses(replicas)
         self.tracing: Tracing | None = None
+        self._token_answers = TokenAnswers(config.tokenizer, tokens, replicas) if config.tokenizer else None
 
     def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
         """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
@@ -90,6 +92,15 @@ class Intake(ABC):
         """Return a request whose fields the carrier has read itself, of a body that it passes on as it comes."""
         now = asyncio.get_running_loop().time()
         return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
+
+    async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
+        """Return the answer in JSON to a request that needs a tokenizer alone, None if it needs a replica.
+
+        Raises: RequestError, NoReplicaError, UnknownModel.
+        """
+        if not endpoint.of_tokens or self._token_answers is None:
+            return None
+        return await self._token_answers.answer(endpoint, body)
 
     @abstractmethod
     def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[ParsedRequest]:
@@ -147,8 +158,11 @@ class Intake(ABC):
         return tokens
 
     async def _chat_ids(self, fields: Fields, most_tokens: float) -> PackedTokens:
+        chat = fields.chat
+        if fields.special_tokens_on_vllm and self.replicas.engine_of(fields.model) == "vllm":
+            chat = chat[:-1] + b',"add_special_tokens":true}'
         try:
-            return await self._tokens.chat(fields.chat, fields.model, most_tokens)
+            return await self._tokens.chat(chat, fields.model, most_tokens)
         except RequestError as error:
             # What was translated here is judged by the replica, in the words of its own endpoint.
             if not fields.is_translated or isinstance(error, PromptTooLong):

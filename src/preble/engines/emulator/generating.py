@@ -113,7 +113,7 @@ class Generating:
             chat["messages"] = [*earlier, *_said(answer), *chat["messages"]]
         chat |= {"max_tokens": given.get("max_output_tokens"), "stream": given.get("stream")}
         body = decode_body(msgspec.json.encode(chat), ChatBody)
-        answer = await self._say(body, Response, "resp_", scope, receive, send)
+        answer = await self._say(body, Response, "resp_", scope, receive, send, add_special_tokens=True)
         if given.get("store", True) and answer is not None:
             self._stored[answer["id"]] = (chat["messages"], answer)
             if len(self._stored) > _MOST_STORED:
@@ -175,11 +175,19 @@ class Generating:
     # --- inside ---
 
     async def _say(
-        self, body: ChatBody, form: type[Answer], prefix: str, scope: Scope, receive: Receive, send: Send
+        self,
+        body: ChatBody,
+        form: type[Answer],
+        prefix: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        add_special_tokens: bool = False,
     ) -> Any:
-        """Answer a chat, and return the whole answer."""
+        """Answer a chat, and return the whole answer. `add_special_tokens`: as vLLM does to responses."""
         messages, identifiers = with_stand_ins(body.messages, self._models.base, stand_in=STAND_IN)
-        pieces = await self._pieces(messages, body, add_special_tokens=False)
+        pieces = await self._pieces(messages, body, add_special_tokens=add_special_tokens)
         tokens = pack_tokens(self._media.computed(pieces, identifiers))
         return await self._generate(body, [tokens], content_of(body), form, prefix, scope, receive, send)
 

@@ -164,7 +164,7 @@ class Response(Answer):
         return (
             done
             + named("response.output_item.done", sequence_number=number + 2, output_index=0, item=item)
-            + named(f"response.{self._status()}", sequence_number=number + 3, response=self.body(texts, tally))
+            + named("response.completed", sequence_number=number + 3, response=self.body(texts, tally))
         )
 
 

@@ -9,7 +9,7 @@ from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.tracing import tracing
-from preble.serving import Intake, ParsedRequest
+from preble.serving import JSON_TYPE, Intake, ParsedRequest
 
 
 class Completions:
@@ -23,6 +23,9 @@ class Completions:
 
     async def answer(self, client: PlacedClient, body: bytes) -> None:
         """Answer one request. Raises: PrebleError."""
+        if client.endpoint.of_tokens and (own := await self._serving.answer_here(client.endpoint, body)) is not None:
+            client.reply(200, [JSON_TYPE], own)
+            return
         headers = client.head.headers
         with self._serving.request_id(headers) as request_id:
             client.request_id = request_id

@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
-from preble.serving import JSON_TYPE, ErrorForm, HeaderList
+from preble.serving import JSON_TYPE, ErrorForm, HeaderList, in_style
 
 _NOT_PASSED_BACK = frozenset(
     {
@@ -36,7 +36,9 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 def reply_refusal(client: PlacedClient, attempt: Attempt) -> None:
     """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced."""
     headers, body = answer_headers(attempt), attempt.body
-    if not is_json_object(body):
+    if is_json_object(body):
+        body = in_style(client.endpoint.errors, attempt.status, body)
+    else:
         headers = [JSON_TYPE, *(header for header in headers if header[0] not in _OF_THE_BODY)]
         text = f"the replica answered with status {attempt.status} and no error that can be passed on"
         body = ErrorForm(attempt.status, "engine_error", "engine_error", text).body(client.endpoint.errors)

@@ -4,7 +4,7 @@ from preble.serving.endpoints.answers import PromptTokensDetails, Usage
 from preble.serving.endpoints.bodies import Fields, Prompt
 from preble.serving.endpoints.by_load import read_upload
 from preble.serving.endpoints.endpoint import Endpoint
-from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form
+from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form, in_style
 from preble.serving.endpoints.events import StreamMeter
 from preble.serving.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, OTHER, endpoint_of
 
@@ -25,5 +25,6 @@ __all__ = [
     "Usage",
     "endpoint_of",
     "error_form",
+    "in_style",
     "read_upload",
 ]

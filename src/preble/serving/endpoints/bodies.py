@@ -37,7 +37,8 @@ class Fields:
 
     `prompts`: texts or token ids, each to be placed on its own. `chat`: the body of a chat with the same prompt, for
     what makes token ids. Of the two, at least one is empty. Where both are, the request is placed by load, and
-    `load_tokens` says how much it is. `is_translated`: `chat` was made here, of a body in another form. `continues`:
+    `load_tokens` says how much it is. `is_translated`: `chat` was made here, of a body in another form.
+    `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
     last tokens count, None for all. `num_choices`: answers to each prompt.
     """
@@ -48,6 +49,7 @@ class Fields:
     chat: bytes = b""
     load_tokens: int = 0
     is_translated: bool = False
+    special_tokens_on_vllm: bool = False
     continues: str | None = None
     max_output_tokens: int | None = None
     num_choices: int = 1

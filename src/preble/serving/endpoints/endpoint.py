@@ -22,7 +22,8 @@ class Endpoint:
     `read`: the fields of a body that placing needs; raises RequestError. `usage`: of a whole answer, None if it reports
     none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams. `salt_field`: the
     field of a body that keeps a tenant's KV apart, "" where the endpoint computes none that is kept. `by_load`: whether
-    its answers may be of any kind, and streams as well as not, whatever the request says. `answer_id`: finds the id of
+    its answers may be of any kind, and streams as well as not, whatever the request says. `of_tokens`: whether a
+    tokenizer alone can answer. `answer_id`: finds the id of
     an answer that replicas store, None where they store none.
     """
 
@@ -33,13 +34,17 @@ class Endpoint:
     errors: ErrorStyle = ErrorStyle.OPENAI
     salt_field: str = "cache_salt"
     by_load: bool = False
+    of_tokens: bool = False
     label: str = ""
     answer_id: re.Pattern[bytes] | None = None
 
     @classmethod
-    def of_any(cls, path: str, errors: ErrorStyle = ErrorStyle.OPENAI, *, label: str = "") -> Endpoint:
+    def of_any(
+        cls, path: str, errors: ErrorStyle = ErrorStyle.OPENAI, *, label: str = "", of_tokens: bool = False
+    ) -> Endpoint:
         """Return an endpoint of which only the model matters: its requests are placed by load."""
-        return cls(path, read_by_load, no_usage, ANY_EVENTS, errors, salt_field="", by_load=True, label=label)
+        read = (read_by_load, no_usage, ANY_EVENTS)
+        return cls(path, *read, errors, salt_field="", by_load=True, of_tokens=of_tokens, label=label)
 
     @property
     def counted_as(self) -> str:

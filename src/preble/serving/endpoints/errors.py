@@ -88,6 +88,22 @@ class ErrorForm(msgspec.Struct, frozen=True):
         return headers
 
 
+def in_style(style: ErrorStyle, status: int, body: bytes) -> bytes:
+    """Return a replica's error, a JSON object, in this style: vLLM gives some at Anthropic's paths in OpenAI's form.
+
+    >>> in_style(ErrorStyle.ANTHROPIC, 400, b'{"error": {"message": "no"}}')
+    b'{"type":"error","error":{"type":"invalid_request_error","message":"no"}}'
+    """
+    if style is not ErrorStyle.ANTHROPIC:
+        return body
+    given = msgspec.json.decode(body)
+    if given.get("type") == "error":
+        return body
+    inner = given.get("error")
+    message = (inner if isinstance(inner, dict) else given).get("message") or "the replica refuses the request"
+    return ErrorForm(status, "", "", str(message)).body(style)
+
+
 def error_form(error: PrebleError) -> ErrorForm:
     """Return the answer for an error.
 

@@ -64,17 +64,18 @@ def read_count(body: bytes, limits: PromptLimits) -> Fields:
 
 
 class MessageUsage(Struct):
-    """Anthropic's usage: `input_tokens` are those that were not cached."""
+    """Anthropic's usage: `input_tokens` are those that were neither cached before nor are now."""
 
     output_tokens: int | None = None
     input_tokens: int = 0
     cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
     def usage(self) -> Usage:
         """Return it in the form of completions."""
         cached = self.cache_read_input_tokens
         details = PromptTokensDetails(cached) if cached is not None else None
-        prompt_tokens = self.input_tokens + (cached or 0)
+        prompt_tokens = self.input_tokens + (cached or 0) + (self.cache_creation_input_tokens or 0)
         return Usage(prompt_tokens, self.output_tokens, prompt_tokens + (self.output_tokens or 0), details)
 
 

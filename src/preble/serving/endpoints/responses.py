@@ -43,6 +43,7 @@ def read_response(body: bytes, limits: PromptLimits) -> Fields:
         stream=bool(given.stream),
         chat=msgspec.json.encode(chat_of_response(msgspec.json.decode(body))),
         is_translated=True,
+        special_tokens_on_vllm=True,
         continues=given.previous_response_id,
         max_output_tokens=positive(given.max_output_tokens),
         cache_salt=given.cache_salt,

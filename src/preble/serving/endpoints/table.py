@@ -46,10 +46,18 @@ _BY_LOAD = (
     *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
     *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
     *("/v1/images/generations", "/v1/images/edits", "/v1/moderations"),
-    *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"),
 )
+_OF_TOKENS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize")
 ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
-    {endpoint.path: endpoint for endpoint in (*BY_PREFIX, COUNT_TOKENS, *map(Endpoint.of_any, _BY_LOAD))}
+    {
+        endpoint.path: endpoint
+        for endpoint in (
+            *BY_PREFIX,
+            COUNT_TOKENS,
+            *map(Endpoint.of_any, _BY_LOAD),
+            *(Endpoint.of_any(path, of_tokens=True) for path in _OF_TOKENS),
+        )
+    }
 )
 """Those that are known by their path."""
 NOT_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})

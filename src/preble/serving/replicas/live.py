@@ -187,6 +187,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
         return max(map(longest_prompt, specs), default=inf)
 
+    def engine_of(self, model: str | None) -> str:
+        """Return the program that the first live replica of a model runs; "" if there is none."""
+        named = (r.info.engine for r in self.values() if model is None or model in r.info.models)
+        return next(named, "")
+
     def shortest_prompt(self, model: str | None = None) -> float:
         """Return the tokens of a prompt that every replica with `model` takes, infinity if it is not known."""
         specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)

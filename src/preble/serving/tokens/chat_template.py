@@ -21,6 +21,8 @@ from preble.errors import ConfigError, RequestError
 
 Message = dict[str, Any]
 _CONTINUE_MARK = "PREBLE-CONTINUES-HERE "
+_LATE_SYSTEM: tuple[Message, ...] = tuple({"role": role, "content": "t"} for role in ("system", "user") * 2)
+"""What a template must accept so that vLLM leaves Anthropic's inline system messages where they are."""
 _RESERVED = frozenset({"messages", "tools", "documents", "tokenize", "chat_template"})
 
 
@@ -75,6 +77,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template cannot be compiled: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._takes_late_system = self._accepts([*_LATE_SYSTEM])
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(
@@ -91,7 +94,10 @@ class ChatTemplate:
 
         Raises: RequestError: messages of a wrong form, or the template refuses them.
         """
-        conversation = [self._prepared(message) for message in _developer_as_system(messages, self._knows_developer)]
+        shown = _developer_as_system(messages, self._knows_developer)
+        if not self._takes_late_system:
+            shown = _system_first(shown)
+        conversation = [self._prepared(message) for message in shown]
         if continue_final_message:
             _mark_final(conversation)
         context = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
@@ -107,6 +113,13 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
             raise RequestError(f"the chat template fails on the messages: {error}", param="messages") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    def _accepts(self, conversation: list[Message]) -> bool:
+        try:
+            self._template.render(messages=conversation, add_generation_prompt=False, **self._special_tokens)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError):
+            return False
+        return True
 
     def _prepared(self, message: Message) -> Message:
         """Return a message as engines give it to the template: content as text or parts, tool arguments as objects."""
@@ -153,6 +166,22 @@ def _developer_as_system(messages: list[Message], known: bool) -> list[Message]:
     others = [message for message in messages if message.get("role") not in ("developer", "system")]
     texts = [_joined_text(message.get("content")) for message in system]
     return [{"role": "system", "content": "\n\n".join(text for text in texts if text)}, *others]
+
+
+def _system_first(messages: list[Message]) -> list[Message]:
+    """Return the messages with later `system` ones merged into the first, as vLLM shows Anthropic's to such templates.
+
+    >>> _system_first([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
+    [{'role': 'system', 'content': 'b'}, {'role': 'user', 'content': 'a'}]
+    """
+    if not any(map(_is_system, messages[1:])):
+        return messages
+    texts = [_joined_text(message.get("content")) for message in messages if _is_system(message)]
+    return [{"role": "system", "content": "".join(texts)}, *(m for m in messages if not _is_system(m))]
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "system"
 
 
 def _joined_text(content: Any) -> str:

@@ -225,7 +225,8 @@ class EngineTokens:
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         text = text if isinstance(text, str) else decode_text(text)
-        fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
+        named = {} if model is None else {"model": model}  # SGLang takes no null for it
+        fields = named | {"prompt": text, "add_special_tokens": add_special_tokens}
         tokens = await self.ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens
 

@@ -1,0 +1,86 @@
+"""`/tokenize` and `/detokenize`, answered with the gateway's own tokenizer, as vLLM answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import tokenizers
+from msgspec import Meta, Raw, Struct
+
+from preble.core.types import unpack_tokens
+from preble.serving.endpoints import Endpoint
+from preble.serving.endpoints.bodies import decode_text, decoded
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.tokens import TokenSource
+from preble.serving.tokens.tokenizer import find_model_files
+
+_MEDIA = (b'"image', b'"video', b'"audio', b'"input_image', b'"input_audio', b'"file')
+
+
+class TokenizeBody(Struct):
+    """vLLM's two forms in one: `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: Raw = Raw(b"")
+    messages: Raw = Raw(b"")
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
+
+
+class DetokenizeBody(Struct):
+    tokens: list[Annotated[int, Meta(ge=0, lt=2**32)]]
+    model: str | None = None
+
+
+_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
+
+
+class TokenAnswers:
+    """Answers what the gateway's tokenizer can; the rest, such as chats with pictures, is for the replicas."""
+
+    def __init__(self, tokenizer: str, tokens: TokenSource, replicas: LiveReplicas) -> None:
+        self._name = tokenizer
+        self._tokens = tokens
+        self._replicas = replicas
+        self._detokenizer: tokenizers.Tokenizer | None = None
+
+    async def answer(self, endpoint: Endpoint, body: bytes) -> bytes | None:
+        """Return the answer to a body, None if a replica should give it.
+
+        Raises: RequestError: the body is wrong. NoReplicaError, UnknownModel: nobody serves its model.
+        """
+        answer = await (self._text(body) if endpoint.path.endswith("detokenize") else self._ids(body))
+        return None if answer is None else msgspec.json.encode(answer)
+
+    async def _ids(self, body: bytes) -> dict[str, Any] | None:
+        given: TokenizeBody = decoded(_TOKENIZE, body)
+        is_chat = bytes(given.messages) not in (b"", b"null")
+        if given.return_token_strs or given.chat_template or is_chat == bool(given.prompt):
+            return None
+        if is_chat and any(word in body for word in _MEDIA):
+            return None
+        model = given.model or None
+        self._replicas.check_model(model)
+        if is_chat:
+            packed = await self._tokens.chat(body, model)
+        else:
+            packed = await self._tokens.completion(decode_text(given.prompt), given.add_special_tokens, model)
+        ids = list(unpack_tokens(packed))
+        limits = (r.info.max_model_len for r in self._replicas.values() if model is None or model in r.info.models)
+        return {"count": len(ids), "max_model_len": next(limits, None), "tokens": ids, "token_strs": None}
+
+    async def _text(self, body: bytes) -> dict[str, Any]:
+        given: DetokenizeBody = decoded(_DETOKENIZE, body)
+        self._replicas.check_model(given.model or None)
+        if self._detokenizer is None:
+            self._detokenizer = await asyncio.to_thread(_loaded, self._name)
+        return {"prompt": self._detokenizer.decode(given.tokens, skip_special_tokens=False)}
+
+
+def _loaded(name: str) -> tokenizers.Tokenizer:
+    folder: Path = find_model_files(name)
+    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,0 +1,72 @@
+"""The page of the HTTP API: every path, header and error code of the code is on it, and no other path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from preble import errors
+from preble.errors import EngineGone, EngineProtocolError, EngineRefused, EngineTimeout, NoReplicaError, Overloaded
+from preble.gateway.app import PATHS
+from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.http.refusals import FORBIDDEN, STOPPING
+from preble.serving import ENDPOINTS, ErrorForm, ErrorStyle, error_form
+from preble.serving.endpoints.bodies import Reserved
+from preble.serving.endpoints.table import BY_PREFIX, NOT_PASSED
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+STYLES = {
+    ErrorStyle.OPENAI: "OpenAI",
+    ErrorStyle.ANTHROPIC: "Anthropic",
+    ErrorStyle.RESPONSES: "OpenAI's responses",
+}
+
+
+def paths_in(section: str, column: int = 0) -> set[str]:
+    """The paths in one column of a section's tables."""
+    rows = [line.split("|")[1:-1] for line in SECTIONS[section].splitlines() if line.startswith("| `/")]
+    return {path for row in rows for path in re.findall(r"`(/[^`]*)`", row[column])}
+
+
+def test_the_page_lists_the_table_of_endpoints() -> None:
+    assert paths_in("Placed by prefix") == {endpoint.path for endpoint in BY_PREFIX}
+    assert paths_in("Placed by load") == ENDPOINTS.keys() - {endpoint.path for endpoint in BY_PREFIX}
+
+
+@pytest.mark.parametrize("endpoint", BY_PREFIX, ids=lambda endpoint: endpoint.path)
+def test_the_page_names_the_form_of_an_endpoints_errors(endpoint: object) -> None:
+    path, style = endpoint.path, endpoint.errors  # type: ignore[attr-defined]
+    [row] = [line for line in SECTIONS["Placed by prefix"].splitlines() if line.startswith(f"| `{path}` |")]
+    assert row.split("|")[-2].strip() == STYLES[style]
+
+
+def test_the_page_lists_what_is_answered_here_and_what_is_not_passed() -> None:
+    here = {path for path in paths_in("Answered here") if "{" not in path and "…" not in path}
+    assert here == set(PATHS)
+    assert all(f"`{path}`" in SECTIONS["Placed by load"] for path in NOT_PASSED)
+
+
+def test_the_page_lists_the_fields_of_routers() -> None:
+    raws = {field.name for field in msgspec.structs.fields(Reserved) if field.type is msgspec.Raw}
+    text = SECTIONS["Headers of a request"].partition("Fields of a body")[2]
+    assert set(re.findall(r"`(\w+)`", text)) - {"vllm_xargs"} == raws
+
+
+def forms() -> list[ErrorForm]:
+    """One error of each kind that the gateway makes."""
+    requests = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)
+    ]
+    others = (NoReplicaError, Overloaded, EngineTimeout, EngineRefused, EngineGone, EngineProtocolError)
+    made = [error_form(kind("text")) for kind in (*requests, *others, errors.EngineFailed, errors.PrebleError)]
+    return [*made, UNAUTHORIZED, FORBIDDEN, STOPPING]
+
+
+@pytest.mark.parametrize("form", forms(), ids=lambda form: form.code)
+def test_the_page_lists_an_errors_status_and_code(form: ErrorForm) -> None:
+    rows = [line for line in SECTIONS["Errors"].splitlines() if line.startswith(f"| {form.status} |")]
+    assert any(f"`{form.code}`" in row for row in rows), form
