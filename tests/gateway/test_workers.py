@@ -243,6 +243,19 @@ async def test_a_killed_scheduler_process_loses_no_request(tmp_path: Path) -> No
         await eventually(lambda: nothing_is_left(gateway))
 
 
+async def test_a_scheduler_process_that_hangs_holds_nobody_up_for_long(tmp_path: Path) -> None:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        scheduler = gateway.processes()["scheduler"]
+        os.kill(scheduler, signal.SIGSTOP)
+        try:
+            async with gateway.http() as http, http.post("/v1/completions", json={"prompt": "a"}) as answer:
+                assert (answer.status, answer.headers["x-preble-reason"]) == (200, "scheduler_away")
+        finally:
+            os.kill(scheduler, signal.SIGCONT)
+        await eventually(lambda: is_ready(gateway))
+        await eventually(lambda: nothing_is_left(gateway))
+
+
 async def test_settings_change_in_every_process_or_in_none(tmp_path: Path) -> None:
     async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
         config = tmp_path / "preble.toml"

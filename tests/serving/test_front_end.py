@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
 from preble.core.types import Reason
-from preble.errors import EngineRefused, NoReplicaError, Overloaded
-from preble.serving import COMPLETIONS, FrontEnd, Placed, SchedulerAway, Serving
+from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
+from preble.serving import COMPLETIONS, FrontEnd, Intake, Placed, SchedulerAway, Serving
 from preble.serving.telemetry.tracing import Tracing
 from support.waiting import eventually
 
@@ -189,3 +191,48 @@ async def test_the_candidates_of_a_placement_come_where_the_request_is_traced(tm
         one.front_end.tracing = Tracing(TracingConfig(endpoint="http://127.0.0.1:9/v1/traces"))
         async with one.placed("traced") as placed:
             assert {candidate.replica_id for candidate in placed.placement.candidates} == {fake.url for fake in fakes}
+
+
+async def test_placements_and_their_explanations_are_those_of_one_process(tmp_path: Path) -> None:
+    """The same requests, one after the other, to a scheduler of this process and through the socket."""
+    rng = Random(7)
+    heads = ["".join(rng.choices("abcdefgh ", k=rng.randrange(40, 400))) for _ in range(6)]
+    prompts = [rng.choice(heads) + "".join(rng.choices("abcdefgh ", k=60)) for _ in range(120)]
+    async with host(tmp_path, 3, policy="preble") as (one, fakes):
+        alone = await Serving.start(one.config)
+        try:
+            await eventually(lambda: list(alone.replicas) == list(one.serving.replicas) and len(fakes) == 3)
+            for number, prompt in enumerate(prompts):
+                for intake in (alone, one.front_end):
+                    await ask(intake, prompt, f"r{number}", number)
+            await eventually(lambda: one.serving.num_admitted == 0)
+            assert decisions(one.serving) == decisions(alone)
+        finally:
+            await alone.close()
+
+
+async def ask(intake: Intake, prompt: str, name: str, number: int) -> None:
+    """Have one request served. Every fifth fails at its first replica."""
+    body = msgspec.json.encode({"prompt": prompt, "stream": True, "max_tokens": 8})
+    parsed = await intake.parse(COMPLETIONS, {}, body, name)
+    async with intake.admitted(parsed) as parsed:
+        placed = await intake.place(await intake.tokenize(parsed), parsed)
+        if number % 5 == 0:
+            placed.failed(EngineProtocolError("nonsense"))
+            placed = await placed.place_again()
+        placed.answered(200)
+        placed.first_token()
+        placed.usage(number % 7, len(prompt) // 8)
+        placed.end()
+
+
+def decisions(serving: Serving) -> list[Any]:
+    """All of them, but for times."""
+    return [
+        (
+            *(decision.request_id, decision.replica, decision.reason, decision.matched_tokens),
+            *(decision.outcome, decision.output_tokens, decision.cached_tokens),
+            [(candidate.replica, candidate.matched_tokens) for candidate in decision.candidates],
+        )
+        for decision in serving.recent.latest(1000)
+    ]
