@@ -211,6 +211,7 @@ async def test_a_killed_front_end_loses_its_own_requests_and_is_started_again(tm
             await clients.some_more()
             os.kill(old["front-0"], signal.SIGKILL)
             lost = len(clients.wrong)
+            await clients.some_more(40)
             await eventually(lambda: gateway.logged("carrier_connected") == 3)
             await clients.some_more()
         assert len(clients.wrong) - lost <= 8, "one for each client that it served in that moment"

@@ -13,6 +13,7 @@ import pytest
 
 from preble.web.listening import listen
 from preble.web.server import Server
+from support.waiting import eventually
 
 WAITING = 64
 
@@ -46,3 +47,22 @@ def test_one_turn_of_the_event_loop_accepts_many_connections() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(turns_until_all_are_accepted()) <= WAITING / 4
+
+
+async def test_a_server_accepts_in_place_of_another_until_that_is_back() -> None:
+    """Who connects meanwhile is served; who comes afterwards waits for the other one."""
+    with listen("127.0.0.1", 0) as own, listen("127.0.0.1", 0) as of_another, ExitStack() as clients:
+        server = Server(app, grace_s=1)
+        serving = asyncio.create_task(server.serve([own]))
+        await server.listening.wait()
+        clients.enter_context(socket.create_connection(of_another.getsockname()))
+        further = await server.accept_at(of_another)
+        await eventually(lambda: len(server.server_state.connections) == 1)
+        further.close()
+        clients.enter_context(socket.create_connection(of_another.getsockname()))
+        clients.enter_context(socket.create_connection(own.getsockname()))
+        await eventually(lambda: len(server.server_state.connections) == 2)
+        late, _ = of_another.accept()
+        late.close()
+        server.should_exit = True
+        await serving

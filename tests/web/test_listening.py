@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pytest
 
 from preble.errors import ConfigError
-from preble.web.listening import is_open_to_network, listen
+from preble.web.listening import is_open_to_network, listen, listen_shared
 
 
 def test_a_port_in_use_is_reported_with_the_remedy() -> None:
@@ -44,3 +47,24 @@ def test_a_socket_that_other_machines_can_reach_is_known(
     listener = Mock(spec=socket.socket, family=family)
     listener.getsockname.return_value = address
     assert is_open_to_network(listener) == is_open
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not share connections out")
+def test_sockets_that_share_a_port_get_a_part_of_the_connections_each() -> None:
+    sockets = listen_shared("127.0.0.1", 0, 2)
+    with contextlib.ExitStack() as stack:
+        for sock in sockets:
+            stack.enter_context(sock)
+        [address] = {sock.getsockname() for sock in sockets}
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(address))
+        counts = [len(list(accepted(sock, stack))) for sock in sockets]
+        assert sum(counts) == 64 and min(counts) > 0
+        with pytest.raises(ConfigError, match="choose another port"):
+            listen_shared("127.0.0.1", address[1], 2)
+
+
+def accepted(sock: socket.socket, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield stack.enter_context(sock.accept()[0])

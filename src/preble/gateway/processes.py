@@ -22,6 +22,7 @@ from preble.gateway.front_app import FrontApp, answer_passed_on
 from preble.gateway.server import accepting, prepared_process, until_one_is_up
 from preble.logs import LogLosses, configure_logging
 from preble.serving import FrontEnd, Serving
+from preble.web.server import Server
 
 SCHEDULER = "scheduler"
 _LED_S = 60.0
@@ -30,17 +31,19 @@ _LED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is given. `listener`: of a front end; None for the scheduler process.
+    """What a process is given. `number`: of a front end, from 0; None for the scheduler process. `listeners`: of all
+    front ends, or one that they share.
 
     `path`: of the scheduler's socket. `share`: how many front ends there are. `takes_over`: another gateway may still
-    accept at the listener. `log`: level and format.
+    accept at the listeners. `log`: level and format.
     """
 
     name: str
     config: GatewayConfig
     path: Path
     share: int
-    listener: socket.socket | None
+    number: int | None
+    listeners: tuple[socket.socket, ...]
     takes_over: bool
     log: tuple[str, str]
 
@@ -49,6 +52,12 @@ class Reconfigure(Struct):
     """An order: use these settings. Answered with `Reconfigured`."""
 
     config: GatewayConfig
+
+
+class Cover(Struct):
+    """An order: accept at the listeners of these front ends too, which are dead, and at those of no others."""
+
+    numbers: tuple[int, ...]
 
 
 class Drain(Struct):
@@ -78,7 +87,7 @@ class Reconfigured(Struct):
     num_keys: int = 0
 
 
-Order = Reconfigure | Drain | Stop
+Order = Reconfigure | Cover | Drain | Stop
 Reply = Ready | Failed | Reconfigured
 
 
@@ -88,7 +97,7 @@ def run_process(start: Start, control: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     log_losses = configure_logging(*start.log)
-    serve = _schedule if start.listener is None else _serve_clients
+    serve = _schedule if start.number is None else _serve_clients
     try:
         with prepared_process() as runner:
             runner.run(serve(start, _Orders(control), log_losses))
@@ -103,6 +112,7 @@ class _Orders:
         self._control = control
         self.stop: asyncio.Event
         self.hurry: Callable[[], None] = lambda: None
+        self.cover: Callable[[tuple[int, ...]], None] = lambda _: None
 
     def follow(self, app: App) -> None:
         """Carry orders out from now on, and say that this process is ready."""
@@ -119,6 +129,8 @@ class _Orders:
         match order:
             case Reconfigure(config):
                 self._control.send(self._reconfigure(config))
+            case Cover(numbers):
+                self.cover(numbers)
             case Drain():
                 self._app.is_draining = True
             case Stop(hurries):
@@ -145,20 +157,44 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
 
 
 async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
-    assert start.listener is not None
-    config = start.config
+    assert start.number is not None
+    config, listeners = start.config, start.listeners
+    own = listeners[start.number % len(listeners)]
     front_end = await FrontEnd.connect(config, start.path, name=start.name, share=start.share, log_losses=log_losses)
     try:
         app = FrontApp(config, front_end, start.share)
         await _until_led(front_end)
         if start.takes_over:
             await until_one_is_up(front_end, config.health.check_timeout_s)
-        async with accepting(app, start.listener, config) as server:
+        async with accepting(app, own.dup(), config) as server:
             orders.hurry = lambda: setattr(server, "force_exit", True)
+            orders.cover = _Covering(server, listeners).cover
             orders.follow(app)
             await orders.stop.wait()
     finally:
         await front_end.close()
+
+
+class _Covering:
+    """Accepts in place of front ends that are dead."""
+
+    def __init__(self, server: Server, listeners: tuple[socket.socket, ...]) -> None:
+        self._server = server
+        self._listeners = listeners
+        self._now: dict[int, asyncio.Task[asyncio.Server]] = {}
+
+    def cover(self, numbers: tuple[int, ...]) -> None:
+        if len(self._listeners) == 1:
+            return  # which all share
+        for number in self._now.keys() - set(numbers):
+            self._now.pop(number).add_done_callback(self._leave)
+        for number in set(numbers) - self._now.keys():
+            self._now[number] = asyncio.create_task(self._server.accept_at(self._listeners[number]))
+
+    def _leave(self, task: asyncio.Task[asyncio.Server]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            task.result().close()
+            self._server.servers.remove(task.result())
 
 
 async def _until_led(front_end: FrontEnd) -> None:

@@ -23,6 +23,7 @@ from preble.errors import ConfigError
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.processes import (
     SCHEDULER,
+    Cover,
     Drain,
     Failed,
     Order,
@@ -90,14 +91,21 @@ class _Workers:
         self._log = structlog.get_logger()
         self._is_draining = False
 
-        def start(name: str, listener: socket.socket | None) -> Start:
-            return Start(name, self._config, path, config.workers, listener, takes_over, log)
+        def start(name: str, number: int | None) -> Start:
+            given = () if number is None else tuple(listeners)
+            return Start(name, self._config, path, config.workers, number, given, takes_over, log)
 
-        self._scheduler = _Worker(partial(start, SCHEDULER, None))
+        self._scheduler = _Worker(partial(start, SCHEDULER, None), lambda: None)
         self._front_ends = [
-            _Worker(partial(start, f"front-end-{number + 1}", listeners[number % len(listeners)]))
-            for number in range(config.workers)
+            _Worker(partial(start, f"front-end-{number + 1}", number), self._cover) for number in range(config.workers)
         ]
+
+    def _cover(self) -> None:
+        """Have the first front end that lives accept in place of those that are dead."""
+        dead = tuple(number for number, front_end in enumerate(self._front_ends) if front_end.is_dead)
+        living = [front_end for front_end in self._front_ends if not front_end.is_dead]
+        for front_end in living:
+            front_end.order(Cover(dead if front_end is living[0] else ()))
 
     async def serve(self, tell: Callable[[str], None]) -> None:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
@@ -170,10 +178,12 @@ class _Workers:
 
 
 class _Worker:
-    """One process, started again whenever it dies. `start`: what it is given, asked each time."""
+    """One process, started again whenever it dies. `start`: what it is given, asked each time. `on_change`: called
+    when it has died, and when it does its work again."""
 
-    def __init__(self, start: Callable[[], Start]) -> None:
+    def __init__(self, start: Callable[[], Start], on_change: Callable[[], None]) -> None:
         self._start = start
+        self._on_change = on_change
         self._process: SpawnProcess | None = None
         self._control: Connection | None = None
         self._ready = asyncio.Event()
@@ -182,7 +192,13 @@ class _Worker:
         self._error: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._has_died = False
         self._name = ""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has died and does not do its work again yet."""
+        return self._has_died and not self._ready.is_set()
 
     async def start(self) -> None:
         """Start it, and keep it running. Raises: ConfigError: it cannot start."""
@@ -218,6 +234,8 @@ class _Worker:
         match reply:
             case Ready():
                 self._ready.set()
+                if self._has_died:
+                    self._on_change()
             case Failed(error):
                 self._error = error
             case Reconfigured():
@@ -237,7 +255,10 @@ class _Worker:
         control.close()
         process.join()
         self._control = None
+        self._ready.clear()
         self._died.set()
+        self._has_died = True
+        self._on_change()
         self._answer(Reconfigured("the process has died; it is being started again"))
 
     async def _keep(self) -> None:

@@ -80,6 +80,16 @@ class Server(uvicorn.Server):
         self._sweep()
         self.listening.set()
 
+    async def accept_at(self, sock: socket.socket) -> asyncio.Server:
+        """Accept on a further socket too, until the result is closed. `sock`: stays the caller's."""
+        further = await asyncio.get_running_loop().create_server(self._connection, sock=sock.dup())
+        self.servers.append(further)
+        return further
+
+    def _connection(self) -> asyncio.Protocol:
+        state, app_state = self.server_state, self.lifespan.state
+        return self.config.http_protocol_class(config=self.config, server_state=state, app_state=app_state)  # type: ignore[call-arg]
+
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
