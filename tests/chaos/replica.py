@@ -31,7 +31,7 @@ class MoodyApp(EmulatorApp):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._fingerprint = sys.argv[1]
+        self._fingerprint = self._generating._fingerprint = sys.argv[1]
         self._way = WELL
         self._is_well = asyncio.Event()
         self._ways: Mapping[str, Handler] = {
@@ -50,7 +50,7 @@ class MoodyApp(EmulatorApp):
         if path == "/way":
             await self._set(scope, receive, send)
         elif self._way == "unwell" and path in ("/health", "/v1/models"):
-            await self._json(send, {"error": {"message": "unwell"}}, 503)
+            await self._sender.json(send, {"error": {"message": "unwell"}}, 503)
         elif path.endswith("/completions") and self._way in self._ways:
             await self._ways[self._way](scope, receive, send)
         else:
@@ -64,7 +64,7 @@ class MoodyApp(EmulatorApp):
             self._is_well.clear()
         if self._way == "events":
             await self._publish_lies()
-        await self._json(send, {"way": self._way})
+        await self._sender.json(send, {"way": self._way})
 
     async def _publish_lies(self) -> None:
         """Claims of blocks that nobody asked for, without their parents, removals of unknown ones, and a gap."""
@@ -80,17 +80,17 @@ class MoodyApp(EmulatorApp):
             publisher._seq += 3
 
     async def _fail(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._json(send, {"error": {"message": "CUDA error"}}, 500)
+        await self._sender.json(send, {"error": {"message": "CUDA error"}}, 500)
 
     async def _error_as_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._json(send, {"error": {"message": "CUDA error"}})
+        await self._sender.json(send, {"error": {"message": "CUDA error"}})
 
     async def _garbage(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._send(send, b"<html>" + b"x" * 20_000, b"text/html")
+        await self._sender.whole(send, b"<html>" + b"x" * 20_000, b"text/html")
 
     async def _busy(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = b'{"error": {"message": "busy"}}'
-        await self._start(send, 429, b"application/json", (b"retry-after", b"1"))
+        await self._sender._start(send, 429, b"application/json", (b"retry-after", b"1"))
         await send({"type": "http.response.body", "body": message})
 
     async def _slow(self, scope: Scope, receive: Receive, send: Send) -> None:
