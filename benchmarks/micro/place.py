@@ -9,13 +9,24 @@ gateway.
     python benchmarks/micro/place.py                          # both traces, 4, 64 and 400 replicas, 5,000 requests
     python benchmarks/micro/place.py --requests 200000 --replicas 4 --trace tool_use --json result.json
     python benchmarks/micro/place.py --policy preble
+    python benchmarks/micro/place.py --cold --requests 500 --replicas 4     # caches emptied before each call
+    python benchmarks/micro/place.py --instructions --replicas 4 --trace tool_use    # counted by valgrind
+
+In a gateway much else runs between two placements, so what a placement touches is no longer in the processor's caches.
+`--cold` walks through 16 MB before each call of the scheduler, and says how many of the interpreter's memory blocks a
+placement leaves behind. `--instructions` runs this file with 1000 and with 2000 requests under
+cachegrind; what a request costs is the difference, so that neither the start nor the import counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import platform
+import re
+import shutil
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -46,6 +57,11 @@ from preble.profiles import load_profile
 
 BLOCK = 16
 DEFAULT_POLICY = "e2"
+COLD_BYTES = 16 * 2**20
+HASHES = {"PYTHONHASHSEED": "0"}
+"""Else two runs differ by what their dictionaries cost."""
+COUNTED = (1000, 2000)
+"""Requests of the two runs whose instructions are compared."""
 LATENCY_S = 2.0
 """Between a request's placement and its end; its first token comes after a quarter of that."""
 
@@ -143,20 +159,29 @@ class Result:
     index_budget_mib: float
     index_bytes_per_packed_byte: float
     reasons: dict[str, int]
+    place_kept_blocks: float = 0.0
 
 
 class Clock:
-    """CPU seconds spent inside the scheduler."""
+    """CPU seconds spent inside the scheduler. `cold`: walk through memory first, so that its caches hold other things.
+    `kept_blocks`: the interpreter's memory blocks that the last call left behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, cold: bool = False) -> None:
         self.total = 0.0
+        self.kept_blocks = 0
+        self._walk = np.zeros(COLD_BYTES // 8) if cold else None
 
     def __enter__(self) -> Clock:
+        if self._walk is not None:
+            self._walk += 1.0
+            self._blocks = sys.getallocatedblocks()
         self._start = time.process_time()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.last = time.process_time() - self._start
+        if self._walk is not None:
+            self.kept_blocks = sys.getallocatedblocks() - self._blocks
         self.total += self.last
 
 
@@ -174,6 +199,7 @@ class Run:
         *,
         policy: str = DEFAULT_POLICY,
         block: int = BLOCK,
+        cold: bool = False,
     ) -> None:
         self.shape, self.trace, self.num_requests, self.evictions = SHAPES[trace], trace, requests, evictions
         self.budget_mib = budget_mib
@@ -186,7 +212,8 @@ class Run:
         for name in names:
             self.scheduler.add_replica(ReplicaSpec(name, profile.kv_capacity_tokens, None, block, reports), 0.0)
         self.engines = {name: EngineCache(name, profile.kv_capacity_tokens, block) for name in names} if reports else {}
-        self.clock = Clock()
+        self.clock = Clock(cold=cold)
+        self.kept_blocks = 0
         self.due: list[tuple[float, int, RequestId]] = []
         self.next_timer: float | None = None
         self.timers: list[float] = []
@@ -206,6 +233,7 @@ class Run:
             with self.clock:
                 placement = self.scheduler.place(request, now)
             placed.append((self.clock.last, str(placement.reason)))
+            self.kept_blocks += self.clock.kept_blocks
             matched, tokens = matched + placement.matched_tokens, tokens + placement.num_prompt_tokens
             reasons[str(placement.reason)] = reasons.get(str(placement.reason), 0) + 1
             heapq.heappush(self.due, (now + LATENCY_S / 4, 0, request.request_id))
@@ -257,6 +285,7 @@ class Run:
             place_p50_us=float(np.percentile(times, 50)),
             place_p99_us=float(np.percentile(times, 99)),
             place_max_us=float(times.max()),
+            place_kept_blocks=self.kept_blocks / len(costs),
             timer_max_us=max(self.timers, default=0.0) * 1e6,
             growth=float(np.median(costs[-fifth:]) / np.median(costs[:fifth])),
             hit_rate=hit_rate,
@@ -300,6 +329,19 @@ def traced_bytes_per_packed_byte(trace: str, seed: int, evictions: str, block: i
     return sum(entry.size_diff for entry in grown) / packed, run.scheduler.snapshot().num_index_bytes / packed
 
 
+def instructions_per_request(options: list[str]) -> float:
+    """Instructions that one request more costs, making its prompt included. Needs valgrind."""
+    if (valgrind := shutil.which("valgrind")) is None:
+        raise SystemExit("--instructions needs valgrind; install it from your system's packages")
+    counts = []
+    for requests in COUNTED:
+        tool = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+        command = [*tool, sys.executable, __file__, *options, "--requests", str(requests)]
+        finished = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **HASHES})
+        counts.append(int(re.findall(r"I +refs: +([0-9,]+)", finished.stderr)[-1].replace(",", "")))
+    return (counts[1] - counts[0]) / (COUNTED[1] - COUNTED[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -313,6 +355,8 @@ def main() -> None:
     parser.add_argument("--evictions", choices=("belief", "events"), default="belief")
     parser.add_argument("--budget-mib", type=float, default=256.0, help="memory budget of the index (default: 256)")
     parser.add_argument("--block-size", type=int, default=BLOCK, metavar="TOKENS", help="of the replicas (default: 16)")
+    parser.add_argument("--cold", action="store_true", help="walk through 16 MB before each call of the scheduler")
+    parser.add_argument("--instructions", action="store_true", help="count a request's instructions instead (valgrind)")
     parser.add_argument("--memory", action="store_true", help="measure the index's memory instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -320,6 +364,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     freeze_gc()
+    if arguments.instructions:
+        options = [option for option in sys.argv[1:] if option != "--instructions"]
+        print(f"{instructions_per_request(options):,.0f} instructions a request")
+        return
     traces = arguments.trace or list(SHAPES)
     if arguments.memory:
         if global_scheduler.__file__.endswith(".so"):
@@ -340,6 +388,7 @@ def main() -> None:
             arguments.seed,
             policy=arguments.policy,
             block=arguments.block_size,
+            cold=arguments.cold,
         ).measure()
         for trace in traces
         for requests in arguments.requests or [5000]
@@ -348,9 +397,13 @@ def main() -> None:
     machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
     core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
     head = {"machine": machine, "core": core, "policy": arguments.policy, "seed": arguments.seed}
+    if arguments.cold:
+        head["caches"] = "cold"
     write_json(arguments.json, head | {"results": results})
     if arguments.json != STDOUT:
         print("\r" + HEADER, *map(row, results), sep="\n")
+        if arguments.cold:
+            print(f"each placement leaves {results[0].place_kept_blocks:.1f} memory blocks behind")
 
 
 if __name__ == "__main__":

@@ -34,16 +34,20 @@ class RefitSettings:
     dead_band: float = 0.03
 
 
-@dataclass(slots=True)
 class PrefillSample:
     """A prompt that waited for no other. `seconds`: from its placement to its first token. `num_decoding`: others in
     decode, with `decode_context_tokens` of context together."""
 
-    new_tokens: int
-    cached_tokens: int
-    num_decoding: int
-    decode_context_tokens: int
-    seconds: float
+    __slots__ = ("cached_tokens", "decode_context_tokens", "new_tokens", "num_decoding", "seconds")
+
+    def __init__(
+        self, new_tokens: int, cached_tokens: int, num_decoding: int, decode_context_tokens: int, seconds: float
+    ) -> None:
+        self.new_tokens = new_tokens
+        self.cached_tokens = cached_tokens
+        self.num_decoding = num_decoding
+        self.decode_context_tokens = decode_context_tokens
+        self.seconds = seconds
 
     def predicted_s(self, model: CostModel) -> float:
         """On average a prompt arrives in the middle of a decode iteration, and then shares the one that admits it."""
@@ -53,15 +57,17 @@ class PrefillSample:
         return running_s / 2 + shared_s + model.admission_s(1)
 
 
-@dataclass(slots=True)
 class DecodeSample:
     """An answer of `num_iterations` after its first token, in a batch of `num_sequences` (at least 1) on average, with
     `context_tokens` together. `seconds`: without the prefills of others meanwhile."""
 
-    num_iterations: int
-    num_sequences: int
-    context_tokens: int
-    seconds: float
+    __slots__ = ("context_tokens", "num_iterations", "num_sequences", "seconds")
+
+    def __init__(self, num_iterations: int, num_sequences: int, context_tokens: int, seconds: float) -> None:
+        self.num_iterations = num_iterations
+        self.num_sequences = num_sequences
+        self.context_tokens = context_tokens
+        self.seconds = seconds
 
     def predicted_s(self, model: CostModel) -> float:
         return self.num_iterations * model.iteration_s((), self.num_sequences, self.context_tokens)

@@ -38,7 +38,7 @@ from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.hit_reports import HitReports
 from preble.core.prefixes.cache_entry import ENTRY_BYTES, NAME_BYTES, RUN_BYTES
-from preble.core.prefixes.matching import confirmed_on, find_parent, usable_tokens
+from preble.core.prefixes.matching import confirmed_on, find_parent, matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
@@ -131,14 +131,16 @@ class CacheTracker:
 
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
-        held = self._tiers.matched_on(replica, match, self._index.caches)
+        caches = self._index.caches
+        held = self._tiers.matched_on(replica, match, caches) if self._tiers else matched_on(match, caches[replica])
         return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
     def confirmed(self, replica: ReplicaIndex, match: Match) -> tuple[int, float]:
         """As `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
         tokens, used_s = confirmed_on(match, self._index.caches[replica])
-        for place in self._tiers.of(replica).values():
-            tokens = max(tokens, confirmed_on(match, self._index.caches[place])[0])
+        if self._tiers:
+            for place in self._tiers.of(replica).values():
+                tokens = max(tokens, confirmed_on(match, self._index.caches[place])[0])
         return tokens, used_s
 
     def computed(self, entry: InFlightRequest, now: float) -> None:
@@ -359,7 +361,7 @@ def _growth_of_prompt(match: Match, prompt: PackedTokens) -> int:
 
 def _bytes_of_path(leaf: Node) -> int:
     """Memory of an entry for each node of the path to `leaf`."""
-    return sum([ENTRY_BYTES for _ in leaf.ancestors()])
+    return ENTRY_BYTES * len(leaf.ancestors())
 
 
 def _growth_of_stored(match: Match, event: BlocksStored) -> int:

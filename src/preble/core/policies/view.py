@@ -14,6 +14,7 @@ from preble.core.policies.cost_table import CostTable
 from preble.core.prefixes.matching import (
     PrefixMatch,
     in_use_on,
+    matched_on,
     matched_tokens,
     prefix_match,
     usable_tokens,
@@ -49,6 +50,7 @@ class ClusterView:
 
     __slots__ = (
         "_cluster",
+        "_key_holders",
         "_match",
         "_matched",
         "_now",
@@ -74,6 +76,7 @@ class ClusterView:
         self._now = now
         self._num_tokens = request.num_prompt_tokens
         self._prefix_match: PrefixMatch | None = None
+        self._key_holders: list[ReplicaIndex] | None = None
         self._matched: dict[ReplicaIndex, int] = {}
         self._prefill_s: dict[int, float] = {}
 
@@ -185,21 +188,34 @@ class ClusterView:
 
     def _cached_prefix(self) -> PrefixMatch:
         """The part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
-        if self._prefix_match is None:
-            among = self._trusted | self._cluster.tiers.reachable(self._trusted)
-            self._prefix_match = prefix_match(self._match, self._cluster.index.caches, among)
-        return self._prefix_match
+        found = self._prefix_match
+        if found is None:
+            among = self._trusted
+            if self._cluster.tiers:
+                among |= self._cluster.tiers.reachable(among)
+            found = self._prefix_match = prefix_match(self._match, self._cluster.index.caches, among)
+        return found
 
     @property
     def cached_tokens(self) -> int:
         """The most prompt tokens that any holder of the key portion would serve from its cache: whole blocks."""
-        return max(map(self.matched_on, self.key_holders), default=0)
+        cached = 0
+        for replica in self.key_holders:
+            matched = self.matched_on(replica)
+            if matched > cached:
+                cached = matched
+        return cached
 
     @property
     def key_holders(self) -> list[ReplicaIndex]:
         """The holders of the key portion: they cache, or can load, most of the largest node on the cached prefix."""
-        holders = self._cached_prefix().key_holders
-        return replicas_in(self._cluster.tiers.with_owners(holders) & self._trusted if self._cluster.tiers else holders)
+        found = self._key_holders
+        if found is None:
+            holders = self._cached_prefix().key_holders
+            if self._cluster.tiers:
+                holders = self._cluster.tiers.with_owners(holders) & self._trusted
+            found = self._key_holders = replicas_in(holders)
+        return found
 
     @property
     def key_prefix_tokens(self) -> int:
@@ -266,7 +282,10 @@ class ClusterView:
         return matched
 
     def _held_on(self, replica: ReplicaIndex) -> int:
-        return self._cluster.tiers.matched_on(replica, self._match, self._cluster.index.caches)
+        caches = self._cluster.index.caches
+        if self._cluster.tiers:
+            return self._cluster.tiers.matched_on(replica, self._match, caches)
+        return matched_on(self._match, caches[replica])
 
     @property
     def has_tiers(self) -> bool:
@@ -275,19 +294,18 @@ class ClusterView:
 
     def loaded_tokens(self, replica: ReplicaIndex) -> int:
         """Tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
-        return sum([tokens for _, tokens in self._loads(replica)])
+        return sum([tokens for _, tokens in self._loads(replica)]) if self._cluster.tiers else 0
 
     def loading_s(self, replica: ReplicaIndex) -> float:
         """Seconds that takes; no more than to compute them. O(depth)."""
-        loads = self._loads(replica)
+        loads = self._loads(replica) if self._cluster.tiers else []
         return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
 
     def _loads(self, replica: ReplicaIndex) -> list[tuple[Tier, int]]:
-        tiers = self._cluster.tiers
-        if not tiers or not self._trusted >> replica & 1:
+        if not self._trusted >> replica & 1:
             return []
         size = self._table.block_size[replica]
-        return tiers.loads(replica, self._match, self._num_tokens, size, self._cluster.index.caches)
+        return self._cluster.tiers.loads(replica, self._match, self._num_tokens, size, self._cluster.index.caches)
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""

@@ -97,7 +97,7 @@ class PrefixIndex:
 
     def forget_use(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf` has left the window. O(depth)."""
-        path = list(leaf.ancestors())
+        path = leaf.ancestors()
         self._prune_all(self.caches[replica].forget_use(leaf))
         self._trim(leaf)
         for node in path:
@@ -173,7 +173,7 @@ class PrefixIndex:
     def forget_end(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
         """Forget what the replica caches of the prompt that ends in `leaf` beyond token `num_tokens`. O(depth)."""
         cache, dropped = self.caches[replica], []
-        for node in list(leaf.ancestors()):
+        for node in leaf.ancestors():
             if node.end <= num_tokens:
                 break
             dropped += _lower_held(cache, node, max(num_tokens - node.start, 0), now)

@@ -6,10 +6,8 @@ cached from the prompt's start without a gap. What requests in flight are about 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import inf
-from types import MappingProxyType
 
 from preble.core.prefixes.radix_tree import Match, Node, Root, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
@@ -19,10 +17,7 @@ from preble.core.types import TOKEN_BYTES, BlocksStored
 _MIN_LOCATED = 16
 """Tokens by which an event is located in a prompt; fewer could be anywhere."""
 
-_NONE: Mapping[int, int] = MappingProxyType({})
 
-
-@dataclass(slots=True)
 class PrefixMatch:
     """How much of a prompt any replica of a set caches, without a gap.
 
@@ -30,9 +25,12 @@ class PrefixMatch:
     most tokens on that prefix. `key_holders`: mask of those that hold most of it.
     """
 
-    cached_tokens: int
-    key_node: Node | None
-    key_holders: int
+    __slots__ = ("cached_tokens", "key_holders", "key_node")
+
+    def __init__(self, cached_tokens: int, key_node: Node | None, key_holders: int) -> None:
+        self.cached_tokens = cached_tokens
+        self.key_node = key_node
+        self.key_holders = key_holders
 
 
 # -- of several replicas: `caches` are by replica index ---------------------------------------------------------------
@@ -45,12 +43,13 @@ def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> Pr
     alive = among
     for node in match.path:
         whole, parts = _holders_of(node, match.num_tokens, caches, alive)
-        longest = _agreeing(node, match.num_tokens) if whole else max(parts.values(), default=0)
+        longest = _agreeing(node, match.num_tokens) if whole else max(parts.values()) if parts else 0
         if longest >= key_tokens:
             key_tokens, key_node, key_holders = longest, node, whole
-            for replica, tokens in parts.items():
-                if 2 * tokens > longest:
-                    key_holders |= 1 << replica
+            if parts:
+                for replica, tokens in parts.items():
+                    if 2 * tokens > longest:
+                        key_holders |= 1 << replica
         if longest:
             best = node.start + longest
         if not whole:
@@ -70,8 +69,9 @@ def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int) -> 
         whole, parts = _holders_of(node, match.num_tokens, caches, alive)
         if reached and whole != alive:
             yield alive, reached
-        for replica, tokens in parts.items():
-            yield 1 << replica, node.start + tokens
+        if parts:
+            for replica, tokens in parts.items():
+                yield 1 << replica, node.start + tokens
         alive = whole
         reached = min(node.end, match.num_tokens)
         if not alive:
@@ -125,7 +125,7 @@ def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] |
     leaf = live_node(leaf, end)
     if not len(event.tokens) >= _MIN_LOCATED * TOKEN_BYTES or leaf.end < end:
         return None
-    path = list(leaf.ancestors())
+    path = leaf.ancestors()
     root = path[-1].parent if path else leaf
     if not isinstance(root, Root) or root.namespace != event.namespace:
         return None
@@ -155,14 +155,12 @@ def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> 
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _holders_of(
-    node: Node, num_tokens: int, caches: Sequence[ReplicaCache], among: int
-) -> tuple[int, Mapping[int, int]]:
+def _holders_of(node: Node, num_tokens: int, caches: Sequence[ReplicaCache], among: int) -> tuple[int, dict[int, int]]:
     """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
     whole = among & node.full_holders
     partial = among & node.holders & ~node.full_holders
     if not partial:
-        return whole, _NONE
+        return whole, {}
     parts: dict[int, int] = {}
     size = _agreeing(node, num_tokens)
     for replica in replicas_in(partial):

@@ -10,7 +10,6 @@ Source: Preble, "Global scheduler data structures"; the namespaces (model adapte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.types import TOKEN_BYTES
@@ -56,12 +55,14 @@ class Node:
         """Tokens before this run."""
         return self.end - self.num_tokens
 
-    def ancestors(self) -> Iterator[Node]:
+    def ancestors(self) -> list[Node]:
         """This node, then its parent, up to the one below the root."""
+        path = []
         node = self
         while node.parent is not None:
-            yield node
+            path.append(node)
             node = node.parent
+        return path
 
     def __repr__(self) -> str:
         return f"<Node {self.start}..{self.end}, {len(self.children or ())} children>"
@@ -77,7 +78,6 @@ class Root(Node):
         self.namespace = namespace
 
 
-@dataclass(slots=True)
 class Match:
     """How far a run of tokens agrees with a tree.
 
@@ -86,10 +86,13 @@ class Match:
     agree, `base_tokens` included; less than the last node's end if that one agrees only in part.
     """
 
-    base: Node
-    base_tokens: int
-    path: tuple[Node, ...]
-    num_tokens: int
+    __slots__ = ("base", "base_tokens", "num_tokens", "path")
+
+    def __init__(self, base: Node, base_tokens: int, path: tuple[Node, ...], num_tokens: int) -> None:
+        self.base = base
+        self.base_tokens = base_tokens
+        self.path = path
+        self.num_tokens = num_tokens
 
     @property
     def last(self) -> Node:

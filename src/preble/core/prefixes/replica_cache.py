@@ -198,9 +198,7 @@ class ReplicaCache:
         seen: set[Node] = set()
         for entry in self.oldest_first():
             assert entry.node is not None and self._entries[entry.node] is entry
-            assert not any(above in seen for above in list(entry.node.ancestors())[1:]), (
-                "a node goes before what is above"
-            )
+            assert not any(above in seen for above in entry.node.ancestors()[1:]), "a node goes before what is above"
             seen.add(entry.node)
         used = pinned = 0
         for node, entry in self._entries.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -108,7 +107,9 @@ class _ByLoad(LeastLoad):
     name = "by_load"
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
-        return replace(super().choose(view, rng), reason=Reason.SCHEDULER_AWAY)
+        choice = super().choose(view, rng)
+        choice.reason = Reason.SCHEDULER_AWAY
+        return choice
 
 
 class _Suspicion(asyncio.Event):
