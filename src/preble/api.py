@@ -9,7 +9,7 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import CostFactors, RefitSettings
 from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.placing.snapshot import ReplicaState, SchedulerState
+from preble.core.placing.snapshot import HotPrefix, ReplicaState, SchedulerState
 from preble.core.policies.cost_table import CostTable
 from preble.core.policies.policy import Choice, Policy
 from preble.core.policies.scoring import choose_by
@@ -80,6 +80,7 @@ __all__ = [
     "FailureKind",
     "Fleet",
     "GlobalScheduler",
+    "HotPrefix",
     "LaunchOptions",
     "NoReplicaError",
     "PackedTokens",
