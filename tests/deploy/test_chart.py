@@ -6,6 +6,7 @@ No cluster is asked: what an API server would add or refuse beyond its schemas i
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -131,3 +132,29 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], says: str) 
     require_server("helm", "python")
     with pytest.raises(ChildProcessError, match=says):
         rendered(values)
+
+
+def test_the_picker_is_asked_where_its_lease_is_held() -> None:
+    manifests = rendered({"replicas": 2, "picker": {"enabled": True, "lease": "epp"}})
+    container = container_of(manifests)
+    assert container["args"][0] == "epp" and {"name": "PREBLE_PICKER__LEASE", "value": "epp"} in container["env"]
+    assert container["readinessProbe"]["grpc"] == {"port": 9002, "service": "readiness"}
+    assert [port["name"] for port in manifests["Service", "demo-preble"]["spec"]["ports"]] == ["http", "grpc"]
+    assert "leases" in manifests["Role", "demo-preble"]["rules"][-1]["resources"]
+    update = manifests["Deployment", "demo-preble"]["spec"]["strategy"]["rollingUpdate"]
+    assert update["maxUnavailable"] == 1, "the next one is ready only when the holder has ended"
+
+
+def test_envoy_gets_the_configuration_with_everything_filled_in() -> None:
+    engines = {"host": "engines.prod", "port": 8001}
+    manifests = rendered({"picker": {"enabled": True, "envoy": {"enabled": True, "engines": engines}}})
+    config = manifests["ConfigMap", "demo-preble-envoy"]["data"]["envoy.yaml"]
+    assert "address: engines.prod, port_value: 8001" in config and "address: demo-preble, port_value: 9002" in config
+    assert re.findall(r"@[A-Z_]+@", config) == []
+
+
+def test_envoy_needs_a_picker_and_the_engines() -> None:
+    with pytest.raises(ChildProcessError, match=r"picker\.enabled"):
+        rendered({"picker": {"envoy": {"enabled": True}}})
+    with pytest.raises(ChildProcessError, match=r"picker\.envoy\.engines\.host"):
+        rendered({"picker": {"enabled": True, "envoy": {"enabled": True}}})
