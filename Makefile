@@ -109,8 +109,8 @@ demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=e
 	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
-# The environments are made beside the quick checks: they wait for the network.
-test: $(DEV) ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
+# The environments are made beside the quick checks, which also set up Preble's own.
+test: ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
 	@$(MAKE) --no-print-directory -j2 checks environments
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-native
@@ -123,7 +123,7 @@ chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minu
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
 
 checks: # one after the other, beside other jobs
-	@for verb in lint types docs; do $(MAKE) --no-print-directory -j1 $$verb; done
+	@for verb in lint types docs; do $(MAKE) --no-print-directory $$verb; done
 
 lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -85,7 +85,7 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ('replicas = ["http://a:1"]\n[rebalance]\ncalm = 2.0', "rebalance.calm is larger"),
         ('replicas = ["http://a:1"]\npolicy = "best"', "unknown policy 'best'; choose one of preble, "),
         ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
-        ("port =", "not valid TOML"),
+        ("port =", "not valid TOML: Invalid value (at line 1, the last)"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:

@@ -204,7 +204,7 @@ class CompletionHandler(BaseHTTPRequestHandler):
         self.hold.wait(60)
         if type(self).refuses:
             type(self).refuses -= 1
-            return self._answer(b"{}", 500)
+            return self._answer(b'{"error": {"message": "not served here"}}', 404)
         self._answer(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
 
     def _answer(self, body: bytes, status: int = 200) -> None:
@@ -266,8 +266,15 @@ def test_bench_fails_when_a_request_failed(endpoint: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(CompletionHandler, "refuses", 1)
     result = preble(*bench_arguments(endpoint))
     assert result.exit_code == 1
-    assert "1 × status 500" in result.stdout
+    assert "1 × status 404" in result.stdout
     assert "1 of 5 requests failed" in result.stderr
+
+
+def test_check_at_a_replica_says_to_give_the_gateway(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompletionHandler, "refuses", 1)
+    result = preble("check", "--url", endpoint)
+    assert result.exit_code == 1
+    assert "not served here; is that a Preble gateway? Give the gateway's address" in result.stderr
 
 
 def test_a_default_workload_has_a_default_rate() -> None:
