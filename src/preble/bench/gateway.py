@@ -15,8 +15,8 @@ from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess
 from preble.errors import EngineTimeout
 
-JOIN_TIMEOUT_S = 60.0
-"""Time limit for the gateway to listen and for every replica to join it."""
+JOIN_TIMEOUT_S = 300.0
+"""Time limit for the gateway to listen and for every replica to join it: a busy machine takes minutes."""
 
 POLL_S = 0.1
 

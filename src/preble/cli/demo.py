@@ -171,13 +171,13 @@ async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: P
             fleet = await stack.enter_async_context(Fleet(options))
             _say("warming the engines up with unrelated prompts")
             await warm_up(fleet.urls)
-        urls = {policy: tuple(fleet.urls[first :: len(POLICIES)]) for first, policy in enumerate(turns)}
-        gateways = {
-            policy: await stack.enter_async_context(
-                started_gateway(own, _gateway_args(scenario, policy), options.log_dir / f"gateway-{policy}.log")
-            )
-            for policy, own in urls.items()
-        }
+            urls = {policy: tuple(fleet.urls[first :: len(POLICIES)]) for first, policy in enumerate(turns)}
+            gateways = {
+                policy: await stack.enter_async_context(
+                    started_gateway(own, _gateway_args(scenario, policy), options.log_dir / f"gateway-{policy}.log")
+                )
+                for policy, own in urls.items()
+            }
         for number, workload in enumerate(rounds, 1):
             for policy, results in turns.items():
                 settings = BenchSettings(url=gateways[policy].url, plan=plan, replicas=urls[policy])
