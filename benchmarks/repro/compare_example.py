@@ -1,12 +1,11 @@
-"""The example of docs/howto/compare-policies.md: four policies on two replicas, under tool use.
+"""The example of docs/howto/compare-policies.md: the default policies on two replicas, under tool use.
 
     python benchmarks/repro/compare_example.py             # simulate (about 5 minutes on two cores), draw
     python benchmarks/repro/compare_example.py --draw      # draw from the results that are there
 
 It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
 
-    preble compare --workload toolbench --policy e2,sglang_cache_aware,round_robin,least_load --replicas 2 \\
-        --kv-tokens 60000 --slo-ttft 1 --requests 1000 --json FILE
+    preble compare --workload toolbench --replicas 2 --kv-tokens 60000 --slo-ttft 1 --requests 1000 --json FILE
 
 Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
 """
@@ -41,7 +40,7 @@ WIDTH = 110
 def example() -> ComparePlan:
     return ComparePlan(
         workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1000)},
-        policies=("e2", "sglang_cache_aware", "round_robin", "least_load"),
+        policies=("preble", "e2", "round_robin", "least_load"),
         cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2, kv_tokens=60_000),
         slo=CapacitySlo(ttft_p99_s=1.0),
     )
