@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -305,3 +306,16 @@ async def test_what_cannot_start_says_why(tmp_path: Path, is_taken: bool) -> Non
             _, said = await process.communicate()
     assert process.returncode == 2
     assert b"choose another port" in said if is_taken else b"nothing-here" in said
+
+
+async def test_every_front_end_feeds_the_live_page(tmp_path: Path) -> None:
+    async with replicas(2) as fakes, workers(tmp_path, fakes) as one:
+        for _ in range(4):  # each connection may meet another front end
+            async with one.http() as http, http.get("/ui") as answer:
+                assert answer.status == 200
+            async with one.http() as http, http.get("/ui/events") as answer:
+                first, second = [await answer.content.readuntil(b"\n\n") for _ in range(2)]
+            assert {row["name"] for row in json.loads(first[6:])["replicas"]} == {fake.url for fake in fakes}
+            assert json.loads(second[6:])["at"] > json.loads(first[6:])["at"]
+        async with one.http("no-key") as http, http.get("/ui/events") as answer:
+            assert answer.status == 401

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import nsmallest
 
 import msgspec
 
-from preble.core.types import Placement, Reason
+from preble.core.types import Candidate, Placement, Reason
 
 CANDIDATES_PER_DECISION = 25
 """Candidates budgeted per decision. With more replicas fewer decisions are kept, so memory is bounded."""
@@ -138,13 +139,18 @@ class RecentDecisions:
             if request_id in (record.placement.request_id, record.client_request_id)
         ]
 
-    def latest(self, count: int) -> Iterator[Decision]:
-        """Return the last `count`, newest first."""
-        newest_first = reversed(self._records)
-        return (self._decision(record) for record, _ in zip(newest_first, range(count), strict=False))
+    def latest(self, count: int, num_candidates: int | None = None) -> Iterator[Decision]:
+        """Return the last `count`, newest first.
 
-    def _decision(self, record: DecisionRecord) -> Decision:
-        placement = record.placement
+        `num_candidates`: only this many of each, the chosen one first and then the cheapest.
+        """
+        newest_first = reversed(self._records)
+        return (self._decision(record, num_candidates) for record, _ in zip(newest_first, range(count), strict=False))
+
+    def _decision(self, record: DecisionRecord, num_candidates: int | None = None) -> Decision:
+        placement, weighed = record.placement, record.placement.candidates
+        if num_candidates is not None:
+            weighed = nsmallest(num_candidates, weighed, key=lambda c: (c.replica_id != placement.replica_id, _cost(c)))
         return Decision(
             request_id=placement.request_id,
             policy=self._policy,
@@ -157,7 +163,7 @@ class RecentDecisions:
                 CandidateCost(
                     c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s, c.score, c.loaded_tokens
                 )
-                for c in placement.candidates
+                for c in weighed
             ],
             untrusted=placement.untrusted,
             first_token_s=_since(record.placed_at, record.first_token_at),
@@ -167,6 +173,10 @@ class RecentDecisions:
             output_tokens=record.output_tokens,
             cached_tokens=record.cached_tokens,
         )
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.cost_s if candidate.score is None else candidate.score
 
 
 def _since(start: float, time: float | None) -> float | None:

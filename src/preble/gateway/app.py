@@ -26,7 +26,7 @@ from preble.gateway.requests.completions import Completions
 from preble.gateway.requests.placed_client import PlacedClient, Terms
 from preble.gateway.requests.stored import STORED, answer_stored
 from preble.gateway.requests.upload import Uploads, is_upload
-from preble.gateway.ui.live import UI, UI_EVENTS, LivePage
+from preble.gateway.ui.live import UI, UI_EVENTS, UI_PICTURE, LivePage
 from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
@@ -75,7 +75,7 @@ class App:
         self._use(config, KeyRing(config.auth, self._classes))
         self._debug = DebugPages(serving)
         self._replicas = ReplicaPages(serving)
-        self._live = LivePage(serving)
+        self._live = LivePage(self._take_picture)
         self._log = structlog.get_logger()
         serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
         self.is_draining = False
@@ -89,6 +89,7 @@ class App:
             _METRICS: self._metrics,
             UI: self._live.page,
             UI_EVENTS: self._watch,
+            UI_PICTURE: self._live.picture,
         }
 
     def reconfigure(self, config: GatewayConfig) -> int:
@@ -107,7 +108,13 @@ class App:
         held = max(1, _BODIES_HELD // self.num_processes)
         self.bodies.configure(held * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
-        self._for_admins = (DEBUG, REPLICAS, UI_EVENTS, *((_METRICS,) if config.auth.metrics_need_key else ()))
+        self._for_admins = (
+            DEBUG,
+            REPLICAS,
+            UI_EVENTS,
+            UI_PICTURE,
+            *((_METRICS,) if config.auth.metrics_need_key else ()),
+        )
         self._uploads = Uploads(self._serving, config)
         answer = Completions(self._serving, config).answer
         self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
@@ -251,6 +258,10 @@ class App:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
         await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body(client.errors))
+
+    async def _take_picture(self, client: Client) -> bytes:
+        """What the live page shows, for an admin."""
+        return msgspec.json.encode(self._serving.picture())
 
     async def _watch(self, client: Client) -> None:
         """The live page's events, for as long as the key counts and the gateway goes on."""

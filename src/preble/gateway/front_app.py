@@ -10,11 +10,12 @@ import msgspec
 from preble.config import GatewayConfig
 from preble.gateway.app import READY, App
 from preble.gateway.http.client import Client, Message
+from preble.gateway.ui.live import UI, UI_EVENTS, UI_PICTURE
 from preble.serving import JSON_TYPE, Answer, Ask, FrontEnd, HeaderList, SchedulerAway, Serving, endpoint_of
 
 _LARGEST_BYTES = 64 * 1024
 """Of a request that is passed on: as much as any page takes."""
-_OWN = frozenset({"/health", "/healthz", "/livez", "/ping", "/version"})
+_OWN = frozenset({"/health", "/healthz", "/livez", "/ping", "/version", UI, UI_EVENTS})
 _NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})
 
 
@@ -44,6 +45,13 @@ class FrontApp(App):
             body = await client.read_body(_LARGEST_BYTES, self._body_s, share) if method == "POST" else b""
             answer = await self._front_end.page(method, path, client.query, client.headers.items(), body)
         await client.reply(answer.status, list(answer.headers), answer.body)
+
+    async def _take_picture(self, client: Client) -> bytes:
+        """Raises: SchedulerAway: or it lets this client in no more."""
+        answer = await self._front_end.page("GET", UI_PICTURE, b"", client.headers.items(), b"")
+        if answer.status != 200:
+            raise SchedulerAway(f"the scheduler process answers {UI_PICTURE} with status {answer.status}")
+        return answer.body
 
     async def _ready_alone(self, client: Client) -> None:
         """While the scheduler process is away: requests are placed by load."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
 
 from preble import __version__
 from preble.core.placing.snapshot import ReplicaState
 from preble.core.types import ReplicaId
-from preble.decisions.recent import CandidateCost, Decision
+from preble.decisions.recent import Decision
 from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.rows import MemberRow
 from preble.serving.telemetry.numbers import Cell, Numbers
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from preble.serving.serving import Serving
 
 _NUM_PREFIXES = 24
-_NUM_DECISIONS = 16
+_NUM_DECISIONS = 12
 _NUM_CANDIDATES = 6
 _NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
 
@@ -109,7 +108,7 @@ def take_picture(serving: Serving, at: float) -> Picture:
         queued_s=serving.waiting_s,
         replicas=[row for member in serving.members for row in _rows(serving, member, state.replicas, tokens)],
         prefixes=[PrefixRow(p.name, p.parent, p.start, p.end, p.uses, p.holders, p.partly) for p in hot],
-        decisions=[_with_few_candidates(decision) for decision in serving.recent.latest(_NUM_DECISIONS)],
+        decisions=list(serving.recent.latest(_NUM_DECISIONS, _NUM_CANDIDATES)),
     )
 
 
@@ -161,13 +160,3 @@ def _live_row(
         untrusted=not state.trusted,
         estimated=replica.has_lost_events,
     )
-
-
-def _with_few_candidates(decision: Decision) -> Decision:
-    """The chosen replica and those that would have been next."""
-
-    def rank(candidate: CandidateCost) -> tuple[bool, float]:
-        cost = candidate.cost_s if candidate.score is None else candidate.score
-        return candidate.replica != decision.replica, cost
-
-    return msgspec.structs.replace(decision, candidates=sorted(decision.candidates, key=rank)[:_NUM_CANDIDATES])

@@ -1,22 +1,22 @@
-"""`/ui`: the page, which anybody may load, and `/ui/events`, what it shows, for admins."""
+"""`/ui`: the page, which anybody may load; `/ui/events` and `/ui/picture`, what it shows, for admins."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hashlib import sha256
 from importlib.resources import files
 
-import msgspec
-
 from preble.errors import Overloaded
 from preble.gateway.http.client import Client
-from preble.serving import HeaderList, Picture, Serving
+from preble.serving import JSON_TYPE, HeaderList, SchedulerAway
 
 UI = "/ui"
 UI_EVENTS = "/ui/events"
+UI_PICTURE = "/ui/picture"
 EVERY_S = 1.0
 _MAX_WATCHING = 32
 _EVENT_STREAM = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"))
@@ -28,41 +28,51 @@ class LivePage:
     All of them get the same picture, which is taken while anybody watches, and costs nothing else.
     """
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, take: Callable[[Client], Awaitable[bytes]]) -> None:
+        """`take`: a picture as JSON, for this client. Raises: SchedulerAway."""
+        self._take = take
+        self._taking = asyncio.Lock()
         self._html = files(__package__).joinpath("page.html").read_bytes()
         self._headers = _headers(self._html.decode())
         self._num_watching = 0
         self._taken_at = 0.0
-        self._event = b""
+        self._taken = b""
 
     async def page(self, client: Client) -> None:
         """Answer with the page. It has no data in it."""
         await client.reply(200, self._headers, self._html)
 
+    async def picture(self, client: Client) -> None:
+        """Answer with one picture. Raises: SchedulerAway."""
+        await client.reply(200, [JSON_TYPE], await self._picture(client))
+
     async def watch(self, client: Client, goes_on: Callable[[], bool]) -> None:
-        """Stream pictures until the client goes or `goes_on` says no. Raises: Overloaded, ClientGone."""
+        """Stream pictures until the client goes, `goes_on` says no, or nobody can take one.
+
+        Raises: Overloaded, ClientGone.
+        """
         if self._num_watching >= _MAX_WATCHING:
             raise Overloaded(f"{_MAX_WATCHING} live pages are open, which is the limit", retry_after_s=60.0)
         self._num_watching += 1
         try:
             async with client.watched():
                 await client.begin(200, list(_EVENT_STREAM))
-                while goes_on():
-                    await client.write(self._picture())
-                    await asyncio.sleep(EVERY_S)
+                with suppress(SchedulerAway):
+                    while goes_on():
+                        await client.write(b"data: " + await self._picture(client) + b"\n\n")
+                        await asyncio.sleep(EVERY_S)
             await client.end()
         finally:
             self._num_watching -= 1
 
-    def _picture(self) -> bytes:
-        """The event with the picture; one that is less than half a second old serves everybody."""
-        now = asyncio.get_running_loop().time()
-        if now - self._taken_at > EVERY_S / 2:
-            self._taken_at = now
-            picture: Picture = self._serving.picture()
-            self._event = b"data: " + msgspec.json.encode(picture) + b"\n\n"
-        return self._event
+    async def _picture(self, client: Client) -> bytes:
+        """One that is less than half a second old serves everybody. Raises: SchedulerAway."""
+        async with self._taking:
+            now = asyncio.get_running_loop().time()
+            if now - self._taken_at > EVERY_S / 2:
+                self._taken = await self._take(client)
+                self._taken_at = now
+            return self._taken
 
 
 def _headers(html: str) -> HeaderList:

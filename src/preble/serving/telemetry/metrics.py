@@ -24,7 +24,7 @@ from preble.logs import LineRate, LogLosses
 from preble.serving.callers import Caller
 from preble.serving.parity.report import Check, Outcome, ParityReport
 from preble.serving.replicas.ejection import Change, Standing
-from preble.serving.telemetry.exposition import NumbersCollector
+from preble.serving.telemetry.exposition import in_text
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.readings import of_process
 from preble.serving.telemetry.table import SHORT_S, TINY_S
@@ -74,7 +74,7 @@ class Telemetry:
     """The numbers and log of one `Serving`, in one process of the gateway. Several can be in one process.
 
     `numbers`: a carrier counts its own here. `others`: asked at each scrape for the numbers of the gateway's other
-    processes. `registry`: what a scrape shows; it reads the numbers, and holds what a carrier registers itself.
+    processes. `registry`: of what a scrape shows besides, such as what a carrier registers itself.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Telemetry:
         numbers.read(lambda: of_process(process))
         if log_losses is not None:
             numbers.read(lambda: [("preble_log_lines_lost", (), [float(log_losses.num_lines)])])
-        states = NumbersCollector(lambda: chain([numbers.state()], self.others()), vllm_names=config.vllm_names)
-        self.registry.register(states)
+        self._vllm_names = config.vllm_names
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
         """Every metric in Prometheus' text form."""
-        return generate_latest(self.registry)
+        states = chain([self.numbers.state()], self.others())
+        return in_text(states, vllm_names=self._vllm_names).encode() + generate_latest(self.registry)
 
     def _of_replica(self, replica: ReplicaId, model: str) -> _OfReplica:
         found = self._of.get((replica, model))
