@@ -71,7 +71,7 @@ def detail_table(result: CompareResult, case: Case) -> Table:
     rates = load_rates(result, workload) if has_capacity else list(runs[OWN])
     shown = [(number, rate) for number in (E2E_MEAN, TTFT_P99) for rate in rates]
     ranking = ranking_table(result, workload)
-    capacities = [(row[1], row[3]) if has_capacity else () for row in ranking.rows]
+    columns = [1, *range(3, len(ranking.columns))] if has_capacity else []
     best = max(one.capacity_rps.mean for one in result.standings_of(workload))
     loads = ", ".join(f"{rate / best:.0%}" for rate in rates)
     interpolated = (
@@ -81,12 +81,16 @@ def detail_table(result: CompareResult, case: Case) -> Table:
     return Table(
         (
             "policy",
-            *((ranking.columns[1], ranking.columns[3]) if has_capacity else ()),
+            *(ranking.columns[column] for column in columns),
             *(f"{number.name} at {significant(rate, 3)}/s" for number, rate in shown),
         ),
         [
-            (policy, *capacity, *(measured(estimate(at_rate(number, runs[policy], rate))) for number, rate in shown))
-            for policy, capacity in zip(policies, capacities, strict=True)
+            (
+                policy,
+                *(row[column] for column in columns),
+                *(measured(estimate(at_rate(number, runs[policy], rate))) for number, rate in shown),
+            )
+            for policy, row in zip(policies, ranking.rows, strict=True)
         ],
         caption=f"{ranking.caption} {interpolated}"
         if has_capacity

@@ -49,7 +49,7 @@ def test_a_benchmark_writes_its_numbers_to_a_file_or_in_place_of_its_text(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program, file = benchmark(name), tmp_path / "new" / "numbers.json"
+    program, file = benchmark(name), tmp_path / "numbers.json"
     monkeypatch.setattr(program, "freeze_gc", lambda: None, raising=False)  # this process goes on
     for target in (str(file), "-"):
         monkeypatch.setattr(sys, "argv", [name, *arguments, "--json", target])
