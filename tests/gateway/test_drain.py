@@ -48,12 +48,12 @@ class Process:
         self.process = process
 
     @classmethod
-    async def start(cls, fake: FakeReplica, listener: socket.socket) -> Process:
+    async def start(cls, fake: FakeReplica, listener: socket.socket, workers: int) -> Process:
         """Return once it takes requests."""
         number = listener.fileno()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", ON_GIVEN_SOCKET, str(number)),
-            *("-m", "preble", "serve", "--replica", fake.url, "--engine", "openai"),
+            *("-m", "preble", "serve", "--replica", fake.url, "--engine", "openai", "--workers", str(workers)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             pass_fds=(number,),
@@ -99,15 +99,16 @@ async def load(url: str) -> AsyncIterator[list[str]]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="passes a socket to a process")
-async def test_no_request_is_lost_when_a_new_gateway_takes_over_the_socket() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+async def test_no_request_is_lost_when_a_new_gateway_takes_over_the_socket(workers: int) -> None:
     with listen("127.0.0.1", 0) as listener:
         listener.set_inheritable(True)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with replicas(1) as [one]:
-            current = await Process.start(one, listener)
+            current = await Process.start(one, listener, workers)
             async with load(url) as wrong:
                 for _ in range(2):
-                    following = await Process.start(one, listener)
+                    following = await Process.start(one, listener, workers)
                     assert await current.stop() == 0
                     current = following
             assert await current.stop(signal.SIGINT) == 0

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import aiohttp
@@ -277,12 +278,15 @@ async def status(gateway: Gateway, key: str) -> int:
         return answer.status
 
 
-async def test_no_process_outlives_the_first_one(tmp_path: Path) -> None:
+async def test_no_process_and_no_socket_outlives_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(mkdtemp())  # a socket's path is short
+    monkeypatch.setenv("TMPDIR", str(folder))
     async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
         pids = gateway.processes().values()
         gateway.process.kill()
         await gateway.process.wait()
         await eventually(lambda: not any(is_alive(pid) for pid in pids))
+    await asyncio.to_thread(folder.rmdir)  # it is empty
 
 
 def is_alive(pid: int) -> bool:

@@ -25,6 +25,8 @@ from preble.serving import FrontEnd, Serving
 from preble.web.server import Server
 
 SCHEDULER = "scheduler"
+PRIVATE = "preble-"
+"""What the name of a folder begins with that is made for the socket alone."""
 _LED_S = 60.0
 """How long a front end waits for the scheduler process before it accepts connections without one."""
 
@@ -112,6 +114,7 @@ class _Orders:
         self._control = control
         self.stop: asyncio.Event
         self.hurry: Callable[[], None] = lambda: None
+        self.orphaned: Callable[[], None] = lambda: None
         self.cover: Callable[[tuple[int, ...]], None] = lambda _: None
 
     def follow(self, app: App) -> None:
@@ -125,6 +128,7 @@ class _Orders:
         try:
             order: Order = self._control.recv()
         except (EOFError, OSError):
+            self.orphaned()
             os._exit(1)
         match order:
             case Reconfigure(config):
@@ -150,10 +154,19 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
     try:
         app = App(start.config, serving)
         await serving.listen(start.path, partial(answer_passed_on, app))
+        orders.orphaned = partial(_remove, start.path)
         orders.follow(app)
         await orders.stop.wait()
     finally:
         await serving.close()
+
+
+def _remove(path: Path) -> None:
+    """Remove the socket, and its folder where that was made for it: the first process, which does that, has died."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+        if path.parent.name.startswith(PRIVATE):
+            path.parent.rmdir()
 
 
 async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -> None:

@@ -22,6 +22,7 @@ from preble.config.load import ConfigSources
 from preble.errors import ConfigError
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.processes import (
+    PRIVATE,
     SCHEDULER,
     Cover,
     Drain,
@@ -60,7 +61,7 @@ def run_workers(
     `log`: level and format of what each process logs. Raises: ConfigError: a setting is unusable.
     """
     raise_open_files_limit()
-    with tempfile.TemporaryDirectory(prefix="preble-") as private:
+    with tempfile.TemporaryDirectory(prefix=PRIVATE) as private:
         path = Path(config.scheduler_socket or Path(private) / "scheduler.sock").expanduser()
         given = inherited(os.environ)
         listeners = [given] if given is not None else listen_shared(config.host, config.port, config.workers)
