@@ -140,10 +140,10 @@ class Leases:
         if request.method == "GET":
             return self._refused(404) if self.lease is None else web.json_response(self.lease)
         body = await request.json()
-        if request.method == "PATCH":
-            assert self.lease is not None
-            body = {**self.lease, "spec": self.lease["spec"] | body["spec"]}
-        elif (body["metadata"].get("resourceVersion") or "0") != str(self._version):
+        if request.method == "PATCH" and self.lease is not None:
+            metadata = self.lease["metadata"] | body["metadata"]
+            body = {**self.lease, "metadata": metadata, "spec": self.lease["spec"] | body["spec"]}
+        if (body["metadata"].get("resourceVersion") or "0") != str(self._version):
             return self._refused(409)
         self._version += 1
         self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self._version)}}

@@ -71,10 +71,14 @@ class Leadership:
 
     async def _step_down(self, lock: LeaseLock) -> None:
         was_leader, self.is_leader = self.is_leader, False
-        if was_leader:
-            await lock.api_instance.patch_namespaced_lease(
-                self._lease, self._namespace, {"spec": {"holderIdentity": None}}
-            )
+        if not was_leader:
+            return
+        leases = lock.api_instance
+        lease = await leases.read_namespaced_lease(self._lease, self._namespace)
+        if lease.spec.holder_identity == self.identity:
+            version = {"resourceVersion": lease.metadata.resource_version}  # nobody else's is to be given away
+            given_back = {"metadata": version, "spec": {"holderIdentity": None}}
+            await leases.patch_namespaced_lease(self._lease, self._namespace, given_back)
 
 
 class _Lock(LeaseLock):
