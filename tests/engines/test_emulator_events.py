@@ -234,6 +234,6 @@ async def test_an_adapter_loaded_at_run_time_has_a_cache_and_events_of_its_own()
                     if namespaces == {"", namespace_of("sql")}:
                         break
             await post(server, "/v1/unload_lora_adapter", lora_name="sql")
-            assert await found.engine.models() == (("tiny-cpu",), ())
+            assert await found.engine.models() == (("tiny-cpu",), (), ("tiny-cpu",))
         finally:
             await at.close()
