@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from gateway.conftest import Serve
 from gateway.fakes import replicas, with_headers
+from support.waiting import eventually
 
 
 def events_of(raw: bytes) -> list[dict[str, Any]]:
@@ -192,3 +194,22 @@ async def test_different_cache_salts_and_adapters_share_no_prefix(serve: Serve) 
         assert await matched(model="lora") == "0"
         assert await matched(model="lora", cache_salt="s") == "0"
         assert [await matched(), await matched(model="alias"), await matched(cache_salt="s")] == ["48"] * 3
+
+
+async def test_the_time_to_the_first_token_counts_from_the_requests_arrival_with_its_parts(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.tokenize_gated = True
+
+        async def ask() -> None:
+            async with gateway.http.post("/v1/completions", json={"prompt": "hello", "stream": True}) as answer:
+                await answer.read()
+
+        asked = asyncio.create_task(ask())
+        await eventually(lambda: one.tokenizing == 1)
+        one.gate.set()
+        await asked
+        numbers = gateway.gateway.serving.telemetry.numbers
+        parts = ("tokenizing", "queueing", "placing", "replica_ttft")
+        whole = numbers.sum_by("", "preble_ttft_seconds")[""][-1]
+        assert numbers.sum_by("model", "preble_ttft_seconds").keys() == {"tiny"}, "the client named no model"
+        assert whole >= sum(numbers.sum_by("", f"preble_{part}_seconds")[""][-1] for part in parts) > 0
