@@ -2,14 +2,16 @@
 
 `preble serve` runs as its users start it, each request logged to a file, in front of four replicas that compute nothing
 (gateway_parts/upstream.py). Gateway, replicas and load generator (this one) are processes of their own; the CPU time is
-the system's count for all threads of the gateway's. Prompts are lines of the documentation, half of each shared with
-other prompts, as text, which the gateway tokenizes, and as token ids. All gateways are measured in turn, with the same
-requests, and the cheapest round of each counts.
+the system's count for all threads of the gateway's process and of those that it has started. Prompts are lines of the
+documentation, half of each shared with other prompts, as text, which the gateway tokenizes, as token ids, and as chats
+with tools. All gateways are measured in turn, with the same requests, and the cheapest round of each counts.
 
-`--router` measures another router beside it, sglang-router, on the same replicas; install it anywhere:
+`--router` and `--smg` measure other routers beside it, sglang-router and the Shepherd model gateway, on the same
+replicas; install them anywhere:
 
     python -m venv router && router/bin/pip install sglang-router
-    python benchmarks/micro/gateway_cost.py --router router/bin/sglang-router --json result.json
+    python -m venv smg && smg/bin/pip install smg
+    python benchmarks/micro/gateway_cost.py --router router/bin/sglang-router --smg smg/bin/smg --json result.json
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import numpy as np
 import uvloop
 from gateway_parts import upstream
 from gateway_parts.load import Connection, Question, Times, ask_all, connected
-from gateway_parts.prompts import Line, Prompts, question, train_tokenizer
+from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
 
 from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
@@ -46,9 +48,14 @@ REPLICAS = 4
 CONNECTIONS = 8
 """Requests at a time, where CPU seconds are counted."""
 START_S = 30.0
-PREBLE, ROUTER = "preble", "sglang-router"
-LENGTHS = (100, 2000, 8000)
-EVENTS, MORE_EVENTS = 16, 64
+PREBLE, ROUTER, SMG = "preble", "sglang-router", "smg"
+SHORT, LONG, HUGE = 1_900, 24_000, 240_000
+"""Tokens of about 8 KB, 100 KB and 1 MB of text."""
+EVENTS = (16, 50, 200)
+CROWDS = (1, 64, 512)
+"""Further numbers of connections."""
+IDLE, STREAMS = 1_000, 256
+"""Connections and streams whose memory is measured."""
 ADDED_EVENTS = 2
 ADDED_REQUESTS = 200
 """Of the answers whose time is taken: one at a time."""
@@ -68,26 +75,33 @@ class Arm:
 
 
 ARMS = [Arm(PREBLE, "round_robin"), Arm(PREBLE, "preble"), Arm(PREBLE, "preble", is_quiet=True)]
-ROUTER_ARMS = [Arm(ROUTER, "round_robin"), Arm(ROUTER, "cache_aware")]
+ROUTER_ARMS = [Arm(ROUTER, "round_robin"), Arm(ROUTER, "cache_aware"), Arm(SMG, "cache_aware")]
+OURS, THEIRS = ARMS[1], ROUTER_ARMS[1]
+"""Those that the page compares."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of request. `events`: of a streamed answer; 0 for one that comes whole."""
+    """One kind of request. `events`: of a streamed answer; 0 for a whole one. `connections`: requests at once."""
 
     tokens: int
-    as_ids: bool
+    form: Form
     events: int
+    connections: int = CONNECTIONS
 
     def __str__(self) -> str:
         answer = f"{self.events} events" if self.events else "whole"
-        return f"{'ids' if self.as_ids else 'text':4} {self.tokens:5}  {answer:9}"
+        crowd = f" {self.connections:3} at once" if self.connections != CONNECTIONS else ""
+        return f"{self.form:4} {self.tokens:6}  {answer:10}{crowd}"
 
 
-CASES = [Case(tokens, as_ids, events) for events in (0, EVENTS) for as_ids in (False, True) for tokens in LENGTHS]
-EVENT_CASES = (Case(2000, True, EVENTS), Case(2000, True, MORE_EVENTS))
-"""Their difference is what events cost."""
-FULL_CASES = (Case(2000, False, 0), Case(2000, False, EVENTS), EVENT_CASES[1])
+WHOLE = Case(SHORT, "text", 0)
+CASES = [
+    *(Case(tokens, "text", 0) for tokens in (SHORT, LONG, HUGE)),
+    *(Case(SHORT, form, 0) for form in ("ids", "chat")),
+    *(Case(SHORT, "text", events) for events in EVENTS),
+    *(Case(SHORT, "text", events, crowd) for events in (0, EVENTS[1]) for crowd in CROWDS),
+]
 
 
 @dataclass(frozen=True)
@@ -116,21 +130,50 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A gateway that runs, and connections to it."""
+class Memory:
+    """KiB that a gateway takes for each stream that runs, with its connection, and for each idle connection more."""
 
     arm: Arm
-    clock: int
+    idle_kib: float
+    stream_kib: float
+
+
+@dataclass(frozen=True)
+class Running:
+    """A gateway that runs, and connections to it. `pids`: of its processes."""
+
+    arm: Arm
+    url: str
+    pids: tuple[int, ...]
     connections: list[Connection]
 
     @property
     def cpu_s(self) -> float:
-        return time.clock_gettime(self.clock)
+        return sum(time.clock_gettime(cpu_clock(pid)) for pid in self.pids)
+
+    @property
+    def kib(self) -> int:
+        """Its resident memory."""
+        status = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids]
+        return sum(int(text.partition("VmRSS:")[2].split()[0]) for text in status)
 
     def question_of(self, prompt: Sequence[Line], case: Case) -> Question:
-        """sglang-router takes token ids at `/generate` alone."""
-        natively = self.arm.program == ROUTER and case.as_ids
-        return question(prompt, as_ids=case.as_ids, events=case.events, natively=natively)
+        """The routers take token ids at `/generate` alone."""
+        natively = self.arm.program != PREBLE and case.form == "ids"
+        return question(prompt, form=case.form, events=case.events, natively=natively)
+
+    async def ask_all(self, questions: Sequence[Question], at_once: int) -> None:
+        """Raises: RuntimeError: an answer is not what the replica gave."""
+        self.connections[:] = [connection for connection in self.connections if connection.is_open]
+        while len(self.connections) < at_once:
+            self.connections.append(await connected(self.url))
+        await ask_all(self.connections[:at_once], questions)
+
+
+def tree_of(pid: int) -> tuple[int, ...]:
+    """A process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return (pid, *(descendant for child in children for descendant in tree_of(int(child))))
 
 
 def cpu_clock(pid: int) -> int:
@@ -142,12 +185,12 @@ def cpu_clock(pid: int) -> int:
 
 
 @asynccontextmanager
-async def started_router(router: Path, urls: Sequence[str], policy: str, log: Path) -> AsyncIterator[ReplicaProcess]:
-    """sglang-router with its own defaults, every replica registered."""
+async def started_router(router: Path, urls: Sequence[str], arm: Arm, log: Path) -> AsyncIterator[ReplicaProcess]:
+    """sglang-router or SMG with its own defaults, every replica registered."""
     port, metrics_port = free_ports(2)
-    argv = [str(router), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
+    argv = [str(router), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", arm.policy]
     argv += ["--prometheus-port", str(metrics_port), "--worker-urls", *urls]
-    process = ReplicaProcess(ROUTER, Command(tuple(argv), dict(os.environ), port), log)
+    process = ReplicaProcess(arm.program, Command(tuple(argv), dict(os.environ), port), log)
     try:
         await process.start()
         await process.wait_ready(START_S)
@@ -196,23 +239,47 @@ class Benchmark:
 
     async def costs(self, rounds: int) -> list[Cost]:
         """Every case, in every round once with each gateway."""
-        cases = list(dict.fromkeys([*CASES, *EVENT_CASES]))
         found: dict[tuple[Arm, Case], list[float]] = {}
         for number in range(rounds):
-            for case in cases:
+            for case in CASES:
                 tell(f"round {number + 1} of {rounds}: {case}")
-                prompts = [self._prompts.draw(case.tokens) for _ in range(self._requests)]
+                count = max(2 * case.connections, self._requests if case.tokens < HUGE else 4)
+                prompts = [self._prompts.draw(case.tokens) for _ in range(min(count, self._requests))]
                 for gateway in self._gateways:
-                    questions = [gateway.question_of(prompt, case) for prompt in prompts]
+                    questions = [gateway.question_of(prompts[i % len(prompts)], case) for i in range(count)]
                     before = gateway.cpu_s
-                    await ask_all(gateway.connections, questions)
+                    await gateway.ask_all(questions, case.connections)
                     spent_us = (gateway.cpu_s - before) * 1e6
-                    found.setdefault((gateway.arm, case), []).append(round(spent_us / len(questions), 1))
+                    found.setdefault((gateway.arm, case), []).append(round(spent_us / count, 1))
         return [Cost(arm, case, rounds_us) for (arm, case), rounds_us in found.items()]
 
     async def added(self) -> list[Added]:
         """One request at a time, to a replica and to each gateway in turn."""
-        return [row for tokens in LENGTHS for row in await self._added_to(Case(tokens, False, ADDED_EVENTS))]
+        return [row for tokens in (SHORT, LONG) for row in await self._added_to(Case(tokens, "text", ADDED_EVENTS))]
+
+    async def memory(self) -> list[Memory]:
+        """What connections that have asked once, and streams, take of each gateway's memory."""
+        found = []
+        for gateway in self._gateways:
+            tell(f"memory: {gateway.arm.program}")
+            prompts = [self._prompts.draw(SHORT) for _ in range(16)]
+            await gateway.ask_all([gateway.question_of(prompt, WHOLE) for prompt in prompts], 8)
+            before = gateway.kib
+            connections = [await connected(gateway.url) for _ in range(STREAMS)]
+            stream = Case(SHORT, "text", EVENTS[-1])
+            questions = [gateway.question_of(prompts[i % 16], stream) for i in range(STREAMS)]
+            asking = asyncio.create_task(ask_all(connections, questions))
+            await asyncio.sleep(EVENTS[-1] * upstream.EVENT_INTERVAL_S * 0.9)
+            streaming = gateway.kib
+            await asking
+            kept = gateway.kib
+            idle = [await connected(gateway.url) for _ in range(IDLE)]
+            await ask_all(idle, [gateway.question_of(prompts[i % 16], WHOLE) for i in range(IDLE)])
+            idle_kib, stream_kib = (gateway.kib - kept) / IDLE, (streaming - before) / STREAMS
+            for connection in connections + idle:
+                connection.close()
+            found.append(Memory(gateway.arm, round(idle_kib, 1), round(stream_kib, 1)))
+        return found
 
     async def _added_to(self, case: Case) -> list[Added]:
         tell(f"added time: {case}")
@@ -220,7 +287,7 @@ class Benchmark:
         through: list[list[Times]] = [[] for _ in self._gateways]
         for _ in range(ADDED_REQUESTS):
             prompt = self._prompts.draw(case.tokens)
-            direct.append(await self._direct.ask(question(prompt, as_ids=False, events=case.events, natively=False)))
+            direct.append(await self._direct.ask(question(prompt, form="text", events=case.events, natively=False)))
             for gateway, times in zip(self._gateways, through, strict=True):
                 times.append(await gateway.connections[0].ask(gateway.question_of(prompt, case)))
         base = quantiles_us(direct)
@@ -251,7 +318,7 @@ def cost_table(costs: Sequence[Cost]) -> str:
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
 
     def line(name: str, cells: Sequence[object]) -> str:
-        return f"{name:26}" + "".join(f" {cell:>13}" for cell in cells)
+        return f"{name:38}" + "".join(f" {cell:>13}" for cell in cells)
 
     return "\n".join(
         [
@@ -261,14 +328,21 @@ def cost_table(costs: Sequence[Cost]) -> str:
             line("each event more", [f"{event_us(by, arm):.0f}" for arm in arms]),
             "",
             line("requests/s filling a core", [arm.setting for arm in arms]),
-            *(line(f"{case}", [f"{1e6 / by[arm, case]:.0f}" for arm in arms]) for case in FULL_CASES),
+            *(line(f"{case}", [f"{1e6 / by[arm, case]:.0f}" for arm in arms]) for case in CASES),
         ]
     )
 
 
 def event_us(by: dict[tuple[Arm, Case], float], arm: Arm) -> float:
-    few, many = EVENT_CASES
-    return (by[arm, many] - by[arm, few]) / (many.events - few.events)
+    """What one more event costs, of answers of 50."""
+    return (by[arm, Case(SHORT, "text", EVENTS[1])] - by[arm, WHOLE]) / EVENTS[1]
+
+
+def memory_table(rows: Sequence[Memory]) -> str:
+    head = f"{'KiB of memory':30} {'an idle connection':>20} {'a stream':>10}"
+    names = [f"{row.arm.program} {row.arm.setting}" for row in rows]
+    lines = [f"{name:30} {row.idle_kib:20.1f} {row.stream_kib:10.1f}" for name, row in zip(names, rows, strict=True)]
+    return "\n".join([head, *lines])
 
 
 def added_table(rows: Sequence[Added]) -> str:
@@ -277,28 +351,29 @@ def added_table(rows: Sequence[Added]) -> str:
     for row in rows:
         first = f"{row.first_byte_p50_us:14.0f} {row.first_byte_p99_us:6.0f}"
         name = f"{row.arm.program} {row.arm.setting}"
-        lines.append(f"text {row.case.tokens:5}   {name:27} {first} {row.end_p50_us:8.0f} {row.end_p99_us:6.0f}")
+        lines.append(f"text {row.case.tokens:6}  {name:27} {first} {row.end_p50_us:8.0f} {row.end_p99_us:6.0f}")
     return "\n".join(lines)
 
 
-async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], list[Added]]:
+async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], list[Added], list[Memory]]:
     prompts = Prompts(train_tokenizer(folder), args.seed)
+    programs = {PREBLE: None, ROUTER: args.router, SMG: args.smg}
     async with AsyncExitStack() as stack:
         urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
         gateways = []
-        for arm in ARMS + (ROUTER_ARMS if args.router is not None else []):
+        for arm in ARMS + [arm for arm in ROUTER_ARMS if programs[arm.program] is not None]:
             log = folder / f"{arm.program} {arm.setting}.log"
             if arm.program == PREBLE:
                 level = "warning" if arm.is_quiet else "info"
                 serve = ["--policy", arm.policy, "--tokenizer", str(folder), "--log-level", level]
                 process = await stack.enter_async_context(started_gateway(urls, serve, log))
             else:
-                process = await stack.enter_async_context(started_router(args.router, urls, arm.policy, log))
+                process = await stack.enter_async_context(started_router(programs[arm.program], urls, arm, log))
             connections = [await connected(process.url) for _ in range(CONNECTIONS)]
             assert process.pid is not None
-            gateways.append(Running(arm, cpu_clock(process.pid), connections))
+            gateways.append(Running(arm, process.url, tree_of(process.pid), connections))
         benchmark = Benchmark(gateways, await connected(urls[0]), prompts, args.requests)
-        return await benchmark.costs(args.rounds), await benchmark.added()
+        return await benchmark.costs(args.rounds), await benchmark.added(), await benchmark.memory()
 
 
 def version_of(router: Path | None) -> str | None:
@@ -312,6 +387,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=24, help="requests of each kind in a round (default: 24)")
     parser.add_argument("--rounds", type=int, default=8, help="rounds; the cheapest counts (default: 8)")
     parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router; measures it too")
+    parser.add_argument("--smg", type=Path, metavar="PATH", help="the command smg; measures it too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the tables"
@@ -321,20 +397,22 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    router = version_of(args.router)
+    router, smg = version_of(args.router), version_of(args.smg)
     with tempfile.TemporaryDirectory() as folder:
-        costs, added = uvloop.run(measure(args, Path(folder)))
+        costs, added, memory = uvloop.run(measure(args, Path(folder)))
     head = {
         "machine": f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
         "core": "compiled" if global_scheduler.__file__.endswith(".so") else "plain",
         "router": router,
+        "smg": smg,
         "seed": args.seed,
         "requests": args.requests,
     }
-    write_json(args.json, head | {"costs": [asdict(row) for row in costs], "added": [asdict(row) for row in added]})
+    rows = {"costs": costs, "added": added, "memory": memory}
+    write_json(args.json, head | {name: [asdict(row) for row in found] for name, found in rows.items()})
     tell("")
     if args.json != STDOUT:
-        print(cost_table(costs), added_table(added), sep="\n\n")
+        print(cost_table(costs), added_table(added), memory_table(memory), sep="\n\n")
 
 
 if __name__ == "__main__":

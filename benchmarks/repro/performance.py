@@ -24,8 +24,6 @@ import simulate  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
-ANSWER_EVENTS = 200
-"""Events of the streamed answer whose rate the page names."""
 
 
 def known(name: str) -> Any:
@@ -74,36 +72,30 @@ def gateway_rows() -> tuple[list[gateway_cost.Cost], list[gateway_cost.Added]]:
     )
 
 
+def memory_rows() -> list[gateway_cost.Memory]:
+    return msgspec.convert(known("gateway")["memory"], list[gateway_cost.Memory])
+
+
 def gateway_values() -> dict[str, str]:
-    """What the page says of the gateway's CPU time beside sglang-router's."""
+    """What the page says of the gateway's CPU time, as multiples of sglang-router's."""
     by = {(cost.arm, cost.case): cost.request_us for cost in gateway_rows()[0]}
-    (ours, preble, quiet), (theirs, cache_aware) = gateway_cost.ARMS, gateway_cost.ROUTER_ARMS
-    small, text = gateway_cost.Case(100, False, 0), gateway_cost.Case(2000, False, 0)
-
-    def ratios(*, as_ids: bool, events: int) -> str:
-        cases = [gateway_cost.Case(tokens, as_ids, events) for tokens in gateway_cost.LENGTHS]
-        return spread([by[ours, case] / by[theirs, case] for case in cases])
-
-    def event_ratio(one: gateway_cost.Arm, other: gateway_cost.Arm) -> str:
-        return f"{gateway_cost.event_us(by, one) / gateway_cost.event_us(by, other):.1f}"
-
-    def answers_per_s(arm: gateway_cost.Arm) -> float:
-        few = by[arm, gateway_cost.Case(2000, False, gateway_cost.EVENTS)]
-        return 1e6 / (few + (ANSWER_EVENTS - gateway_cost.EVENTS) * gateway_cost.event_us(by, arm))
-
-    return {
-        "text-whole": ratios(as_ids=False, events=0),
-        "text-events": ratios(as_ids=False, events=gateway_cost.EVENTS),
-        "ids-whole": ratios(as_ids=True, events=0),
-        "ids-events": ratios(as_ids=True, events=gateway_cost.EVENTS),
-        "event": event_ratio(ours, theirs),
-        "event-cache-aware": event_ratio(preble, cache_aware),
-        "whole-per-s": f"{1e6 / by[preble, text]:,.0f}",
-        "router-whole-per-s": f"{1e6 / by[cache_aware, text]:,.0f}",
-        "answers-per-s": f"{answers_per_s(preble):.0f}",
-        "router-answers-per-s": f"{answers_per_s(cache_aware):.0f}",
-        "events-per-s": f"{round(ANSWER_EVENTS * answers_per_s(preble), -2):,.0f}",
-        "log-lines": f"{1 - by[quiet, small] / by[preble, small]:.0%}".replace("%", " %"),
+    ours, theirs, quiet, smg = gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.ARMS[2], gateway_cost.ROUTER_ARMS[2]
+    tokens = dict(zip(("8kb", "100kb", "1mb"), (gateway_cost.SHORT, gateway_cost.LONG, gateway_cost.HUGE), strict=True))
+    cases = {name: gateway_cost.Case(size, "text", 0) for name, size in tokens.items()}
+    cases |= {form: gateway_cost.Case(gateway_cost.SHORT, form, 0) for form in ("ids", "chat")}
+    cases |= {
+        f"{events}-events": gateway_cost.Case(gateway_cost.SHORT, "text", events) for events in gateway_cost.EVENTS
+    }
+    values = {f"times-{name}": f"{by[ours, case] / by[theirs, case]:.1f}" for name, case in cases.items()}
+    values |= {
+        f"smg-times-{name}": f"{by[ours, cases[name]] / by[smg, cases[name]]:.1f}" for name in ("8kb", "50-events")
+    }
+    crowd = gateway_cost.Case(gateway_cost.SHORT, "text", gateway_cost.EVENTS[1], gateway_cost.CROWDS[-1])
+    return values | {
+        "times-crowd": f"{by[ours, crowd] / by[theirs, crowd]:.1f}",
+        "whole-per-s": f"{1e6 / by[ours, cases['8kb']]:,.0f}",
+        "router-whole-per-s": f"{1e6 / by[theirs, cases['8kb']]:,.0f}",
+        "log-lines": f"{1 - by[quiet, cases['8kb']] / by[ours, cases['8kb']]:.0%}".replace("%", " %"),
     }
 
 
@@ -140,6 +132,7 @@ MADE: dict[str, Callable[[], str]] = {
     "simulate": lambda: fenced("\n".join(map(str, simulator_rows()))),
     "gateway-cost": lambda: fenced(gateway_cost.cost_table(gateway_rows()[0])),
     "gateway-added": lambda: fenced(gateway_cost.added_table(gateway_rows()[1])),
+    "gateway-memory": lambda: fenced(gateway_cost.memory_table(memory_rows())),
 }
 
 

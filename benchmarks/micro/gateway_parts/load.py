@@ -74,6 +74,10 @@ class Connection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(RuntimeError(f"the connection broke: {error}"))
 
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
     def close(self) -> None:
         self._transport.close()
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,6 +16,22 @@ from gateway_parts.upstream import MODEL
 
 DOCS = Path(__file__).parents[3] / "docs"
 VOCABULARY = 8000
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}<assistant>"
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Looks up the {name} of a place.",
+            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        },
+    }
+    for name in ("weather", "population", "history", "currency")
+]
+Form = Literal["text", "ids", "chat"]
 PREFIXES = 16
 """The number of prefixes in use; each is half of a prompt."""
 
@@ -29,6 +46,7 @@ def train_tokenizer(folder: Path) -> Tokenizer:
         _lines(), trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
     )
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode({"chat_template": TEMPLATE}))
     return tokenizer
 
 
@@ -68,14 +86,20 @@ class Prompts:
         return lines
 
 
-def question(prompt: Sequence[Line], *, as_ids: bool, events: int, natively: bool) -> Question:
-    """Asks for a completion. `events`: 0 for an answer that is not streamed. `natively`: in SGLang's own form."""
+def question(prompt: Sequence[Line], *, form: Form, events: int, natively: bool) -> Question:
+    """Asks for a completion, or a chat. `events`: 0 for an answer that comes whole. `natively`: in SGLang's form."""
     ids = [token for line in prompt for token in line.ids]
     text = "".join(line.text for line in prompt)
     fields: dict[str, object] = {"stream": events > 0}
+    path = "/v1/completions"
     if natively:
-        fields |= {"input_ids" if as_ids else "text": ids if as_ids else text}
+        path = "/generate"
+        fields |= {"input_ids": ids} if form == "ids" else {"text": text}
         fields["sampling_params"] = {"max_new_tokens": max(1, events)}
+    elif form == "chat":
+        path = "/v1/chat/completions"
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+        fields |= {"model": MODEL, "messages": messages, "tools": TOOLS, "max_tokens": max(1, events)}
     else:
-        fields |= {"model": MODEL, "prompt": ids if as_ids else text, "max_tokens": max(1, events)}
-    return Question("/generate" if natively else "/v1/completions", msgspec.json.encode(fields), events > 0)
+        fields |= {"model": MODEL, "prompt": ids if form == "ids" else text, "max_tokens": max(1, events)}
+    return Question(path, msgspec.json.encode(fields), events > 0)

@@ -19,7 +19,7 @@ EVENT_INTERVAL_S = 0.005
 MODEL = "nothing"
 _MODELS = {
     "object": "list",
-    "data": [{"id": MODEL, "object": "model", "owned_by": "benchmark", "max_model_len": 32768}],
+    "data": [{"id": MODEL, "object": "model", "owned_by": "benchmark", "max_model_len": 2**20}],
 }
 _CHOICE = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}
 _COMPLETION = {"id": "cmpl-0123456789", "object": "text_completion", "created": 1, "model": MODEL, "choices": [_CHOICE]}
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        if self._path in (b"/v1/completions", b"/generate"):
+        if self._path in (b"/v1/completions", b"/v1/chat/completions", b"/generate"):
             asked = _ASKED.decode(self._body)
             if asked.stream:
                 self._transport.write(_STREAM_HEAD)
