@@ -209,7 +209,7 @@ async def test_the_time_to_the_first_token_counts_from_the_requests_arrival_with
         one.gate.set()
         await asked
         numbers = gateway.gateway.serving.telemetry.numbers
-        parts = ("tokenizing", "queueing", "placing", "replica_ttft")
+        parts = ("tokenizing", "queueing", "replica_ttft")  # the decision, "placing", lies within the last
         whole = numbers.sum_by("", "preble_ttft_seconds")[""][-1]
         assert numbers.sum_by("model", "preble_ttft_seconds").keys() == {"tiny"}, "the client named no model"
         assert whole >= sum(numbers.sum_by("", f"preble_{part}_seconds")[""][-1] for part in parts) > 0
