@@ -61,7 +61,7 @@ class SystemProgram(Recipe):
         link_programs(target, {self.program: Path(found)})
 
     def _install_package(self, target: Path) -> None:
-        """Only where CI=true says that the machine is there for the tests."""
+        """Only with CI=true, which says that the machine may be changed for the tests."""
         command = f"apt-get install --no-install-recommends {self.package}"
         if os.environ.get("CI") != "true" or os.geteuid() != 0:
             raise SetupFailed(f"no {self.program} on the PATH; install it, such as by `{command}`", EXIT_UNSUPPORTED)

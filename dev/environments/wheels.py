@@ -139,13 +139,13 @@ def number_of_pins(recipe: Wheels) -> int | None:
 
 
 def package_in(line: str) -> str | None:
-    """The package that a line of pip's output says is being had, such as `torch==2.13.0`; None if it says none."""
+    """The package that a line of pip's output says it gets, such as `torch==2.13.0`; None if the line names none."""
     match = re.match(r"(?:Collecting|Processing) (\S+)", line)
     return match[1].rsplit("/", 1)[-1] if match else None
 
 
 def pip_failed(recipe: Wheels, target: Path) -> SetupFailed:
-    """Report why: one line if a wheel is not to be had (status 3), else the end of the log."""
+    """Report why: one line if pip cannot find a wheel (status 3), else the end of the log."""
     log = log_of(target)
     lines = log.read_text(errors="replace").splitlines()
     for line in reversed(lines):

@@ -62,7 +62,7 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             ],
         ),
         ("Prompt tokens from caches", "percentunit", "stat", 4, [(_CACHED, "")]),
-        ("Work waiting", "s", "stat", 4, [(f"sum(preble_work_waiting_seconds{_ON})", "")]),
+        ("Work waiting", "s", "stat", 4, [(f"sum(max by (job) (preble_work_waiting_seconds{_ON}))", "")]),
         ("Replicas up", "short", "stat", 4, [(f"sum(preble_replica_up{_ON})", "")]),
     ],
     "Requests": [

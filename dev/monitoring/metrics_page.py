@@ -13,9 +13,9 @@ _HEAD = """\
 ([`auth.metrics_need_key`](configuration.md)); Prometheus sends one with `authorization: {credentials: KEY}`.
 [Watch a gateway](../howto/monitoring.md) has a dashboard, alerts and recipes for autoscaling.
 
-- `model` is the name that the client gave, or the replica's first name where it gave none. Only names that replicas
-  serve get that far, so there are as many as your replicas have models and adapters.
-- `replica` is the replica's address, with `#RANK` for one data-parallel rank. Its series go when it is removed.
+- `model` is the name that the client gave, or the replica's first name if it gave none. Requests for other names are
+  refused first, so there are at most as many values as your replicas have names of models and adapters.
+- `replica` is the replica's address, with `#RANK` for one data-parallel rank. A removed replica's series end.
 - Times to the first token and to the end count from the moment when the whole request had arrived. So they contain
   tokenizing, waiting for a turn, the decision, and the replica's own time, each of which has its own metric.
 - `tenant` is a label only where you ask for it: `metrics.tenants = 20` gives the first twenty tenants one each and

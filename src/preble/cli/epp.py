@@ -23,7 +23,7 @@ from preble.logs import configure_logging
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--grpc-port", type=PORT, help="Port that gateways ask.  [default: 9002]")
 @click.option("--port", type=PORT, help="Port of /metrics, /debug and the other pages.  [default: 8000]")
-@click.option("--lease", metavar="NAME", help="A Kubernetes Lease. Of the pickers that share it, one is ready.")
+@click.option("--lease", metavar="NAME", help="Kubernetes Lease that several pickers share; only its holder is ready.")
 @click.option(
     "--config",
     "config_path",
@@ -42,12 +42,12 @@ def command(
     peers: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Choose endpoints for a gateway of Kubernetes, as its Gateway API Inference Extension asks.
+    """Choose a replica for each request of a Kubernetes gateway (Gateway API Inference Extension).
 
-    The gateway (Envoy, or one built on it) carries the bytes. It asks here where each request is to go, and passes the
-    request and its answer through, so that placements are followed to their end. Block size, model and capacity are
-    asked of the engines. Without a cluster, name the replicas by their addresses (docs/howto/kubernetes-gateway.md).
-    Needs more libraries: pip install 'preble[epp]'.
+    The gateway (Envoy, or one built on it) carries the bytes. It asks the picker where each request goes, and streams
+    the request and its answer through it, so that the picker follows each placement to its end. The picker asks the
+    engines for block size, model and capacity. Without a cluster, name the replicas by their addresses
+    (docs/howto/kubernetes-gateway.md). Needs more libraries: pip install 'preble[epp]'.
 
     \b
     Examples:

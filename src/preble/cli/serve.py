@@ -20,7 +20,7 @@ from preble.logs import configure_logging
     "--workers",
     type=click.IntRange(0),
     metavar="N",
-    help="Front-end processes that share the port, besides one that decides; 0: one process does all.  [default: 0]",
+    help="Front-end processes that share the port, plus one scheduler process; 0: one process does all.  [default: 0]",
 )
 @click.option(
     "--config",

@@ -32,7 +32,7 @@ DEFAULT_REQUESTS = 1000
 @workload_options(DEFAULT_REQUESTS)
 @policy_option("preble")
 @cluster_options
-@click.option("--sample-s", type=POSITIVE_FLOAT, help="Sample every replica's state so often, for --json.")
+@click.option("--sample-s", type=POSITIVE_FLOAT, help="Seconds between samples of each replica's state (--json).")
 @json_option("the result with every record")
 @click.option(
     "--decision-log",

@@ -66,7 +66,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[
         int,
         about(
-            "Front-end processes, which share the port, besides one process that decides; 0: one process does all.",
+            "Front-end processes that share the port, plus one scheduler process; 0: one process does all.",
             why="one process is enough for most; see docs/concepts/workers.md",
             unit="processes",
             ge=0,

@@ -58,8 +58,8 @@ class TracingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     sample: Annotated[
         float,
         about(
-            "Which part of the requests has spans. One whose `traceparent` says whether follows that instead.",
-            why="whoever switches it on wants to see something",
+            "Share of requests that have spans. The sampling flag of a client's `traceparent` takes precedence.",
+            why="without sampling every request shows",
             ge=0,
             le=1,
         ),

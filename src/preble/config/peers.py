@@ -43,7 +43,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     silent_s: Annotated[
         float,
         about(
-            "A peer that is silent for so long is forgotten, with what it has in flight.",
+            "After this long without a message a peer is forgotten, with what it has in flight.",
             unit="s",
             why="five missed beats",
             ge=2,

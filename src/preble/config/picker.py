@@ -24,7 +24,7 @@ class PickerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lease: Annotated[
         str | None,
         about(
-            "Name of a Kubernetes Lease. Of the pickers that share it, only the holder is ready.",
+            "Name of a Kubernetes Lease that several pickers share; only its holder is ready.",
             why="one picker needs none",
         ),
     ] = None

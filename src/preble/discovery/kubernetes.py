@@ -121,6 +121,6 @@ async def _next_before(changed: asyncio.Future[Groups], pods: AsyncGenerator[Nam
 
 
 async def _ended(work: asyncio.Future[Any]) -> None:
-    """Return when the work has ended, which is cancelled if it has not: its generator can be closed only then."""
+    """Cancel the work unless it has ended, and wait for its end: only then can its generator be closed."""
     work.cancel()
     await asyncio.wait((work,))

@@ -37,7 +37,7 @@ class Gone(Exception):
 
 
 class Objects:
-    """The objects of one kind as the API tells them, and the version they have. Pure."""
+    """The objects of one kind as the API reports them, and their version. Pure."""
 
     def __init__(self, listed: Mapping[str, Any]) -> None:
         self.version: str = listed["metadata"]["resourceVersion"]
@@ -94,7 +94,7 @@ async def _ask(listing: Listing, **options: Any) -> aiohttp.ClientResponse:
 
 
 async def connect(kubeconfig: str | None) -> ApiClient:
-    """Return a client of the cluster that this pod is in or, outside one or with `kubeconfig`, that the file names.
+    """Return a client of the cluster that this pod runs in; outside one, or with `kubeconfig`, of the file's cluster.
 
     Raises: ConfigException: nothing says where the API is.
     """
@@ -128,7 +128,7 @@ def _kubeconfig(given: str | None) -> str:
     """Raises: ConfigException: there is no such file."""
     file = given or os.environ.get("KUBECONFIG", "~/.kube/config")
     if not any(Path(part).expanduser().is_file() for part in file.split(os.pathsep)):
-        raise ConfigException(f"no service account is here, nor a file {file!r}; set discovery.kubeconfig")
+        raise ConfigException(f"found neither a service account nor the file {file!r}; set discovery.kubeconfig")
     return file
 
 

@@ -1,4 +1,4 @@
-"""An answer for those who wait for it in a coroutine. Requests of clients are carried by callbacks instead."""
+"""An answer that a coroutine waits for. Requests of clients are carried by callbacks instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from preble.engines.http import HttpClient
 
 _MOST_HELD_BYTES = 1024 * 1024
-"""Of an answer that is read more slowly than it comes; then the replica waits."""
+"""Unread bytes of an answer that is read more slowly than it comes; beyond them the replica waits."""
 
 
 class AwaitedAnswer:

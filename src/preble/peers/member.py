@@ -1,12 +1,12 @@
 """One gateway of a group: what it tells the others, and what it takes from them.
 
-It listens to its scheduler and tells each placement, first token and end at once, the prompt included: others must know
-what has just been promised, for KV events come only after a prefill. What others tell goes into the scheduler as
-`assume`.
+It listens to its scheduler and sends each placement with its prompt, each first token and each end at once: peers must
+know of a placement before its KV events, which come only after the prefill. It passes what peers send to the scheduler
+(`assume`).
 
-Messages may be lost. So each gateway says every second which of its requests are in flight (`Beat`). Others end what
-is not among them, and ask for what they have missed. A gateway that is silent for long is forgotten, with its requests.
-One that is heard for the first time, or again, is told everything in flight.
+Messages may be lost. So each gateway says every second which of its requests are in flight (`Beat`). Peers end requests
+that are not among them, and ask for those that they have missed. They forget a gateway that is silent for long, with
+its requests. A gateway that is heard for the first time, or again, gets everything in flight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptNam
 
 BEAT_S = 1.0
 SILENT_S = 5.0
-"""A peer that is not heard for so long is forgotten."""
+"""After this long without a message a peer is forgotten."""
 MOST_PEERS = 64
 MOST_IN_FLIGHT = 200_000
 """Of each peer. What is beyond these bounds is ignored: it is a mistake, or meant to fill our memory."""

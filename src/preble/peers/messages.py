@@ -1,7 +1,7 @@
 """The messages between gateways: msgpack, one packet a publication.
 
-A packet is [version, sender, messages]. A message is a list that begins with its kind. Whoever decodes trusts nothing:
-what is no packet of this version, or too large, raises `BadPacket`.
+A packet is [version, sender, messages]. A message is a list that begins with its kind. Decoding trusts nothing:
+anything but a packet of this version, and one that is too large, raises `BadPacket`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from preble.core.types import TOKEN_BYTES, PeerId
 
 VERSION = 1
 MAX_PACKET_BYTES = 1024 * 1024
-"""What a NATS server takes, if it is not told otherwise."""
+"""The default limit of a NATS server."""
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Number = Annotated[int, Meta(ge=0, lt=2**53)]
 Head = Annotated[bytes, Meta(max_length=16)]

@@ -1,11 +1,11 @@
-"""How a prompt is named to other gateways: what they surely know by its hash, and only the rest by its tokens.
+"""How gateways name prompts to each other: by a hash for the beginning that all know, by token ids for the rest.
 
 A prompt is cut into chunks. A chunk's name is the hash of the name before it and of its tokens, so a name stands for
-the whole prompt up to there. Every gateway keeps the chunks that were told on the bus lately, whoever told them, with
-the least recently used going first. A gateway takes only what was told in the last half of that memory as known to all:
-so a peer that heard the same messages still has it.
+the whole prompt up to there. Every gateway keeps the chunks that any gateway has lately sent on the bus, and drops the
+least recently used first. It names only chunks sent within the last half of that memory: a peer that heard the same
+messages still has those.
 
-What a peer does not know after all (it joined late, or messages were lost) it says; then that is told whole again.
+A peer that does not know a chunk after all (it joined late, or messages were lost) says so, and gets it whole.
 """
 
 from __future__ import annotations

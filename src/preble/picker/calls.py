@@ -18,7 +18,7 @@ _ABORT_S = 5.0
 
 
 class CallError(Exception):
-    """The call ends with a status other than OK, and a text for whoever made it."""
+    """The call ends with a status other than OK, and a text for its caller."""
 
     def __init__(self, status: Status, text: str) -> None:
         super().__init__(text)
@@ -91,7 +91,7 @@ class _Peer(asyncio.Protocol):
         self.abort()
 
     def pause_writing(self) -> None:
-        """A peer that reads nothing is not to make us buffer without bound: nothing more is read from it."""
+        """Read nothing more from a peer that reads nothing, so that our buffers stay bounded."""
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:

@@ -34,7 +34,7 @@ def require_address(url: str) -> None:
     try:
         ip_address(parts.hostname or "")
     except ValueError as error:
-        raise ConfigError(f"replica {url}: gateways are sent to addresses; give the IP address, not a name") from error
+        raise ConfigError(f"replica {url}: gateways are sent to IP addresses; give the address, not a name") from error
     if parts.scheme != "http" or parts.port is None or parts.path.strip("/"):
         raise ConfigError(f"replica {url}: gateways are sent to ADDRESS:PORT; give http://ADDRESS:PORT")
 

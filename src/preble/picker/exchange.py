@@ -29,7 +29,7 @@ _TURNS = count()
 class Exchange:
     """A request and its answer, from the gateway's messages to ours. A context: leaving it ends what has not ended.
 
-    What ends with a message is booked before our reply to it: the gateway may end the stream as soon as it has that.
+    Before we reply to a message we record all that ends with it: the gateway may end the stream once it has the reply.
     """
 
     def __init__(self, gateway: Gateway, on_body: Callable[[], None]) -> None:

@@ -61,7 +61,7 @@ class Status(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer has broken the protocol: the connection is to be closed, once the last output is written."""
+    """The peer has broken the protocol: write the last output, then close the connection."""
 
     def __init__(self, text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
         super().__init__(text)
@@ -222,7 +222,7 @@ class Connection:
         self._wake()
 
     def take_output(self) -> bytes:
-        """Return what is to be written now."""
+        """Return the bytes to write now."""
         output, self._output = b"".join(self._output), []
         return output
 
@@ -247,7 +247,7 @@ class Connection:
     # input
 
     def receive(self, data: bytes) -> None:
-        """Take in what the peer has sent. Raises: ProtocolError: afterwards only output is to be taken."""
+        """Take in what the peer has sent. Raises: ProtocolError: take the last output, and nothing more in."""
         data = self._input + data if self._input else data
         position = 0
         try:

@@ -67,7 +67,7 @@ class Leadership:
 
     async def _stop(self) -> None:
         self.is_leader = False
-        self._log.warning("lease_lost", lease=self._lease, consequence="gateways are to ask another picker")
+        self._log.warning("lease_lost", lease=self._lease, consequence="gateways ask another picker")
 
     async def _step_down(self, lock: LeaseLock) -> None:
         was_leader, self.is_leader = self.is_leader, False
@@ -76,13 +76,13 @@ class Leadership:
         leases = lock.api_instance
         lease = await leases.read_namespaced_lease(self._lease, self._namespace)
         if lease.spec.holder_identity == self.identity:
-            version = {"resourceVersion": lease.metadata.resource_version}  # nobody else's is to be given away
+            version = {"resourceVersion": lease.metadata.resource_version}  # release our own lease only
             given_back = {"metadata": version, "spec": {"holderIdentity": None}}
             await leases.patch_namespaced_lease(self._lease, self._namespace, given_back)
 
 
 class _Lock(LeaseLock):
-    """A lease whose API may be out of reach for a while: that is no answer, and tried again."""
+    """A lease whose API may be unreachable for a while: then there is no answer, and we try again."""
 
     def __init__(self, name: str, namespace: str, identity: str, api: ApiClient) -> None:
         super().__init__(name, namespace, identity, api)

@@ -30,7 +30,7 @@ decode = ext_proc.ProcessingRequest.FromString
 
 
 def is_full_duplex(request: Message) -> bool:
-    """Return whether both bodies come as they arrive, to be given back. Gateways that say nothing are believed to."""
+    """Return whether the gateway streams both bodies through us. We assume so of one that does not say."""
     modes = request.protocol_config
     full = ProcessingMode.FULL_DUPLEX_STREAMED
     return not request.HasField("protocol_config") or modes.request_body_mode == modes.response_body_mode == full

@@ -1,4 +1,4 @@
-"""The picker as a server: gateways' streams, the health that they and Kubernetes ask for, a graceful end."""
+"""The picker as a server: streams of gateways, health checks of gateways and Kubernetes, a graceful end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from preble.web.listening import listen, url_of
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ALIVE = ("", "liveness")
 READY = ("readiness", SERVICE)
-"""Names that the health service knows: those that say SERVING always, and those that do while gateways may ask."""
+"""Names that the health service knows: SERVING always, and SERVING while gateways may ask."""
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 """`grpc.health.v1.HealthCheckResponse`, encoded."""
 _WRONG_MODE = "set request_body_mode and response_body_mode of the gateway's ext_proc filter to FULL_DUPLEX_STREAMED"
@@ -41,7 +41,7 @@ class Picker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether gateways are to ask here. A picker that has seen a replica stays ready without one: it says 503."""
+        """Whether gateways may ask. A picker that has seen a replica stays ready without one, and answers 503."""
         self._has_been_ready = self._has_been_ready or self._gateway.serving.waits_for is None
         leads = self._leadership is None or self._leadership.is_leader
         return leads and self._has_been_ready and not self._gateway.is_draining
