@@ -25,7 +25,7 @@ Groups = tuple[GroupConfig, ...]
 
 
 class KubernetesSource(Source):
-    """Each ready endpoint of a service, or each ready pod with some labels or of a pool, is a member.
+    """Its members are the ready endpoints of a service, or the ready pods with some labels or of a pool.
 
     Those that are not ready or are terminating are members that are held back.
     """

@@ -94,7 +94,7 @@ Reply = Ready | Failed | Reconfigured
 
 
 def run_process(start: Start, control: Connection) -> None:
-    """The whole life of one process: serve until told to stop. If the process that started it dies, it ends at once."""
+    """Serve until the order to stop. If the process that started this one dies, this one ends at once."""
     # A terminal and systemd send signals to every process; only the first one acts on them, and gives orders.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -162,7 +162,7 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
 
 
 def _remove(path: Path) -> None:
-    """Remove the socket, and its folder where that was made for it: the first process, which does that, has died."""
+    """Remove the socket, and its folder if we made it: the first process, which would do so, has died."""
     with contextlib.suppress(OSError):
         path.unlink()
         if path.parent.name.startswith(PRIVATE):

@@ -198,7 +198,7 @@ class _Worker:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has died and does not do its work again yet."""
+        """Whether it has died and its successor is not ready yet."""
         return self._has_died and not self._ready.is_set()
 
     async def start(self) -> None:

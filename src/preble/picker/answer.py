@@ -1,4 +1,4 @@
-"""An answer that passes by: its tokens, and whether it is whole."""
+"""An answer that passes through the picker: its tokens, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preble.serving import Endpoint, Placed
 class Answer:
     """The answer to one request, reported to its placements, of which a list of prompts has several.
 
-    `most_bytes`: of a whole answer that are kept for its usage.
+    `most_bytes`: how much of a whole answer is kept to read its usage.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Answer:
         return None
 
     def _report(self, output_tokens: int, cached_tokens: int | None) -> None:
-        """Report the tokens: of a list of prompts, each has its share, and what was cached of each is not known."""
+        """Report the tokens. A list of prompts shares its output tokens evenly; its cached tokens are unknown."""
         count = len(self._placed)
         for one in self._placed:
             one.usage(output_tokens // count, cached_tokens if count == 1 else None)

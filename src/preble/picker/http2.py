@@ -16,10 +16,10 @@ from hpack import Decoder, HPACKError
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 MOST_STREAMS = 10_000
-"""At the same time, on one connection."""
+"""The most streams at the same time on one connection."""
 _MOST_HEADER_BYTES = 64 * 1024
 _MOST_QUEUED_BYTES = 1024 * 1024
-"""Of one stream, messages that have come and were not taken; then its window stays shut."""
+"""The most bytes of one stream's messages that wait to be read; beyond them its window stays shut."""
 _LEAST_UPDATE_BYTES = 256 * 1024
 _FRAME_BYTES = 16_384
 """The largest frame that a peer sends us: the protocol's default."""
@@ -173,7 +173,7 @@ class Stream:
 
     def _found(self, is_compressed: int, message: bytes) -> None:
         if is_compressed:
-            raise ProtocolError("a message is compressed, which nobody has agreed on")
+            raise ProtocolError("a message is compressed, but compression was not negotiated")
         self.messages.append(message)
         self._queued += len(message)
 

@@ -1,4 +1,4 @@
-"""The messages of Envoy's external processing: what is read of a gateway's, and ours, encoded. Pure."""
+"""The messages of Envoy's external processing: reads a gateway's, encodes ours. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUBSET = "x-gateway-destination-endpoint-subset"
 _LB = "envoy.lb"
 _SUBSET_HINT = "envoy.lb.subset_hint"
 _PIECE_BYTES = 62_000
-"""The most of a body in one message: gateways take messages of 64 KiB."""
+"""The most bytes of a body in one message: gateways take messages of 64 KiB."""
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 decode = ext_proc.ProcessingRequest.FromString

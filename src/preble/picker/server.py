@@ -31,7 +31,7 @@ _WRONG_MODE = "set request_body_mode and response_body_mode of the gateway's ext
 
 
 class Picker:
-    """A picker that runs. `port`: where gateways ask it."""
+    """A running picker. `port`: the port that gateways ask."""
 
     def __init__(self, gateway: Gateway, leadership: Leadership | None) -> None:
         self.port = 0

@@ -1,7 +1,7 @@
 """Several gateways in front of one simulated cluster, which tell each other what they place (`preble.peers`).
 
 To the simulation they are one scheduler. Each request goes to a gateway at random and stays with it. KV events reach
-all of them. What they tell each other arrives late, or not at all: see `GatewayGroup`.
+all of them. Their messages to each other arrive late, or not at all: see `GatewayGroup`.
 """
 
 from __future__ import annotations

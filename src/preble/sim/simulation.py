@@ -424,6 +424,6 @@ def simulate(
     scheduler = make_placer(config, policy)
     if log is not None:
         if not isinstance(scheduler, GlobalScheduler):
-            raise ConfigError("a decision log is of one gateway; leave out --gateways, or the log")
+            raise ConfigError("one decision log records one gateway; leave out --gateways, or the log")
         scheduler.listen(DecisionRecorder(log))
     return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()

@@ -24,9 +24,9 @@ from preble.wire.reader import AnswerReader, BadAnswer
 STALE_WINDOW_S = 1.0
 """A kept connection that was closed for idleness fails within a round trip; later failures are the server's."""
 _NEXT_ADDRESS_S = 0.25
-"""A server's second address is tried after so long (RFC 8305)."""
+"""After this long a server's second address is tried (RFC 8305)."""
 _KNOWN_S = 10.0
-"""How long the addresses of a name are taken for its addresses."""
+"""How long resolved addresses of a name are used."""
 
 MakeError = Callable[..., EngineError]
 """Makes an error that names the server: of a kind, saying what happened, `is_silent` if its machine sent nothing."""

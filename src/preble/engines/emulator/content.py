@@ -11,7 +11,7 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 _DEEPEST = 20
-"""Of a schema that refers to itself, this many levels; then what is optional is left out, and lists are empty."""
+"""Levels of a schema that refers to itself; below them optional fields are left out, and lists are empty."""
 _WORDS = "emulated"
 _FORMATS: Mapping[str, str] = MappingProxyType(
     {
@@ -40,7 +40,7 @@ class Content:
 def content_of(body: Any) -> Content | None:
     """Return what a chat's `tool_choice`, `tools`, `response_format` or `structured_outputs` asks for, None for prose.
 
-    Of tools that may be called, the first one is; its result is answered in prose, so that an agent comes to an end.
+    It calls the first tool that it may call, and answers the tool's result in prose, so that an agent ends.
     """
     if (tool := _tool_to_call(body)) is not None:
         function = tool.get("function") or {}

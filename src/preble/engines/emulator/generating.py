@@ -41,7 +41,7 @@ from preble.engines.media import with_stand_ins
 from preble.errors import RequestError, UnknownModel
 
 LONG_TEXT = 20_000
-"""Characters from which a text is tokenized in a thread, so that the engine's clock is not held up."""
+"""Texts with this many characters are tokenized in a thread, so that the engine's clock does not stop."""
 _DIMENSIONS = 64
 _MOST_STORED = 1000
 

@@ -58,7 +58,7 @@ class PlacingByLoad:
         return self._dispatcher.place(request, terms)
 
     def use(self, rows: Iterable[ReplicaRow]) -> None:
-        """Make the table what the scheduler process says."""
+        """Set the table to the scheduler process's list."""
         named = {ReplicaId(row.replica_id): row for row in rows}
         for replica_id in [r for r, replica in self.replicas.items() if not _is_same(replica, named.get(r))]:
             self._remove(replica_id)

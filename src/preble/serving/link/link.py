@@ -151,7 +151,7 @@ class SchedulerLink:
         return answer
 
     def report(self, placed: LinkedPlaced, message: m.Message, *, is_last: bool = False) -> None:
-        """Say what has happened to a placement. Dropped where the scheduler process has ended since it was made."""
+        """Report what has happened to a placement, unless the scheduler process that made it has ended."""
         if placed.number in self._placed:
             self._send(message)
         if is_last:

@@ -1,6 +1,6 @@
 """This gateway's part in its group, on the event loop: what `preble.peers` decides, carried by a bus.
 
-What is to be told is sent as soon as the loop is free; what comes up meanwhile goes into the same packet.
+Messages go out as soon as the loop is free; those that come up until then share one packet.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Group:
 
     @property
     def num_unknown(self) -> int:
-        """Placements so far whose prompt was told by a name that is unknown here."""
+        """Placements so far that named a prompt which this gateway did not know."""
         return self._member.num_unknown
 
     async def close(self) -> None:

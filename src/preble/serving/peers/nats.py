@@ -63,7 +63,7 @@ class NatsBus:
             self._tell_change()
 
     async def close(self) -> None:
-        """Send what is left, and stop. What becomes of the connection then is no news."""
+        """Send what is left, and stop. From then on a lost connection is not reported."""
         self._on_change = lambda is_connected: None
         self._connecting.cancel()
         await asyncio.gather(self._connecting, return_exceptions=True)

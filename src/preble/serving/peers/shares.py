@@ -21,7 +21,7 @@ class Shares:
     admission: Admission
 
     def follow(self, tell: Callable[[Message], None]) -> None:
-        """Tell each ejection from now on, but those that another gateway has told."""
+        """From now on tell peers of each ejection, except those that a peer has told us."""
 
         def changed(change: Change) -> None:
             if change.standing is Standing.EJECTED and change.reason is not Reason.PEER:
