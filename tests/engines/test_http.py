@@ -309,7 +309,7 @@ async def test_a_closed_client_may_be_closed_again_and_refuses_so_that_requests_
     client = HttpClient("http://127.0.0.1:1", ReplicaId("r0"))
     await client.close()
     await client.close()
-    with pytest.raises(EngineRefused, match="watched no more"):
+    with pytest.raises(EngineRefused, match="no longer watched"):
         await client.ask("/health")
 
 

@@ -19,7 +19,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_upload_bytes: Annotated[
         int,
         about(
-            "Largest request body that is no JSON, such as a sound file; it is passed on as it comes.",
+            "Largest request body that is not JSON, such as a sound file; the replica gets it as it comes.",
             unit="bytes",
             why="hours of speech",
             ge=1,

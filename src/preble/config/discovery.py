@@ -13,7 +13,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A group of replicas that is looked up and followed.
+    """A group of replicas that the gateway looks up and follows.
 
     Give exactly one of `dns`, `srv`, `service`, `pods` and `pool`.
     """

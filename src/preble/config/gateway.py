@@ -77,7 +77,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str | None,
         about(
             "Path of a Unix socket at which other processes of this user may place requests.",
-            why="few need it; with `workers`, a private one is used then",
+            why="few need it; with `workers`, the gateway makes a private one",
         ),
     ] = None
     seed: Annotated[

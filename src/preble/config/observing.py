@@ -25,21 +25,21 @@ class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     vllm_names: Annotated[
         bool,
         about(
-            "Give the metrics that mean the same vLLM's names as well, for dashboards and pickers that ask for those.",
+            "Show metrics that vLLM has too under its names as well, for dashboards and pickers that ask for those.",
             why="a Prometheus that scrapes the replicas too would count twice",
         ),
     ] = False
 
 
 class RequestLogConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the log says of requests: one line when each has ended. `--log-level debug` adds one for each placement."""
+    """The log's lines about requests: one when each has ended. `--log-level debug` adds one for each placement."""
 
     requests_per_s: Annotated[
         int,
         about(
             "The most lines a second about requests that went well; the next line says how many were `left_out`.",
             unit="lines/s",
-            why="enough to look at, while a line costs as much CPU as placing the request",
+            why="enough to read; each line costs as much CPU as placing the request",
             ge=0,
         ),
     ] = 50
@@ -64,4 +64,4 @@ class TracingConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=1,
         ),
     ] = 1.0
-    service: Annotated[str, about("The name of the service in the spans.", why="it is its name")] = "preble"
+    service: Annotated[str, about("Name of the service in the spans.", why="the program's name")] = "preble"

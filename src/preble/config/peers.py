@@ -1,4 +1,4 @@
-"""The other gateways of the cluster, and how they are reached."""
+"""The other gateways of the cluster, and how to reach them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Annotated[
         str,
         about(
-            "Name of the cluster (letters, digits, `-` and `_`). Gateways of one name are a group; subjects have it.",
+            "Name of the cluster (letters, digits, `-` and `_`). Gateways with the same name form a group.",
             why="one cluster is the usual case",
         ),
     ] = "default"
@@ -52,7 +52,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     warm_s: Annotated[
         float,
         about(
-            "At the start, the longest wait for what peers have in flight before this gateway is ready.",
+            "Longest wait at the start for peers to tell what they have in flight; then the gateway is ready anyway.",
             unit="s",
             why="a few beats; without NATS the gateway must still start",
             ge=0,
@@ -61,7 +61,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prompt_memory_mib: Annotated[
         int,
         about(
-            "Memory for prompts that gateways have told each other, so that they go by name the next time.",
+            "Memory for prompts that gateways have told each other: the next time, a name replaces their tokens.",
             unit="MiB",
             why="twenty million tokens",
             ge=1,

@@ -1,4 +1,4 @@
-"""The endpoint picker: where gateways ask it, and who of several pickers answers."""
+"""The endpoint picker: where gateways ask it, and which of several pickers answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PickerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[
         int,
         about(
-            "Port for gateways' questions (gRPC); 0 lets the system choose.",
+            "Port at which gateways ask (gRPC); 0 lets the system choose.",
             why="what the Gateway API Inference Extension uses",
             ge=0,
             le=65535,

@@ -34,7 +34,7 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     memory_mib: Annotated[
         int,
         about(
-            "Memory for token ids of pieces of prompts: a known beginning is not tokenized again. 0 for none.",
+            "Memory for token ids of pieces of prompts: known beginnings are not tokenized again. 0 turns it off.",
             unit="MiB",
             why="holds about 30 MB of text, which is 7 million tokens",
             ge=0,
@@ -43,8 +43,8 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     send_ids: Annotated[
         bool,
         about(
-            "Send vLLM and SGLang the token ids of a completion in place of its text, so that they make none again.",
-            why="the body the engine gets is then not the client's own",
+            "Send vLLM and SGLang a completion's token ids in place of its text, so that they need not tokenize it.",
+            why="with it, the engine no longer gets the client's own body",
         ),
     ] = False
     chat_template: Annotated[

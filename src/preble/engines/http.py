@@ -186,7 +186,7 @@ class HttpClient:
     def _session_now(self) -> aiohttp.ClientSession:
         if self._closed:
             # Whoever still holds this client goes to another replica.
-            raise self.error(EngineRefused, "is watched no more")
+            raise self.error(EngineRefused, "is no longer watched")
         if self._session is None:
             # TCP_NODELAY is on for every TCP transport of asyncio and uvloop; no limit: the gateway has its own.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self.timeouts.keep_alive_s)

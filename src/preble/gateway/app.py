@@ -50,7 +50,7 @@ PATHS = (
     *("/v1/models", "/health", "/healthz", "/livez", "/ping", "/ready", "/readyz", "/version", "/metrics"),
     *(REPLICAS, DRAIN, UNDRAIN),
 )
-"""What is answered here, besides `DEBUG`."""
+"""The paths that this application answers itself, besides `DEBUG`."""
 PROBES = (b"/health", b"/healthz", b"/livez", b"/ping", b"/ready", b"/readyz")
 """What load balancers and supervisors ask, and get answered however many connections there are."""
 READY = frozenset({"/ready", "/readyz"})
@@ -120,7 +120,7 @@ class App:
         self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
-        """Return who serves a POST by callbacks, None if it is no placed request."""
+        """Return what serves a POST by callbacks, None if the request is not to be placed."""
         if head.path in self._gets or head.path.startswith((DEBUG, REPLICAS, STORED)):
             return None
         endpoint = endpoint_of(head.path)
@@ -164,7 +164,7 @@ class App:
         return path if path in self._gets else endpoint.counted_as if endpoint is not None else OTHER
 
     def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
-        """Return the answer for an error, and log it where it is not the client's."""
+        """Return the answer for an error. Logs the error unless it is the client's."""
         form = error_form(error if isinstance(error, PrebleError) else PrebleError())
         if not caller.is_admin:
             form = self._without_addresses(form)
@@ -264,7 +264,7 @@ class App:
         return msgspec.json.encode(self._serving.picture())
 
     async def _watch(self, client: Client) -> None:
-        """The live page's events, for as long as the key counts and the gateway goes on."""
+        """The live page's events, for as long as the key is valid and the gateway runs."""
 
         def goes_on() -> bool:
             caller = self.keys.caller(client.headers)

@@ -14,7 +14,7 @@ from preble.gateway.ui.live import UI, UI_EVENTS, UI_PICTURE
 from preble.serving import JSON_TYPE, Answer, Ask, FrontEnd, HeaderList, SchedulerAway, Serving, endpoint_of
 
 _LARGEST_BYTES = 64 * 1024
-"""Of a request that is passed on: as much as any page takes."""
+"""The longest body of a request that is passed on: no page takes more."""
 _OWN = frozenset({"/health", "/healthz", "/livez", "/ping", "/version", UI, UI_EVENTS})
 _NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})
 
@@ -25,7 +25,7 @@ class FrontApp(App):
     def __init__(self, config: GatewayConfig, front_end: FrontEnd, share: int) -> None:
         self._front_end = front_end
         self.num_processes = share
-        # What only `Serving` has, only pages use, and these are passed on.
+        # Only pages use what `Serving` adds to `Intake`, and those are passed on.
         super().__init__(config, cast(Serving, front_end))
 
     async def _route(self, method: str, path: str, client: Client) -> None:
@@ -47,21 +47,21 @@ class FrontApp(App):
         await client.reply(answer.status, list(answer.headers), answer.body)
 
     async def _take_picture(self, client: Client) -> bytes:
-        """Raises: SchedulerAway: or it lets this client in no more."""
+        """Raises: SchedulerAway: or it refuses this client."""
         answer = await self._front_end.page("GET", UI_PICTURE, b"", client.headers.items(), b"")
         if answer.status != 200:
             raise SchedulerAway(f"the scheduler process answers {UI_PICTURE} with status {answer.status}")
         return answer.body
 
     async def _ready_alone(self, client: Client) -> None:
-        """While the scheduler process is away: requests are placed by load."""
+        """Answer whether this process is ready while the scheduler process is away: it then places by load."""
         count = len(self._front_end.replicas)
         status = "draining" if self.is_draining else "ready" if count else "no replica is up"
         page = {"status": status, "replicas": count, "scheduler": "away"}
         await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
 
     def count(self, path: str, status: int | None) -> None:
-        """Passed-on requests are counted where they are answered."""
+        """Count a request, unless the scheduler process answers it and so counts it."""
         if path in _OWN or endpoint_of(path) is not None or not self._front_end.is_led:
             super().count(path, status)
 
@@ -76,7 +76,7 @@ async def answer_passed_on(app: App, ask: Ask) -> Answer:
 
 
 class _PassedOn:
-    """One request as the application sees it. Who asked stays until it has its answer."""
+    """One request as the application sees it. Its client never goes before it has the answer."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body

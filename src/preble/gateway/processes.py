@@ -26,15 +26,15 @@ from preble.web.server import Server
 
 SCHEDULER = "scheduler"
 PRIVATE = "preble-"
-"""What the name of a folder begins with that is made for the socket alone."""
+"""The beginning of a folder's name, if the folder was made only for the socket."""
 _LED_S = 60.0
 """How long a front end waits for the scheduler process before it accepts connections without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a process is given. `number`: of a front end, from 0; None for the scheduler process. `listeners`: of all
-    front ends, or one that they share.
+    """What a process gets at its start. `number`: the front end's, from 0; None for the scheduler process.
+    `listeners`: one for each front end, or one that they share.
 
     `path`: of the scheduler's socket. `share`: how many front ends there are. `takes_over`: another gateway may still
     accept at the listeners. `log`: level and format.
@@ -57,13 +57,13 @@ class Reconfigure(Struct):
 
 
 class Cover(Struct):
-    """An order: accept at the listeners of these front ends too, which are dead, and at those of no others."""
+    """An order: accept connections at the listeners of these dead front ends too, and of no others."""
 
     numbers: tuple[int, ...]
 
 
 class Drain(Struct):
-    """An order: serve on, but let nobody count on it."""
+    """An order: go on serving, but say that this process is not ready."""
 
 
 class Stop(Struct):
@@ -83,7 +83,7 @@ class Failed(Struct):
 
 
 class Reconfigured(Struct):
-    """`error`: why nothing has changed, None if it has. `num_keys`: that are accepted now."""
+    """`error`: why nothing has changed, None if the new settings hold. `num_keys`: how many keys are valid now."""
 
     error: str | None
     num_keys: int = 0
@@ -108,7 +108,7 @@ def run_process(start: Start, control: Connection) -> None:
 
 
 class _Orders:
-    """Carries out what the first process says."""
+    """Carries out the orders of the first process."""
 
     def __init__(self, control: Connection) -> None:
         self._control = control
@@ -213,5 +213,5 @@ class _Covering:
 async def _until_led(front_end: FrontEnd) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LED_S):
-            while not front_end.is_led:  # noqa: ASYNC110 (the link connects with nobody to tell)
+            while not front_end.is_led:  # noqa: ASYNC110 (the link has no event for this)
                 await asyncio.sleep(0.01)

@@ -53,7 +53,7 @@ def run(
     SIGTERM first drains for `timeouts.drain_s`. Listens on the socket that systemd passed, if it did.
 
     `on_listening`: called with the gateway's URL; by default that is printed. `sources`: what is reloaded; without it
-    only the keys are. `log_losses`: shown in the metrics. `beside`: another front, served as long.
+    only the keys are. `log_losses`: shown in the metrics. `beside`: a further server, for as long.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
     tell = on_listening or print_url
@@ -62,7 +62,7 @@ def run(
 
 
 def prepared_process() -> asyncio.Runner:
-    """Make this process one that serves; return the runner of its event loop."""
+    """Prepare this process for serving; return the runner of its event loop."""
     freeze_gc()
     return_large_memory()
     raise_open_files_limit()
@@ -174,7 +174,7 @@ class Gateway:
 
     @property
     def keys(self) -> KeyRing:
-        """Who may ask."""
+        """The keys with which clients may send requests."""
         return self._app.keys
 
     @property
@@ -221,7 +221,7 @@ def tell_of_listening(sock: socket.socket, config: GatewayConfig, *, has_keys: b
 
 
 Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
-"""Another front that serves what the gateway does."""
+"""A further server in front of the same gateway, such as the picker's."""
 
 
 def files_of(config: GatewayConfig, sources: ConfigSources | None) -> list[Path]:

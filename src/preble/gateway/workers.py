@@ -1,4 +1,4 @@
-"""A gateway of several processes: this one starts the others, again when they die, and gives them orders."""
+"""A gateway of several processes: this one starts the others, restarts those that die, and gives them orders."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from preble.web.open_files import raise_open_files_limit
 _SPAWN = multiprocessing.get_context("spawn")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 30.0
 _MARGIN_S = 15.0
-"""Beyond the grace for running requests, what the end of a process may take."""
+"""How long a process may take to end after the grace for running requests."""
 _LONG_LIFE_S = 60.0
-"""A process that has lived this long is started again at once."""
+"""A process that has lived this long restarts at once; a younger one after a pause."""
 
 
 def run_workers(
@@ -102,7 +102,7 @@ class _Workers:
         ]
 
     def _cover(self) -> None:
-        """Have the first front end that lives accept in place of those that are dead."""
+        """Have the first living front end accept connections in place of the dead ones."""
         dead = tuple(number for number, front_end in enumerate(self._front_ends) if front_end.is_dead)
         living = [front_end for front_end in self._front_ends if not front_end.is_dead]
         for front_end in living:
@@ -179,8 +179,8 @@ class _Workers:
 
 
 class _Worker:
-    """One process, started again whenever it dies. `start`: what it is given, asked each time. `on_change`: called
-    when it has died, and when it does its work again."""
+    """One process, restarted whenever it dies. `start`: returns what the process gets, at each start. `on_change`:
+    called when it has died, and when it works again."""
 
     def __init__(self, start: Callable[[], Start], on_change: Callable[[], None]) -> None:
         self._start = start
@@ -209,7 +209,7 @@ class _Worker:
         for waiting in (ready, died):
             waiting.cancel()
         if not self._ready.is_set():
-            raise ConfigError(self._error or "a process of the gateway ended as it began; its log says why")
+            raise ConfigError(self._error or "a process of the gateway ended at its start; read its log")
         self._task = asyncio.create_task(self._keep())
 
     def _begin(self) -> None:
@@ -289,7 +289,7 @@ class _Worker:
                 self._control.send(order)
 
     async def reconfigured(self, config: GatewayConfig) -> Reconfigured:
-        """Have it use other settings. One that is being started again gets them then."""
+        """Have it use new settings. A process that is restarting gets them at its start."""
         await self._ready.wait()
         self._reconfigured = asyncio.get_running_loop().create_future()
         if self._control is None:
@@ -298,7 +298,7 @@ class _Worker:
         return await self._reconfigured
 
     async def stop(self, grace_s: float) -> None:
-        """Have it end, and wait until it has; end it after `grace_s`."""
+        """Have it end, and wait until it has. Kills it after `grace_s`."""
         self._is_stopping = True
         self.order(Stop())
         if self._process is not None:

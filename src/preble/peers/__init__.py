@@ -1,4 +1,4 @@
-"""What the gateways of one cluster tell each other: which requests they have placed, and how those go on.
+"""Messages between the gateways of one cluster: which requests each has placed, their first tokens and their ends.
 
-Sans I/O: the simulator and the gateway carry the same messages, each in its own way.
+Does no I/O: the simulator and the gateway carry the same messages, each in its own way.
 """

@@ -1,4 +1,4 @@
-"""One gateway of a group: what it tells the others, and what it takes from them.
+"""One gateway of a group: what it tells its peers, and what it learns from them.
 
 It listens to its scheduler and sends each placement with its prompt, each first token and each end at once: peers must
 know of a placement before its KV events, which come only after the prefill. It passes what peers send to the scheduler
@@ -40,16 +40,16 @@ SILENT_S = 5.0
 """After this long without a message a peer is forgotten."""
 MOST_PEERS = 64
 MOST_IN_FLIGHT = 200_000
-"""Of each peer. What is beyond these bounds is ignored: it is a mistake, or meant to fill our memory."""
+"""Of each peer. We ignore what exceeds these limits: it is a mistake, or meant to fill our memory."""
 _REMEMBERED_TOKENS = 2**22
-"""Of prompts that replicas without KV events have computed for us: what a newcomer is told of their caches."""
+"""Of prompts that replicas without KV events computed for us. We tell a new peer of these, as part of their caches."""
 _MOST_ASKED = 256
-"""Requests that are asked for at once; others wait for a later beat."""
+"""The most requests that one `Again` asks for; the others wait for a later beat."""
 
 
 @dataclass(slots=True)
 class _Own:
-    """A request that we have placed and told. `matched_tokens`: None where nobody knows."""
+    """A request that we placed and told our peers of. `matched_tokens`: None if unknown."""
 
     number: int
     request: Request
@@ -70,9 +70,8 @@ class _Peer:
 class GroupMember:
     """Use `scheduler.listen(member)`, `receive` what peers sent, and call `tick` about every `BEAT_S`.
 
-    `me`: a name that no other gateway has, nor had. `send`: is given each message for all peers, in order.
-    `peers`: those that are heard, with nothing else to know of them. `num_unknown`: placements whose prompt was told by
-    a name that is unknown here, so far.
+    `me`: a name that no other gateway has or ever had. `send`: called with each message for all peers, in order.
+    `num_unknown`: peers' placements so far whose prompt has a name that is unknown here.
     """
 
     def __init__(
@@ -102,35 +101,35 @@ class GroupMember:
 
     @property
     def peers(self) -> frozenset[PeerId]:
-        """The peers that are heard."""
+        """The peers that have sent something lately."""
         return frozenset(self._peers)
 
     @property
     def is_warm(self) -> bool:
-        """Whether every peer that is heard has told what it has in flight."""
+        """Whether every peer has told us what it has in flight."""
         return self._known_to >= self._peers.keys()
 
     # -- what the scheduler does --------------------------------------------------------------------------------------
 
     def placed(self, request: Request, placement: Placement, now: float) -> None:
-        """Tell it."""
+        """Tell the peers."""
         self._start(request, placement.replica_id, placement.matched_tokens)
 
     def moved(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
-        """Tell it as an end and another placement."""
+        """Tell the peers, as an end and another placement."""
         own = self._own[request_id]
         self._end(own, 0, None)
         self._start(own.request, to, None)
 
     def first_token(self, request_id: RequestId, now: float) -> None:
-        """Tell it, the first time."""
+        """Tell the peers, the first time only."""
         own = self._own[request_id]
         if not own.has_token:
             own.has_token = True
             self._tell(FirstToken(own.number))
 
     def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
-        """Tell it."""
+        """Tell the peers."""
         own = self._own[request_id]
         self._end(own, output_tokens, cached_tokens)
         if output_tokens and own.replica_id in self._silent:
@@ -140,7 +139,7 @@ class GroupMember:
                 self._computed_tokens -= self._computed.popleft().request.num_prompt_tokens
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None:
-        """With the next beats, ask for what is in flight there."""
+        """Forget which requests peers have there, so that their next beats make us ask for these again."""
         if not spec.reports_events:
             self._silent.add(spec.replica_id)
         for peer in self._peers.values():
@@ -148,7 +147,7 @@ class GroupMember:
                 del peer.elsewhere[number]
 
     def replica_removed(self, replica_id: ReplicaId, now: float) -> None:
-        """Tell the end of our requests there. Those of peers may go on: perhaps only we have lost the replica."""
+        """Tell the peers that our requests there ended. Theirs may go on: perhaps only we have lost the replica."""
         self._silent.discard(replica_id)
         self._computed = deque(own for own in self._computed if own.replica_id != replica_id)
         self._computed_tokens = sum(own.request.num_prompt_tokens for own in self._computed)
@@ -190,7 +189,7 @@ class GroupMember:
         self._tell(Ended(own.number, output_tokens, cached_tokens))
 
     def _tell(self, message: Message) -> None:
-        if self._peers:  # else nobody would hear it; a peer that comes is told everything
+        if self._peers:  # else nobody hears it; we tell a new peer everything
             self._send(message)
 
     def _tell_placed(self, own: _Own, *, whole: bool = False) -> None:
@@ -212,7 +211,7 @@ class GroupMember:
             self._send(FirstToken(own.number))
 
     def _name(self, request: Request, *, whole: bool = False) -> PromptName:
-        """How a prompt is told now; what must be told before is."""
+        """Return the prompt's name for the next message. Sends the pieces that the name builds on."""
         *before, name = self._book.names(request.prompt, whole=whole)
         for piece in before:
             self._send(Tokens(*piece))
@@ -221,7 +220,7 @@ class GroupMember:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Say that we live, and forget the peers that have been silent for too long."""
+        """Send a beat, and forget the peers that have been silent for too long."""
         for name in [name for name, peer in self._peers.items() if peer.heard_at + self._silent_s <= now]:
             self._forget(name, now)
         own = self._numbers.values()
@@ -230,7 +229,7 @@ class GroupMember:
         self._send(Beat(self._next_number, waiting, decoding, tuple(self._peers)))
 
     def leave(self) -> None:
-        """Say that we stop."""
+        """Tell the peers that we stop."""
         self._send(Left())
 
     def _forget(self, name: PeerId, now: float) -> None:
@@ -241,7 +240,7 @@ class GroupMember:
     # -- what peers tell ----------------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, message: Message, now: float) -> None:
-        """Take a peer's message. Nothing that it says can do more than add load, or take its own back."""
+        """Take a peer's message. It can add load and cached prefixes here, and end only the peer's own requests."""
         if sender == self.me:
             return
         if isinstance(message, Left):
@@ -278,7 +277,7 @@ class GroupMember:
                     self._book.doubt(head)
 
     def _meet(self, sender: PeerId, now: float) -> _Peer:
-        """Tell a peer that is new, or is heard again, what we have in flight and have had computed."""
+        """Tell a new or returning peer what we have in flight, and what replicas without KV events computed for us."""
         peer = self._peers[sender] = _Peer(now)
         self._book.doubt_all()
         for own in self._computed:
@@ -315,7 +314,7 @@ class GroupMember:
         self._scheduler.assume(end, now)
 
     def _take_beat(self, sender: PeerId, peer: _Peer, beat: Beat, now: float) -> None:
-        """End what is over, and ask for what we have missed."""
+        """End the peer's requests that are over, and ask for those that we missed."""
         if self.me in beat.knows:
             self._known_to.add(sender)
         in_flight = {*beat.waiting, *beat.decoding}

@@ -1,4 +1,4 @@
-"""The messages between gateways: msgpack, one packet a publication.
+"""The messages between gateways: msgpack, one packet in each NATS message.
 
 A packet is [version, sender, messages]. A message is a list that begins with its kind. Decoding trusts nothing:
 anything but a packet of this version, and one that is too large, raises `BadPacket`.
@@ -22,7 +22,7 @@ Head = Annotated[bytes, Meta(max_length=16)]
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What all messages have in common. `number`: of a request, counted by the gateway that placed it."""
+    """Base of all messages. `number`: of a request; the gateway that placed it counts its own."""
 
 
 class Tokens(_Message, frozen=True, tag="t"):
@@ -33,7 +33,7 @@ class Tokens(_Message, frozen=True, tag="t"):
 
 
 class Placed(_Message, frozen=True, tag="p"):
-    """The sender has placed a request. `matched_tokens`: None where it does not know."""
+    """The sender has placed a request. `matched_tokens`: None if it does not know."""
 
     number: Number
     replica: Name
@@ -45,7 +45,7 @@ class Placed(_Message, frozen=True, tag="p"):
 
 
 class Held(_Message, frozen=True, tag="h"):
-    """For whom the sender has just met: a replica without KV events has computed this prompt lately."""
+    """For a peer that the sender has just met: a replica without KV events has computed this prompt lately."""
 
     replica: Name
     head: Head
@@ -64,9 +64,9 @@ class Ended(_Message, frozen=True, tag="e"):
 
 
 class Beat(_Message, frozen=True, tag="b"):
-    """The sender lives. `next_number`: of its next request; of those before it, `waiting` and `decoding` are in flight.
+    """The sender is alive. Of its requests before `next_number`, only `waiting` and `decoding` are in flight.
 
-    `knows`: the peers that it has heard, and to which it has told all that is in flight.
+    `knows`: the peers that it hears, and that it has told of everything in flight.
     """
 
     next_number: Number
@@ -76,7 +76,7 @@ class Beat(_Message, frozen=True, tag="b"):
 
 
 class Again(_Message, frozen=True, tag="a"):
-    """Gateway `peer` is asked to tell these requests again, which the sender has missed."""
+    """The sender has missed these requests: it asks gateway `peer` to tell them again."""
 
     peer: Name
     numbers: tuple[Number, ...]
@@ -95,7 +95,7 @@ class Ejected(_Message, frozen=True, tag="x"):
 
 
 class Used(_Message, frozen=True, tag="s"):
-    """What has been used at the sender since it last said so.
+    """What keys and tenants have used at the sender since its last `Used`.
 
     `keys`: names of keys, their requests and tokens (negative for tokens given back). `tenants`: seconds of GPU time.
     """
@@ -112,8 +112,7 @@ Message = Tokens | Placed | Held | FirstToken | Ended | Beat | Again | Unknown |
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway publishes at once. `sender`: see `preble.core.types.PeerId`; each start of a gateway has another
-    one."""
+    """What one gateway publishes at once. `sender`: see `preble.core.types.PeerId`; new at each start of a gateway."""
 
     version: int
     sender: Name
@@ -136,18 +135,18 @@ _envelopes = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode(sender: PeerId, messages: tuple[Message, ...]) -> bytes:
-    """A packet, for `decode`."""
+    """Return a packet, for `decode`."""
     return _encoder.encode(Packet(VERSION, sender, messages))
 
 
 def decode(data: bytes) -> Packet:
-    """The packet. Raises: BadPacket.
+    """Return the packet. Raises: BadPacket.
 
     >>> decode(encode(PeerId("east"), (FirstToken(7),))).messages
     (FirstToken(number=7),)
     """
     if len(data) > MAX_PACKET_BYTES:
-        raise BadPacket(f"{len(data)} bytes are too many")
+        raise BadPacket(f"it has {len(data)} bytes; at most {MAX_PACKET_BYTES} are accepted")
     try:
         version = _envelopes.decode(data).version
         if version != VERSION:
@@ -157,5 +156,5 @@ def decode(data: bytes) -> Packet:
         raise BadPacket(str(error)) from error
     for message in packet.messages:
         if isinstance(message, Placed | Held | Tokens) and len(message.tail) % TOKEN_BYTES:
-            raise BadPacket("a prompt's tokens are cut off")
+            raise BadPacket(f"a prompt's tokens are no multiple of {TOKEN_BYTES} bytes")
     return packet

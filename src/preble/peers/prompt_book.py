@@ -20,7 +20,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens
 CHUNK_TOKENS = 128
 NAME_BYTES = 16
 LONGEST_TAIL = 512
-"""In chunks. A longer rest is told in several pieces: a message must stay below a megabyte (NATS)."""
+"""In chunks. A longer rest goes out in several pieces: NATS takes no message above a megabyte."""
 DEFAULT_BUDGET_BYTES = 128 * 1024 * 1024
 _CHUNK_BYTES = CHUNK_TOKENS * TOKEN_BYTES
 _ENTRY_BYTES = 800
@@ -28,7 +28,7 @@ _ENTRY_BYTES = 800
 
 
 class PromptName(NamedTuple):
-    """A prompt: what the name `head` stands for, followed by the packed tokens `tail`. `head`: empty for nothing."""
+    """A prompt: the beginning that `head` names (empty for none), followed by the packed tokens `tail`."""
 
     head: bytes
     tail: bytes
@@ -53,7 +53,7 @@ class PromptBook:
     >>> prompt = pack_tokens(range(1000))
     >>> [theirs.read(name) == prompt for name in ours.names(prompt)]
     [True]
-    >>> [len(name.tail) // 4 for name in ours.names(prompt)]  # now all but the last chunk, which is not whole, is known
+    >>> [len(name.tail) // 4 for name in ours.names(prompt)]  # only the last chunk is unknown: it is not whole
     [104]
     """
 
@@ -67,9 +67,9 @@ class PromptBook:
         return len(self._chunks)
 
     def names(self, prompt: PackedTokens, *, whole: bool = False) -> list[PromptName]:
-        """How to tell a prompt, which from then on counts as known to all. The last one names all of it.
+        """Return the names to send for a prompt, in order. The last one names all of it; mostly it is the only one.
 
-        Mostly that is the only one; those before it must be told first. `whole`: as if nothing of it were known.
+        From then on, the prompt counts as known to all. `whole`: give all its tokens, as if nothing of it were known.
         O(prompt).
         """
         names = list(_names(b"", prompt))
@@ -85,7 +85,7 @@ class PromptBook:
         return pieces
 
     def read(self, name: PromptName) -> PackedTokens | None:
-        """The prompt of a name that a peer told, which is known from now on; None if its head is unknown. O(n)."""
+        """Return the prompt that a peer named, and keep its chunks; None if its head is unknown. O(prompt)."""
         above: list[tuple[bytes, _Chunk]] = []
         at = name.head
         while at:
@@ -101,13 +101,13 @@ class PromptBook:
         return PackedTokens(b"".join((*(chunk.tokens for _, chunk in reversed(above)), name.tail)))
 
     def doubt(self, head: bytes) -> None:
-        """A peer does not know this name: tell what it stands for whole, next time. O(prompt)."""
+        """A peer does not know this name: next time, give the tokens that it stands for. O(prompt)."""
         while head and (chunk := self._chunks.get(head)) is not None and chunk.told_at >= 0:
             chunk.told_at = -1
             head = chunk.before
 
     def doubt_all(self) -> None:
-        """There is a peer that knows nothing yet."""
+        """A new peer knows nothing yet: give the tokens of every prompt again."""
         self._told += 1
         self._doubt = self._told
 
@@ -116,7 +116,7 @@ class PromptBook:
         return chunk is not None and chunk.told_at >= max(self._doubt, self._told - self._budget // 2)
 
     def _learn(self, names: list[bytes], tokens: bytes, before: bytes = b"") -> None:
-        """Keep the chunks of these names. The first ones are used last, so that they stay as long as the others."""
+        """Keep the chunks of these names. Touches the first chunk last, so that it stays as long as those behind it."""
         for i in range(len(names) - 1, -1, -1):
             chunk = self._chunks.get(names[i])
             if chunk is None:
@@ -134,7 +134,7 @@ class PromptBook:
 
 
 def _names(before: bytes, tokens: bytes) -> Iterator[bytes]:
-    """The names of the whole chunks of `tokens`, which follow what `before` stands for."""
+    """Yield the names of the whole chunks of `tokens`, which continue the prompt that `before` names."""
     for start in range(0, len(tokens) - _CHUNK_BYTES + 1, _CHUNK_BYTES):
         before = blake2b(before + tokens[start : start + _CHUNK_BYTES], digest_size=NAME_BYTES).digest()
         yield before

@@ -30,7 +30,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
 
     def place(self, request: Request, terms: Terms) -> LocalPlaced:
-        """Place a request among the replicas that serve its model. The caller must end the result.
+        """Place a request on a replica that serves its model. The caller must end the placement.
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel.
         """

@@ -31,7 +31,7 @@ class InFlightLimit:
 
     def enter(self, terms: Terms, *, again: bool = False) -> None:
         """Admit a request; the caller gives its room back with `leave`. `again`: it was admitted elsewhere before, and
-        counts however little room there is.
+        counts even if there is no room.
 
         Raises: Overloaded: there is no room now. RequestError: there never is.
         """

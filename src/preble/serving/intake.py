@@ -1,4 +1,4 @@
-"""From a request's bytes to a placement: the half of the serving room that every process with clients has."""
+"""From a request's bytes to a placement: every process that has clients has an intake."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ from preble.serving.tokens import TokenSource
 from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
 BY_LOAD = "by load"
-"""The namespace of requests that match nobody's prompt."""
+"""The namespace of requests without a known prompt, so that they match no other request's."""
 _TAKE_IDS = ("vllm", "sglang")
-"""Engines that answer token ids as the text that they are of."""
+"""Engines that answer token ids as they answer their text."""
 RANK_HEADER = b"x-data-parallel-rank"
 _PARSED_AT_ONCE_BYTES = 128 * 1024
-"""Larger bodies are decoded beside the event loop's thread: this one takes about a millisecond."""
+"""Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
 
 
 class Intake(ABC):
-    """Takes requests in and has them placed. Carriers use this, whoever decides: `Serving` in this process, or
-    another process.
+    """Takes requests in and has them placed, by `Serving` in this process or by another process. Carriers use this.
 
-    `replicas`: those that are live. `stored`: which of them has stored which response. `telemetry`: the metrics; a
+    `replicas`: the live ones. `stored`: which of them has stored which response. `telemetry`: the metrics; a
     carrier counts its own in `telemetry.numbers`.
     """
 
@@ -62,7 +61,7 @@ class Intake(ABC):
     def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
         """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
 
-        No other request that came in here has the id within the context.
+        Within the context, no other request of this process has the id.
         """
         return self._ids.take(headers)
 
@@ -89,12 +88,12 @@ class Intake(ABC):
     def take(
         self, endpoint: Endpoint, headers: Mapping[bytes, bytes], fields: Fields, request_id: str, caller: Caller
     ) -> ParsedRequest:
-        """Return a request whose fields the carrier has read itself, of a body that it passes on as it comes."""
+        """Return the request of a body that the carrier passes on as it comes, having read `fields` itself."""
         now = asyncio.get_running_loop().time()
         return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
 
     async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
-        """Return the answer in JSON to a request that needs a tokenizer alone, None if it needs a replica.
+        """Return the answer in JSON to a request that needs only the tokenizer, None if it needs a replica.
 
         Raises: RequestError, NoReplicaError, UnknownModel.
         """
@@ -104,8 +103,8 @@ class Intake(ABC):
 
     @abstractmethod
     def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[ParsedRequest]:
-        """A context in which a request may be placed and answered. Gives the request as it is to be served: its id is
-        another one if a request that came in elsewhere has it.
+        """A context in which a request may be placed and answered. Gives the request to serve: with a new
+        id if a request of another process has the same one.
 
         Raises, on entering or from `place`: Overloaded: there is no room now. RequestError: there never is.
         """
@@ -130,9 +129,9 @@ class Intake(ABC):
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
 
     async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
-        """Return the body for a replica: the client's own, or with token ids in place of the text that they are of.
+        """Return the body for a replica: the client's own, or one with token ids in place of the text.
 
-        Only where every replica makes the same ids of a text (`tokenizing.send_ids`).
+        It has ids only if `tokenizing.send_ids` is set, and every replica is trusted and takes ids.
         """
         settings = self._config
         if not settings.tokenizing.send_ids or settings.tokenizer is None or parsed.num_prompts > 1:
@@ -164,7 +163,7 @@ class Intake(ABC):
         try:
             return await self._tokens.chat(chat, fields.model, most_tokens)
         except RequestError as error:
-            # What was translated here is judged by the replica, in the words of its own endpoint.
+            # The client sent no chat: the replica refuses the body in the words of its own endpoint.
             if not fields.is_translated or isinstance(error, PromptTooLong):
                 raise
             return approximate_tokens(fields.chat)
@@ -176,9 +175,9 @@ class Intake(ABC):
 
     @abstractmethod
     async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
-        """Place a request among the replicas that serve its model, once it is the turn of its tenant. Requests without
-        a key need not wait for a turn. End what you get, however it went.
+        """Place a request on a replica that serves its model, at its tenant's turn. Requests without a key do not wait.
+        The caller must end the placement.
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
-        header about it is wrong.
+        header about its turn is wrong.
         """

@@ -34,14 +34,14 @@ class _Allowance:
 class KeyLimits:
     """What each key has used. Time is an argument, in seconds and never going back. O(1).
 
-    With several gateways, the limits a minute hold for all together, and prompts at once for each.
+    In a group, the limits per minute hold for all gateways together, the limit of prompts at once for each.
     """
 
     def __init__(self) -> None:
         self._prompts: dict[str, int] = {}
         self._untold: dict[str, list[int]] = {}
         self._elsewhere: dict[str, deque[tuple[float, int, int]]] = {}
-        """By key: when it used how many requests and tokens at other gateways, within the last minute."""
+        """By key: the requests and tokens that it used at other gateways within the last minute, and when."""
         self._requests: dict[tuple[str, int], _Allowance] = {}
         self._tokens: dict[tuple[str, int], _Allowance] = {}
 
@@ -86,7 +86,7 @@ class KeyLimits:
             self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
             self._note_untold(caller.name, 0, num_tokens)
 
-    # what other gateways are to know, and what they tell
+    # what we tell other gateways, and what they tell us
 
     def take_untold(self) -> list[tuple[str, int, int]]:
         """Return what each key has used here since the last call: its name, requests, tokens. O(keys that did)."""
@@ -94,7 +94,7 @@ class KeyLimits:
         return [(name, requests, tokens) for name, (requests, tokens) in untold.items()]
 
     def used_elsewhere(self, name: str, num_requests: int, num_tokens: int, now: float) -> None:
-        """A key has used so much at another gateway. O(keys)."""
+        """Count the requests and tokens that a key has used at another gateway. O(keys)."""
         uses = self._elsewhere.setdefault(name, deque())
         uses.append((now, num_requests, num_tokens))
         while uses[0][0] < now - _MINUTE_S:

@@ -26,11 +26,11 @@ _NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
 
 
 class ReplicaRow(Struct, frozen=True, omit_defaults=True):
-    """One replica. `state`: as in `/replicas`, but "ejected" or "probing" for a live one that is. `models`: its names.
+    """One replica. `state`: as in `/replicas`; a live one may also be "ejected" or "probing". `models`: its names.
 
     Seconds and tokens are those of `ReplicaState`; `capacity` is None where the replica does not say it. `prompt`,
-    `matched`: tokens of all prompts placed there so far, and those believed to be cached. `untrusted`, `estimated`: its
-    cache counts for nothing, or is estimated since its KV events do not arrive.
+    `matched`: tokens of all prompts placed there so far, and those believed to be cached. `untrusted`: its
+    cache counts for nothing. `estimated`: its cache is estimated, since its KV events do not arrive.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Picture(Struct, frozen=True):
 
 
 def take_picture(serving: Serving, at: float) -> Picture:
-    """Return what there is to see now. O(replicas + prompts indexed)."""
+    """Return the picture of this moment. O(replicas + prompts indexed)."""
     numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
     hot = serving.scheduler.hottest(_NUM_PREFIXES)
     kinds = ("preble_prompt_tokens_total", "preble_matched_tokens_total")

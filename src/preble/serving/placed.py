@@ -19,11 +19,11 @@ class Placed(ABC):
     Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
 
     `placement`: the replica, and why. `placed_at`: when, by the event loop's clock. `engine`: the client of that
-    replica. `on_lost`: called once if the replica
-    leaves the rotation before the end, with the reason and the time since when its machine has been silent; that time
-    is None if the machine still answers or refuses, since connections to it then break by themselves. It is also called
-    if the replica is ejected because it begins no answer; if the answer comes whole, the second time. `heard_at`: asked
-    now and then, when anything of the answer last came, by the event loop's clock; None for nothing yet.
+    replica. `on_lost`: called once if the replica leaves the rotation before the end, with the reason and the time
+    since when its machine has been silent. That time is None if the machine still answers or refuses: connections to it
+    then break by themselves. It is also called if the replica is ejected because it begins no answer; for an answer
+    that is not streamed, only from the second ejection on. `heard_at`: called now and then; returns when anything of
+    the answer last came, by the event loop's clock, None if nothing has.
     """
 
     __slots__ = (

@@ -106,7 +106,7 @@ class Placements:
 
 
 class LocalPlaced(Placed):
-    """A placement in the process that decides: what is reported goes straight to the scheduler."""
+    """A placement in the process that has the scheduler: reports go straight there."""
 
     __slots__ = ("_may_retry_freely", "_place_again", "_placements", "_record", "_terms", "model")
 

@@ -21,7 +21,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 class ParsedRequest:
     """One client's request. `body`: for the replica. `headers`: with names in lower case.
 
-    `arrived_at`: when all of it was there, by the event loop's clock; None where nobody noted it.
+    `arrived_at`: when all of it had arrived, by the event loop's clock; None if unknown.
     `trace`: its spans, None where there are none.
     """
 

@@ -140,7 +140,7 @@ class Serving(Intake):
         return serving
 
     def _join_group(self, config: GatewayConfig) -> None:
-        """Raises: ConfigError: the peers cannot be reached like that, whoever they are."""
+        """Raises: ConfigError: a setting of `peers` is unusable."""
         if config.peers.servers:
             group = Group(
                 config.peers,
@@ -240,7 +240,7 @@ class Serving(Intake):
         self._socket = await SchedulerSocket.open(path, *limits, self.telemetry.numbers.keep, answer)
 
     async def exposition(self) -> bytes:
-        """Every metric in Prometheus' text form, the sums over this process and those that place here."""
+        """Every metric in Prometheus' text form, summed over this process and its front ends."""
         others = await self._socket.readings() if self._socket is not None else []
         self.telemetry.others = lambda: others
         return self.telemetry.exposition()

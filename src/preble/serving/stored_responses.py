@@ -1,4 +1,4 @@
-"""Which replica has stored which response: what continues one, reads it or cancels it, must go there."""
+"""Which replica has stored which response: a request to continue, read or cancel one must go there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
 
 
 class StoredResponses:
-    """Remembers who answered what, and asks where that is not known: a gateway may be younger than its replicas."""
+    """Remembers which replica has which response. Asks the replicas for others, which may be older than the gateway."""
 
     def __init__(self, replicas: LiveReplicas) -> None:
         self._replicas = replicas

@@ -15,7 +15,7 @@ class Terms(Struct, frozen=True, array_like=True):
     """Who sends a request, and on which terms it is placed. `request_id`: of the whole request, however many prompts.
 
     `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
-    `arrived_at`: when all of the request was there, by the event loop's clock; None where nobody noted it.
+    `arrived_at`: when the whole request had arrived, by the event loop's clock; None if unknown.
     `is_traced`: whether the carrier wants to know the candidates of its placements.
     """
 

@@ -1,4 +1,4 @@
-"""One request of a client, and the answer to it, by callbacks: what a connection drives in place of an application."""
+"""One request of a client and its answer, by callbacks: a connection calls these in place of an application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNKED = (b"transfer-encoding", b"chunked")
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a client asks for. `headers`: by name in lower case. `keeps_alive`: the connection, after the answer."""
+    """What a client asks for. `headers`: by name in lower case. `keeps_alive`: whether the connection stays open."""
 
     path: str
     headers: Mapping[bytes, bytes]
@@ -38,7 +38,7 @@ class ClientConnection(Protocol):
 
     transport: asyncio.Transport
     tasks: set[asyncio.Task[None]]
-    """What the server waits for when it ends, and cancels in the end."""
+    """A server that stops waits for these, and cancels those that take too long."""
 
     @property
     def is_write_paused(self) -> bool:
@@ -46,17 +46,17 @@ class ClientConnection(Protocol):
 
     @property
     def default_headers(self) -> HeaderList:
-        """Of every answer."""
+        """The headers of every answer."""
 
     def on_response_complete(self) -> None:
         """The answer is complete."""
 
 
 class Answering:
-    """One request and its answer; derive from it. The connection calls `start` once it is this request's turn, then
-    `received` and `body_ended`, and the other `on_...` whenever it happens.
+    """One request and its answer; subclass it. The connection calls `start` at this request's turn, and the methods
+    below it, `on_time` and `on_stop` whenever what they name happens.
 
-    `response_started`, `response_complete`, `more_body`, `keep_alive`: as uvicorn's connection asks for them.
+    `response_started`, `response_complete`, `more_body`, `keep_alive`: read by uvicorn's connection.
     """
 
     def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
@@ -72,12 +72,12 @@ class Answering:
         self._unsent = b""
         self._has_started = False
         self._early: list[bytes] = []
-        """Of the body, what came before the turn of this request: at most one read from the socket."""
+        """The part of the body that came before this request's turn: at most one read from the socket."""
         self._is_owed = False
-        """Whether the answer is written and counts as complete once the client has read most of it."""
+        """Whether the answer is written, and will be complete when the client has read most of it."""
         self._writable: asyncio.Future[None] | None = None
 
-    # for those who derive from it
+    # for subclasses
 
     def on_start(self) -> None:
         """It is the turn of this request, and its body may come."""
@@ -101,7 +101,7 @@ class Answering:
         """Some time has passed; called a few times a second. `now`: by the event loop's clock."""
 
     def on_stop(self) -> None:
-        """The server ends: answer now."""
+        """The server stops: answer now."""
 
     # for the connection
 
@@ -125,7 +125,7 @@ class Answering:
             self.on_body(data)
 
     def body_ended(self) -> None:
-        """The body has come to its end."""
+        """The body is complete."""
         self.more_body = False
         if self._has_started and not self.response_complete:
             self.on_body_end()
@@ -151,7 +151,7 @@ class Answering:
     # the answer
 
     def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        """Write a whole answer. It counts as complete once a client that reads slowly has read most of a large one."""
+        """Write a whole answer. If the client reads slowly, it is complete only when most of it has been read."""
         head = self._head(status, [*headers, (b"content-length", b"%d" % len(body))])
         self._connection.transport.writelines((head, body))
         self._is_owed = self._connection.is_write_paused
@@ -159,7 +159,7 @@ class Answering:
             self._complete()
 
     def begin(self, status: int, headers: HeaderList) -> None:
-        """Begin an answer whose length is unknown. It goes out with the first `write`: each is a call of the system."""
+        """Begin an answer whose length is unknown. Its head goes out with the first `write`, to save a system call."""
         self.is_streaming = True
         self._is_chunked = not self.head.is_http10
         if not self._is_chunked:
@@ -210,4 +210,4 @@ class Answering:
 
 
 Accept = Callable[[ClientConnection, RequestHead], Answering | None]
-"""Returns who serves a POST by callbacks, None if it is for the application."""
+"""Returns what serves a POST by callbacks, None if the application serves it."""

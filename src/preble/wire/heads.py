@@ -30,9 +30,9 @@ def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: int) -> bytes:
-    r"""Return the head of a request. `start`: its first lines, all that is the same for each.
+    r"""Return the head of a request. `start`: the lines that are the same in every request.
 
-    Raises: ValueError: a header has a line break, or a letter that is no byte (latin-1).
+    Raises: ValueError: a header has a line break, or a character outside latin-1.
 
     >>> request_head(b"POST / HTTP/1.1\r\nHost: a\r\n", [("B", "c")], 2)
     b'POST / HTTP/1.1\r\nHost: a\r\nB: c\r\nContent-Length: 2\r\n\r\n'

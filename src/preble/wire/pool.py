@@ -1,9 +1,9 @@
-"""Connections to one server, kept and used again, each for one exchange at a time.
+"""A pool of connections to one server. Each carries one exchange at a time, and is used again.
 
-What a broken connection means depends on when it breaks. Not connected: the server has done nothing (`EngineRefused`).
-Broken after the request went out: it may have worked (`EngineGone`). One case looks like the second and is neither: a
-kept connection that the server had closed for idleness just as it was used again. It breaks at once and before any byte
-of an answer, so a request that fails that way is sent a second time, once.
+The meaning of a failure depends on when it happens. No connection was made: the server has done nothing
+(`EngineRefused`). The connection broke after the request went out: the server may have worked (`EngineGone`). A third
+case looks like the second: the server closed an idle connection just as the pool used it again. Such a connection
+breaks at once, before any byte of an answer. So the pool sends a request that fails like that once more.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _KNOWN_S = 10.0
 """How long resolved addresses of a name are used."""
 
 MakeError = Callable[..., EngineError]
-"""Makes an error that names the server: of a kind, saying what happened, `is_silent` if its machine sent nothing."""
+"""Makes an error that names the server, from a class, what happened, and `is_silent`: its machine sent nothing."""
 
 
 class Receiver(Protocol):
-    """Hears what becomes of a request. After the first `ended` or `failed`, and after an abort, it hears no more."""
+    """Gets the answer to a request. Nothing is called after the first `ended` or `failed`, or after an abort."""
 
     def answered(self, status: int, headers: HeaderList) -> None:
         """The head of the answer has come. `headers`: names in lower case."""
 
     def received(self, data: bytes) -> None:
-        """More of the body: all that came together."""
+        """More of the body: all bytes that came together."""
 
     def ended(self) -> None:
         """The answer is complete."""
@@ -52,17 +52,17 @@ class Ongoing(Protocol):
     """A request that was sent, while its answer comes."""
 
     def pause(self) -> None:
-        """Let the server wait: read no more of its answer."""
+        """Read no more of the answer, so that the server waits."""
 
     def resume(self) -> None:
         """Read on."""
 
     def abort(self) -> None:
-        """Have the server stop its work. Nothing happens where the answer is complete or has failed."""
+        """Close the connection, so that the server stops its work. Does nothing if the answer is complete or failed."""
 
 
 class Exchange:
-    """One request and its answer, which is `Ongoing`. Made by `Pool.begin`."""
+    """One request and its answer, an `Ongoing`. `Pool.begin` makes it."""
 
     __slots__ = (
         "_connection",
@@ -142,13 +142,13 @@ class Exchange:
 
     def refused(self, why: str, *, is_silent: bool) -> None:
         if self._is_second:
-            # It accepted the request and is gone now: that is not "has done nothing", perhaps it died of it.
+            # The server took the request the first time. It may have worked on it, or died of it.
             self.failed(EngineGone, "broke the connection and accepts no new one")
         else:
             self.failed(EngineRefused, f"cannot be reached: {why}", is_silent=is_silent)
 
     def _over(self) -> Receiver | None:
-        """Forget everybody. Return who is to hear of the end, None if it is over already."""
+        """Drop all references. Return the receiver to call, None if the exchange was over before."""
         receiver, self.receiver = self.receiver, None
         self._connection = self._dialing = None
         self.request = (b"", b"")
@@ -161,7 +161,7 @@ class Exchange:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. `exchange`: the one at work, None while it is kept."""
+    """One connection. `exchange`: the one that runs on it, None while the connection is idle."""
 
     transport: asyncio.Transport
 
@@ -182,7 +182,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange, reader = self.exchange, self._reader
-        if exchange is None or exchange.receiver is None:  # it says something that nobody asked
+        if exchange is None or exchange.receiver is None:  # the server sends something without a request
             self.transport.abort()
             return
         had_head = reader.has_head
@@ -231,10 +231,10 @@ def _why(error: Exception | None) -> str:
 
 
 class Pool:
-    """The connections to one server. Use it within one event loop; it needs one from its first exchange on.
+    """The connections to one server. Use it within one event loop, which must run from the first exchange on.
 
-    `tls`: None for plain HTTP. `connect_s`: until a connection is made. `keep_s`: how long an unused one is kept.
-    `error`: see `MakeError`. `why`: says in words why there is no connection, and whether the machine is silent.
+    `tls`: None for plain HTTP. `connect_s`: the longest time to connect. `keep_s`: how long an idle one is kept.
+    `error`: see `MakeError`. `why`: returns in words why connecting failed, and whether the machine is silent.
     """
 
     def __init__(
@@ -268,13 +268,13 @@ class Pool:
         receiver: Receiver,
         on_unfinished: Callable[[], None] | None = None,
     ) -> Exchange:
-        """Send a request (head and body); `receiver` hears of the answer, never before this returns.
+        """Send a request (head and body). `receiver` gets the answer, never before this method returns.
 
-        `on_unfinished`: called once if the exchange ends in another way than with the answer's end.
+        `on_unfinished`: called once if the exchange ends before the answer is complete.
         Raises: EngineRefused: the pool is closed.
         """
         if self.is_closed:
-            raise self.error(EngineRefused, "is watched no more")
+            raise self.error(EngineRefused, "is no longer watched")
         self._loop = self._loop or asyncio.get_running_loop()
         exchange = Exchange(self, request, receiver, on_unfinished, self.now())
         connection = self._take()
@@ -288,7 +288,7 @@ class Pool:
         return asyncio.get_running_loop().time() if self._loop is None else self._loop.time()
 
     def _take(self) -> _Connection | None:
-        """Return the connection that was used last, if the server will not have closed it for idleness."""
+        """Return the idle connection that was used last, None if the server may have closed all of them."""
         while self._kept:
             connection = self._kept.pop()
             if not connection.transport.is_closing() and self.now() - connection.idle_since < self._keep_s:
@@ -329,13 +329,13 @@ class Pool:
     async def _look_up(self) -> list[AddrInfoType]:
         host, port = self._address
         kind = (0, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:  # an address: at once
+        try:  # an IP address needs no thread
             return [*socket.getaddrinfo(host, port, *kind, socket.AI_NUMERICHOST)]
         except socket.gaierror:
             return [*await asyncio.to_thread(socket.getaddrinfo, host, port, *kind)]
 
     def keep(self, connection: _Connection) -> None:
-        """A connection is free again."""
+        """A connection is idle again."""
         connection.idle_since = self.now()
         self._kept.append(connection)
         if self._timer is None:
@@ -345,7 +345,7 @@ class Pool:
         self._timer = asyncio.get_running_loop().call_later(self._keep_s, self._drop_old)
 
     def _drop_old(self) -> None:
-        """Close those that were not used for long, oldest first."""
+        """Close the connections that were idle for `keep_s`, oldest first."""
         self._timer = None
         before = self.now() - self._keep_s
         old = [connection for connection in self._kept if connection.idle_since <= before]
@@ -362,7 +362,7 @@ class Pool:
             self._kept.remove(connection)
 
     def close(self) -> None:
-        """Close every connection; exchanges at work fail. May be called twice."""
+        """Close every connection; running exchanges fail. May be called twice."""
         self.is_closed = True
         self._kept.clear()
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""Answers of a server, read from the bytes of one connection. No I/O."""
+"""Parses a server's answers from the bytes of one connection. Does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import httptools
 from preble.wire.heads import HeaderList
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The most that the head of an answer may have, and at most one read from the socket."""
+"""The longest head of an answer. The check comes after each read, so a head may exceed it by one read."""
 _EXCERPT_BYTES = 100
 
 
@@ -16,10 +16,10 @@ class BadAnswer(Exception):
 
 
 class AnswerReader:
-    """Reads one answer after the other. Call `expect` before each, then `feed` its bytes.
+    """Parses one answer after the other. Call `expect` before each, then `feed` its bytes.
 
-    `status`, `headers` (names in lower case): of the answer, once `has_head`. `is_complete`: its body has come to its
-    end. `can_go_on`: then, whether the connection may carry another request. Interim answers (1xx) are skipped.
+    `status`, `headers` (names in lower case): of the answer, once `has_head`. `is_complete`: its body is
+    complete. `can_go_on`: whether the connection can then carry another request. Interim answers (1xx) are skipped.
     """
 
     __slots__ = (
@@ -41,7 +41,7 @@ class AnswerReader:
         self.expect()
 
     def expect(self) -> None:
-        """The next bytes are those of an answer."""
+        """Prepare for the next answer."""
         self.status = 0
         self.headers: HeaderList = []
         self.has_head = self.is_complete = self.can_go_on = False
@@ -50,7 +50,7 @@ class AnswerReader:
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
-        """Return the bytes of the body that are in these. Raises: BadAnswer; then the connection is of no more use."""
+        """Return the body's bytes in `data`. Raises: BadAnswer: the connection cannot be used any more."""
         if not self.has_head:
             self._head_bytes += len(data)
         try:
@@ -68,13 +68,13 @@ class AnswerReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def eof(self) -> bool:
-        """The connection has ended. Return whether the answer is complete: it may end with its connection."""
+        """The connection has ended. Return whether the answer is complete: some answers end with the connection."""
         self.can_go_on = False
         self.is_complete = self.is_complete or (self.has_head and self._until_close)
         return self.is_complete
 
     def close(self) -> None:
-        """Read no more: the parser and this hold each other."""
+        """Drop the parser: it and this reader refer to each other, which would delay freeing both."""
         del self._parser
 
     # called by the parser

@@ -1,11 +1,11 @@
 """Requests that other gateways of the cluster have placed.
 
 Their load and their prompts count like those of our own requests, so that two gateways do not send the same prefix to
-two replicas, nor everything to the one that looks idle. KV events come only after a prefill, which is too late for that
-(docs/concepts/scale.md). No time is measured on them: what we hear of them comes late.
+two replicas, nor everything to the one that looks idle. KV events come only after the prefill, too late for that
+(docs/concepts/scale.md). We measure no times on them, since we hear of them late.
 
 Messages may come twice, in the wrong order, or not at all. An end that comes before its placement is remembered, so the
-placement does not count. What never ends is the caller's to end, or `forget`.
+placement does not count. If the end of a request is lost, the caller must end it, or `forget` its gateway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from preble.core.placing.in_flight import InFlightTable
 from preble.core.types import PeerEnded, PeerId, PeerPlaced, RequestId
 
 REMEMBERED_ENDS = 4096
-"""Of each peer: ids of its requests that ended last."""
+"""Of each peer: how many ids of its ended requests we remember."""
 
 
 class AssumedRequests:
@@ -26,7 +26,7 @@ class AssumedRequests:
         self._ended: dict[PeerId, dict[RequestId, None]] = {}
 
     def is_new(self, event: PeerPlaced) -> bool:
-        """Whether the request was neither placed nor ended before."""
+        """Whether we have heard of neither its placement nor its end."""
         own = own_id(event.peer, event.request_id)
         return own not in self._in_flight and event.request_id not in self._ended.get(event.peer, ())
 

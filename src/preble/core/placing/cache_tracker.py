@@ -160,7 +160,7 @@ class CacheTracker:
             self._index.caches[store].touch(entry.leaf, now)
 
     def computed_elsewhere(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> bool:
-        """Another gateway has had a prompt computed there. False where the replica's own events say what it caches."""
+        """The replica has computed a prompt for another gateway. False if its KV events tell what it caches."""
         if not self._is_estimated(replica):
             return False
         leaf, block_size = self._place(replica, request, match, now), self._replicas.block_size[replica]

@@ -60,8 +60,8 @@ class InFlightTable:
         """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
         `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. `eligible`: the replicas
-        that could have got the request. `assumed_tokens`: of a request that another gateway has placed, the length of
-        its prompt, which may be unknown. O(prompt tokens + depth).
+        that could have got the request. `assumed_tokens`: if another gateway placed the request, the length of its
+        prompt, whose tokens may be unknown here. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)

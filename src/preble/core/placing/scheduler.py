@@ -55,7 +55,7 @@ _INDEX_BYTES_PER_TOKEN = 5.5
 """Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
 
 _NAMED_BYTES = 64 * TOKEN_BYTES
-"""The part of a prefix's run that its name is made from."""
+"""How much of a prefix's run its name is a hash of."""
 
 
 class GlobalScheduler:
@@ -192,12 +192,11 @@ class GlobalScheduler:
     # -- what other gateways report -----------------------------------------------------------------------------------
 
     def assume(self, event: PeerEvent, now: float) -> bool:
-        """Another gateway of the cluster has placed a request, has seen its first token or its end, or says what it
-        had computed before.
+        """Take what another gateway tells: it placed a request, saw its first token or end, or had a prompt computed.
 
-        The request counts here like one of our own until then: its load, and its prompt as about to be cached. Events
-        may come twice, in any order, or not at all. Returns whether it changed anything: an event of a request or a
-        replica that is unknown here, or one that makes no sense, is ignored.
+        Until its end, the request counts here like our own: its load, and its prompt as about to be cached. Events may
+        come twice, in any order, or not at all. Returns whether the event changed anything: we ignore one of an unknown
+        request or replica, and one that makes no sense.
         """
         if isinstance(event, PeerPlaced):
             changed = self._assume_placed(event, now)
@@ -254,7 +253,7 @@ class GlobalScheduler:
         return True
 
     def forget_peer(self, peer: PeerId, now: float) -> int:
-        """Another gateway is gone: what it has in flight here counts no more. Returns how many requests that were."""
+        """Another gateway is gone: its requests in flight no longer count. Returns how many there were."""
         forgotten = self._assumed.forget(peer)
         for own in forgotten:
             entry = self._in_flight.get(own)
@@ -406,7 +405,7 @@ class GlobalScheduler:
         )
 
     def hottest(self, at_most: int) -> list[HotPrefix]:
-        """The prefixes that most requests of the window use, each after the one above it. O(prompts indexed)."""
+        """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
         found: list[HotPrefix] = []
         for shared in hottest(self._cluster.index.tree, at_most):
             node = shared.node

@@ -34,7 +34,7 @@ class ReplicaState:
 class HotPrefix:
     """A run of tokens that prompts of the window share, as one node of a tree.
 
-    `name`: the same as long as the run begins at the same place with the same tokens; says nothing of what they mean.
+    `name`: a hash of the run's first tokens and of its parent's name, so that the tokens stay secret.
     `parent`: the place in the list of the node above, None at the top. `start`, `end`: of the run, in tokens from the
     start of the prompt. `uses`: requests of the window that use it. `holders`: the replicas that hold all of it in
     their engine's memory; `partly`: those that hold a part.
@@ -54,7 +54,7 @@ class SchedulerState:
     """A scheduler at one moment. It does not change afterwards.
 
     `num_index_tokens`, `num_index_bytes`: tokens in the prefix trees, and the memory of the whole index, by count.
-    `num_in_flight`: our own requests; `num_assumed`: those that other gateways placed, as they told us.
+    `num_in_flight`: our own requests; `num_assumed`: those that other gateways told us of.
     `index_budget_bytes`: its memory budget, None for no limit. `enough_index_bytes`: about what it takes where the KV
     caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
     budget had no room for.

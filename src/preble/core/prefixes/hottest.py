@@ -1,4 +1,4 @@
-"""The prefixes that most requests of the window share, as a tree: for pages, never for decisions."""
+"""The prefixes that most requests of the window share, as a tree: for the live page, never for decisions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import count
 from preble.core.prefixes.radix_tree import Node, RadixTree
 
 _LEAST_USES = 2
-"""A prefix of one request is nobody else's."""
+"""A prefix that only one request uses is not shared."""
 _LEAST_TOKENS = 16
-"""A shorter run is no block of any engine, and stands for chance: what comes below is shown without it."""
+"""A shorter run fills no block of any engine, so it is left out, and its children move up to its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedNode:
-    """A node that several requests of the window use. `parent`: the place of the node above it in the list, or None."""
+    """A node that several requests of the window use. `parent`: its parent's place in the list, None at the top."""
 
     node: Node
     namespace: str
@@ -24,9 +24,9 @@ class SharedNode:
 
 
 def hottest(tree: RadixTree, at_most: int) -> list[SharedNode]:
-    """The nodes that most requests of the window use, each after the one above it.
+    """Return the nodes that most requests of the window use, each after its parent.
 
-    The node above has at least as many uses, so a search from the roots finds them all. O(prompts below the roots).
+    A parent has at least as many uses, so a search from the roots finds them all. O(prompts below the roots).
     """
     found: list[SharedNode] = []
     heap: list[tuple[int, int, SharedNode]] = []

@@ -42,11 +42,11 @@ class BodyMemoryBudget:
             share.release(failed=failed)
 
     def reserve(self) -> BodyReservation:
-        """Return one request's reservation, which has nothing yet. Release it."""
+        """Return one request's reservation, empty at first. The caller must release it."""
         return BodyReservation(self)
 
     def failed(self, size: int) -> None:
-        """A request has failed that held so much."""
+        """A request that held `size` bytes has failed."""
         self._failed += size
 
     def collect(self) -> None:
@@ -89,7 +89,7 @@ class BodyReservation:
         self.held -= size
 
     def release(self, *, failed: bool) -> None:
-        """Give everything back. `failed`: whether the request did."""
+        """Give everything back. `failed`: whether the request failed."""
         self.shrink(self.held)
         if failed:
             self._room.failed(self.most)

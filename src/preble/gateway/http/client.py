@@ -39,7 +39,7 @@ class Client:
         self.caller = ANYBODY
         """Who sends the request. Only an admin sees where it was placed."""
         self.errors = ErrorStyle.OPENAI
-        """In whose form it expects errors."""
+        """The form in which the client expects errors."""
         self.is_last: Callable[[], bool] = lambda: False
         """Whether the connection ends with this answer, asked when it begins."""
         self.request_id: str | None = None
@@ -133,15 +133,15 @@ class Client:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def begin(self, status: int, headers: HeaderList) -> None:
-        """Begin an answer that is sent as it comes."""
+        """Begin a streamed answer."""
         await self._start(status, headers)
 
     async def write(self, chunk: bytes) -> None:
-        """Send the next bytes of it. Waits while the client reads slowly."""
+        """Send the next bytes of a streamed answer. Waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def end(self) -> None:
-        """End it."""
+        """End a streamed answer."""
         self._complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,4 +1,4 @@
-"""Answers to requests that are not let in."""
+"""Answers to requests that the gateway refuses unread: the admin key is missing, or it is shutting down."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from preble.wire.pool import Ongoing
 
 
 class Sink:
-    """Takes a stream of events: `begin` once, with the attempt whose stream it is, then `write`, with whole or part
-    events. What they raise, a PrebleError, ends the attempt."""
+    """Takes a stream of events: `begin` once, with the attempt whose stream it is, then `write`, with whole events or
+    parts of them. A PrebleError that they raise ends the attempt."""
 
     def __init__(self, begin: Callable[[Attempt], None], write: Callable[[bytes], None]) -> None:
         self.begin = begin
@@ -25,9 +25,9 @@ class Sink:
 class Attempt:
     """One placement, carried to its replica and back by callbacks: it is the `Receiver` of the answer.
 
-    After `carry`, `status` and `headers` are the answer's, and `flaw` says what is wrong with a stream that has
-    passed. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has got
-    anything; then the request cannot move. `answer_id`: of an answer that replicas store.
+    After `carry`, `status` and `headers` are the answer's, and `flaw` says what was wrong with a stream that
+    went to the sink. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has
+    got anything; then the request cannot move. `answer_id`: of an answer that replicas store.
     `on_first`: called when the first token of a stream has come.
     """
 
@@ -59,7 +59,7 @@ class Attempt:
     async def carry(self, body: bytes, headers: Mapping[str, str], under_way: set[Attempt]) -> None:
         """Send the request. Return at the end of the answer, when the placement has ended as well.
 
-        `under_way`: has this attempt meanwhile.
+        `under_way`: holds this attempt meanwhile.
         Raises: EngineError. AnswerTooLarge. PrebleError: the sink's.
         """
         placed, self._over = self.placed, self._loop.create_future()
@@ -77,7 +77,7 @@ class Attempt:
         else:
             self._leave(self.flaw)
         finally:
-            self._error = None  # its traceback holds this
+            self._error = None  # its traceback refers to this attempt
             under_way.discard(self)
 
     # what becomes of the request at the replica
@@ -91,7 +91,7 @@ class Attempt:
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
         self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
-        # Which paths an engine has, says nothing of its models: such a 404 is no reason to check the replica.
+        # An engine without this path says nothing of its models: such a 404 is no reason to check the replica.
         shown = 400 if status == 404 and self._endpoint.by_load else status
         self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
 
@@ -168,7 +168,7 @@ class Attempt:
         raise AnswerTooLarge(f"{text} (`limits.max_answer_bytes`); ask for a stream, or for less")
 
     def _report_usage(self) -> None:
-        """Raises: EngineProtocolError: an answer that is said to be good is no completion."""
+        """Raises: EngineProtocolError: an answer with a good status is no completion."""
         if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
             self.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
 
@@ -202,7 +202,7 @@ class Attempt:
         self._fail(self.placed.engine.http.error(EngineTimeout, what, is_silent=is_silent))
 
     def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
-        """The replica has left the rotation. If its machine is silent, so is the connection: give up waiting."""
+        """The replica has left the rotation. If its machine is silent, give up: the connection will not break."""
         if silent_since is not None and (self._heard_at is None or self._heard_at < silent_since):
             replica_id = self.placed.placement.replica_id
             text = f"replica {replica_id} was taken out of the rotation: {reason}"
@@ -226,7 +226,7 @@ class Attempt:
         """Leave the engine, which aborts work that is not done, and end the placement."""
         if self._ongoing is not None:
             self._ongoing.abort()
-        # They hold this attempt, which holds the placement: as a circle, both would stay until a full collection.
+        # These callbacks refer to this attempt, and it to the placement: only a full collection would free the cycle.
         self.placed.on_lost, self.placed.heard_at = None, _unheard
         self._ongoing = self._sink = None
         if self.has_begun and not self._endpoint.by_load:

@@ -16,11 +16,11 @@ _NOT_PASSED = _OF_THE_CONNECTION | {
     *(b"cookie", b"x-api-key", b"api-key", b"authorization"),  # between the client and this gateway
 }
 _OURS = (b"x-preble-", b"x-override-")
-"""Of headers for this gateway, and of those by which SGLang takes what only a router may set."""
+"""How headers begin that are for this gateway, or by which SGLang takes what only a router may set."""
 
 
 class PassedHeaders:
-    """The headers for a replica. `of_body`: with those that say what the client's own body is, and how long."""
+    """The headers for a replica. `of_body`: with the type and length of the client's own body."""
 
     def __init__(self, auth: AuthConfig, *, of_body: bool = False) -> None:
         self._not_passed = _NOT_PASSED - ({b"authorization"} if auth.forward_authorization else set())
@@ -28,7 +28,7 @@ class PassedHeaders:
             self._not_passed -= {b"content-type", b"content-length"}
 
     def of(self, parsed: ParsedRequest) -> dict[str, str]:
-        """Return those of one request, by name."""
+        """Return the headers of one request, by name."""
         named = parsed.headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
         headers = {
             name.decode("latin-1"): value.decode("latin-1")

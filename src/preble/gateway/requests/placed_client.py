@@ -28,7 +28,7 @@ class Gateway(Protocol):
     is_draining: bool
 
     def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
-        """Return the answer for an error, and log it where it is not the client's."""
+        """Return the answer for an error. Logs the error unless it is the client's."""
 
     def count(self, path: str, status: int | None) -> None:
         """An answer is complete."""
@@ -36,7 +36,7 @@ class Gateway(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On which terms requests are taken, until the configuration changes.
+    """How requests are taken in, until the configuration changes.
 
     `answer`: answers one request, given its client and body.
     """
@@ -53,8 +53,8 @@ class PlacedClient(Answering):
     """The client of one placed request. `status`: of the answer, None before it begins.
 
     `caller`: who sends the request; only an admin sees where it was placed. `request_id`: sent with every answer,
-    errors included, once it is set. `under_way`: the attempts that are at work for it. `memory`: what it has taken of
-    the budget for bodies.
+    errors included, once it is set. `under_way`: the attempts that are at work for it. `memory`: its part of
+    the body budget.
     """
 
     def __init__(self, terms: Terms, endpoint: Endpoint, connection: ClientConnection, head: RequestHead) -> None:
@@ -190,7 +190,7 @@ class PlacedClient(Answering):
             self._close(failed=True)
 
     def pause_if_full(self) -> None:
-        """Have attempts that began while the client read slowly wait too."""
+        """Pause the attempts that began while the client read slowly, too."""
         if self._connection.is_write_paused:
             self.on_paused()
 
@@ -218,7 +218,7 @@ class PlacedClient(Answering):
         return shown_headers(headers, self.caller, self.request_id)
 
     def fail(self, form: ErrorForm) -> None:
-        """Send an error in the way that is still possible: an answer, or an event. Nothing after a whole answer."""
+        """Send an error: as the answer, or as an event of a stream that has begun. Nothing after a whole answer."""
         if self.status is None:
             self.reply(form.status, form.headers(), form.body(self.endpoint.errors))
         elif self.is_streaming:
@@ -229,7 +229,7 @@ class PlacedClient(Answering):
         self.fail(self._terms.gateway.form_of(error, self.caller, self.request_id))
 
     def _close(self, *, failed: bool) -> None:
-        """Give back what the request has taken."""
+        """The request is over: count it, and give back its memory."""
         self._is_over = True
         self._late_at = inf
         self._body.clear()

@@ -206,7 +206,7 @@ async def _carry_stream(prompts: _Prompts, index: int, merged: _MergedStream) ->
 
 
 def _begin_nothing(attempt: Attempt) -> None:
-    """The answer begins with its first event, whichever prompt's that is."""
+    """The first event of any prompt begins the answer."""
 
 
 def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:

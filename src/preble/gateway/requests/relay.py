@@ -19,12 +19,12 @@ _MOVES_AFTER_FAILURES = 1
 class Relay:
     """Carries one request to a replica that answers.
 
-    A request leaves a replica that cannot be reached, or that says 429 or 503, for any number of others. It leaves a
-    replica that fails for one other: one that breaks off, falls silent, answers with a status of 500 or above, or with
-    something that is no completion. Both stay within the fleet's retry budget. After the first piece of a stream, and
-    after a timeout, the request fails.
+    A request moves any number of times from replicas that cannot be reached, or that answer 429 or 503. It moves once
+    from a replica that fails: one that breaks off, falls silent, answers with a status of 500 or above, or with
+    something that is no completion. The fleet's retry budget limits all moves, except from replicas that cannot be
+    reached. After the first piece of a stream, and after a timeout, the request fails.
 
-    `max_answer_bytes`: of an answer that is no stream. `under_way`: has the attempt, while there is one.
+    `max_answer_bytes`: of an answer that is no stream. `under_way`: holds the attempt, while there is one.
     """
 
     serving: Intake
@@ -37,7 +37,7 @@ class Relay:
     num_failures: int = 0
 
     async def carry(self, sink: Sink | None) -> Attempt:
-        """Return the attempt that was answered, at the end of its answer. `sink`: of a streamed one.
+        """Return the attempt that got an answer, once the answer is complete. `sink`: for a streamed answer.
 
         Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure.
         """

@@ -40,7 +40,7 @@ async def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Pla
 
 @contextmanager
 def replica_span(trace: Trace | None, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """A context with the span of one replica; gives the headers that make what the replica does part of it."""
+    """A context with the span of one replica. Gives the headers that put the replica's own spans below it."""
     if trace is None:
         yield headers
         return

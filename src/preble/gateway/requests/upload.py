@@ -1,4 +1,4 @@
-"""Bodies that are no JSON, such as sound files: passed on as they come, once the model in them is known."""
+"""Bodies that are not JSON, such as sound files: the replica gets them as they come, once their model is known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-st
 
 
 def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body is surely no JSON, and may be something else. Many clients send JSON under another name."""
+    """Whether the endpoint takes such a body, and its type says that it is not JSON. Many clients mislabel JSON."""
     return endpoint.by_load and headers.get(b"content-type", b"").lower().startswith(_KINDS)
 
 
 class Upload:
-    """One body. Iterate over it once it is clear that its replica takes it; until then it can go to another one."""
+    """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
 
     def __init__(self, client: Client, limit: int, piece_s: float, memory: BodyReservation) -> None:
         """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
@@ -37,7 +37,7 @@ class Upload:
         self.has_begun = False
         """Whether some of it was sent, so that it cannot be sent again."""
         self.failure: Exception | None = None
-        """Why it could not be read to its end."""
+        """Why the rest of it could not be read."""
 
     async def read_fields(self) -> Fields:
         """Read as much as it takes to know the model. Raises: BodyTooLarge, BodyTooSlow, ClientGone, Overloaded."""

@@ -25,7 +25,7 @@ _EVENT_STREAM = ((b"content-type", b"text/event-stream"), (b"cache-control", b"n
 class LivePage:
     """Answers the page, and streams a picture of the gateway every second to those who watch.
 
-    All of them get the same picture, which is taken while anybody watches, and costs nothing else.
+    All of them get the same picture. It is taken only while somebody watches.
     """
 
     def __init__(self, take: Callable[[Client], Awaitable[bytes]]) -> None:
@@ -47,12 +47,12 @@ class LivePage:
         await client.reply(200, [JSON_TYPE], await self._picture(client))
 
     async def watch(self, client: Client, goes_on: Callable[[], bool]) -> None:
-        """Stream pictures until the client goes, `goes_on` says no, or nobody can take one.
+        """Stream pictures until the client goes, `goes_on` returns False, or no picture can be taken.
 
         Raises: Overloaded, ClientGone.
         """
         if self._num_watching >= _MAX_WATCHING:
-            raise Overloaded(f"{_MAX_WATCHING} live pages are open, which is the limit", retry_after_s=60.0)
+            raise Overloaded(f"{_MAX_WATCHING} live pages are open, which is the limit; close one", retry_after_s=60.0)
         self._num_watching += 1
         try:
             async with client.watched():
@@ -66,7 +66,7 @@ class LivePage:
             self._num_watching -= 1
 
     async def _picture(self, client: Client) -> bytes:
-        """One that is less than half a second old serves everybody. Raises: SchedulerAway."""
+        """Return a picture, at most half a second old. Raises: SchedulerAway."""
         async with self._taking:
             now = asyncio.get_running_loop().time()
             if now - self._taken_at > EVERY_S / 2:

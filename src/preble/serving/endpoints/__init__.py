@@ -1,4 +1,4 @@
-"""The endpoints of the engines: one table, and what is known of each. Does no I/O."""
+"""The endpoints of the engines: one table, and how to read the bodies and answers of each. Does no I/O."""
 
 from preble.serving.endpoints.answers import PromptTokensDetails, Usage
 from preble.serving.endpoints.bodies import Fields, Prompt

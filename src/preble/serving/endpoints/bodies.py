@@ -20,15 +20,15 @@ from preble.errors import PromptTooLong, RequestError
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _PIECE_BYTES = 64 * 1024
-"""The most of a list of token ids that is decoded in one go: less than a millisecond."""
+"""How much of a list of token ids is decoded in one go: less than a millisecond of work."""
 Text = str | Raw
-"""A prompt's text; `Raw` as it is in the body, a JSON string that nobody has decoded yet."""
+"""A prompt's text. `Raw`: as in the body, a JSON string that is not decoded yet."""
 Prompt = Text | PackedTokens
 """A prompt: text, or packed token ids."""
 
 
 BYTES_PER_TOKEN = 4
-"""Of a body that is placed by load: about as in prose."""
+"""Assumed of a body that is placed by load: about as in prose."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Fields:
 
     `prompts`: texts or token ids, each to be placed on its own. `chat`: the body of a chat with the same prompt, for
     what makes token ids. Of the two, at least one is empty. Where both are, the request is placed by load, and
-    `load_tokens` says how much it is. `is_translated`: `chat` was made here, of a body in another form.
+    `load_tokens` estimates its length. `is_translated`: `chat` was made here, of a body in another form.
     `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
     last tokens count, None for all. `num_choices`: answers to each prompt.
@@ -109,7 +109,7 @@ class CompletionBody(Reserved, kw_only=True):
 
 
 class ChatBody(Reserved, kw_only=True):
-    """The fields read from a body for `/v1/chat/completions`; messages, tools, documents and what is said of media stay
+    """The fields read from a body for `/v1/chat/completions`. Messages, tools, documents and options of media stay
     encoded."""
 
     messages: Raw = Raw(b"")
@@ -244,8 +244,8 @@ class PromptLimits:
 def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> list[Prompt]:
     """Return the prompts in the field `param`. O(length).
 
-    What is surely over a limit is refused before it is decoded. Long lists of token ids are decoded in pieces, so that
-    other threads get their turn.
+    What is surely over a limit is refused undecoded. Long lists of token ids are decoded in pieces, so that other
+    threads get their turn.
     Raises: RequestError: not a text, token ids, or a list of either; an empty list; too many prompts. PromptTooLong.
 
     >>> limits = PromptLimits(2, 10)
@@ -274,7 +274,7 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
 
 
 def _text(raw: Raw, param: str) -> Raw:
-    """Return a text as it is. Raises: RequestError: it is something else than a text."""
+    """Return a text as it is. Raises: RequestError: it is not a text."""
     if not bytes(raw).startswith(b'"'):
         decode_text(raw, param)
     return raw

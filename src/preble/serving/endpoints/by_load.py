@@ -38,7 +38,7 @@ _MODEL = re.compile(rb'content-disposition:[^\r\n]*\bname="?model"?[;\r]', re.IG
 
 
 def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
-    """Read a body in JSON of which only the model matters. Raises: RequestError."""
+    """Read a JSON body for its model alone. Raises: RequestError."""
     given: LoadBody = decoded(_BODY, body)
     refuse_reserved(given)
     return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
@@ -98,4 +98,4 @@ ANY_EVENTS = EventForm(
     end_name="its end",
     usage=no_usage,
 )
-"""Of a stream of which nothing is known."""
+"""For a stream of an unknown kind."""

@@ -1,4 +1,4 @@
-"""What is known of an endpoint: how to read its bodies, its answers and its streams, and which form its errors have."""
+"""An endpoint: how to read its bodies, its answers and its streams, and which form its errors have."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Endpoint:
 
     `read`: the fields of a body that placing needs; raises RequestError. `usage`: of a whole answer, None if it reports
     none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams. `salt_field`: the
-    field of a body that keeps a tenant's KV apart, "" where the endpoint computes none that is kept. `by_load`: whether
-    its answers may be of any kind, and streams as well as not, whatever the request says. `of_tokens`: whether a
-    tokenizer alone can answer. `answer_id`: finds the id of
-    an answer that replicas store, None where they store none.
+    field of a body that keeps a tenant's KV blocks apart, "" if the endpoint caches none. `by_load`: whether its
+    requests are placed by load; its answers may then be of any kind, and streamed or not, whatever the request says.
+    `of_tokens`: whether a tokenizer alone can answer. `answer_id`: finds the id of an answer that replicas store, None
+    if they store none.
     """
 
     path: str
@@ -48,11 +48,11 @@ class Endpoint:
 
     @property
     def counted_as(self) -> str:
-        """The path as metrics name it: one of few."""
+        """The path's label in metrics: one of few."""
         return self.label or self.path
 
     def id_of(self, answer: bytes) -> str | None:
-        """Return the id of an answer, given its beginning; None where it has none that matters."""
+        """Return the id of an answer, given its beginning; None if replicas do not store it."""
         found = self.answer_id.search(answer, 0, _ID_WITHIN_BYTES) if self.answer_id is not None else None
         return found[1].decode() if found else None
 

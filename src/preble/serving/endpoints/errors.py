@@ -43,7 +43,7 @@ _ENGINE_CODES: Mapping[type[EngineError], str] = MappingProxyType(
 
 
 class ErrorStyle(Enum):
-    """In whose form an endpoint's errors are."""
+    """Whose form an endpoint's errors have."""
 
     OPENAI = "OpenAI"
     ANTHROPIC = "Anthropic"

@@ -20,7 +20,7 @@ class EventForm:
 
     `error`: an event in place of a piece of the answer. `end`: the last event of a whole answer, named `end_name`.
     `begin`: the first event that comes only after the prefill, None if every event does. `usage`: reads it from the
-    stream's last bytes. `tail`: in how many of the last pieces of a stream the end and the usage are looked for.
+    stream's last bytes. `tail`: how many of a stream's last pieces are searched for the end and the usage.
     `ends_long`: the last event repeats the answer, so its name may be farther from the end than that.
     """
 

@@ -1,6 +1,6 @@
 """OpenAI's `/v1/responses`: bodies, which engines make chats of, answers, and events.
 
-What an earlier response said only its replica knows; so a request that continues one goes there.
+Only the replica of an earlier response knows what it said, so a request that continues it goes there.
 """
 
 from __future__ import annotations

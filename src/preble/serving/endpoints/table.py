@@ -59,21 +59,21 @@ ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
         )
     }
 )
-"""Those that are known by their path."""
+"""The endpoints, by path."""
 NOT_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""They change one replica, so they are an operator's business with each of them."""
+"""Each changes one replica, so operators send it to the replicas themselves."""
 _OF_ENGINES = ("/v1/", "/v2/")
 _TWICE = "/v1/v1/"
-"""Of a client whose base URL should not end in `/v1`."""
+"""How a path begins if the client's base URL ends in `/v1` and should not."""
 _OF_ANTHROPIC = "/v1/messages/"
 OTHER = "other"
-"""What metrics call every further path."""
+"""The label of every other path in metrics."""
 
 
 def endpoint_of(path: str) -> Endpoint | None:
     """Return the endpoint of a path to which requests are posted, None if they do not go to replicas.
 
-    Below `/v1/` and `/v2/`, whatever an engine serves under a model passes, placed by load.
+    Other paths below `/v1/` and `/v2/` are placed by load, since engines may serve a model there.
 
     >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/sleep")
     (True, True, None)

@@ -1,4 +1,4 @@
-"""Placing in a front-end process while the scheduler process is away: by load, among the replicas it knew."""
+"""A front-end process places by load while the scheduler process is away, on the replicas that it last heard of."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms
 
 _INDEX_BYTES = 1024 * 1024
-"""The index is not asked; it only must not grow."""
+"""Nothing reads the index; it only must not grow."""
 
 
 class PlacingByLoad:
-    """A small scheduler of this process, and the table of live replicas as the scheduler process said last.
+    """A small scheduler of this process, with the live replicas that the scheduler process named last.
 
-    `limit`: of the prompts at once, this process's share.
+    `limit`: this process's share of the limit of prompts at once.
     """
 
     def __init__(self, config: GatewayConfig, telemetry: Telemetry, on_suspicion: Callable[[ReplicaId], None]) -> None:
@@ -88,7 +88,7 @@ class PlacingByLoad:
         self.replicas.remove(replica_id)
         self._placements.ejection.remove(replica_id)
         self._left.append(engine)
-        # What runs there may still end well.
+        # Requests that run there may still end well.
         asyncio.get_running_loop().call_later(self._config.timeouts.total_s, self._close_oldest)
 
     def _close_oldest(self) -> None:
@@ -113,7 +113,7 @@ class _ByLoad(LeastLoad):
 
 
 class _Suspicion(asyncio.Event):
-    """A replica's event to set when it is suspected; the scheduler process has it checked."""
+    """The event that is set to suspect a replica: the scheduler process then checks it."""
 
     def __init__(self, replica_id: ReplicaId, on_suspicion: Callable[[ReplicaId], None]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Suspicion(asyncio.Event):
 
 
 def _is_same(replica: LiveReplica, row: ReplicaRow | None) -> bool:
-    """Whether it is the same replica still, perhaps with other names."""
+    """Whether it is still the same replica, perhaps with other model names."""
     if row is None:
         return False
     engine = replica.engine

@@ -1,4 +1,4 @@
-"""Messages on a stream: each behind its length, all of one turn of the event loop in one write."""
+"""Messages on a stream, each after its length. One write sends all messages of one turn of the event loop."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from preble.serving.link.messages import Message
 
 LENGTH = Struct("<I")
 MOST_BYTES = 256 * 1024 * 1024
-"""Of one message: more than the token ids of any body that the gateway takes."""
+"""The longest message: more than the token ids of any body that the gateway takes."""
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 M = TypeVar("M", bound=Message)
 
 
 class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
-    """One end of a connection. A peer that breaks the rules, or a bug in `received`, ends the connection."""
+    """One end of a connection. A malformed message, or an exception in `received`, ends the connection."""
 
     def __init__(self, kind: Any) -> None:
-        """`kind`: the union of the messages that come."""
+        """`kind`: the union of the messages that may come."""
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._loop = asyncio.get_running_loop()
         self._arrived = bytearray()
@@ -37,10 +37,10 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
 
     @abstractmethod
     def ended(self) -> None:
-        """The connection is over. Called once, also if it never began to speak."""
+        """The connection is over. Called once, even if no message came."""
 
     def send(self, message: Message) -> None:
-        """Send a message, with the others of this turn of the event loop. Dropped where the connection is over."""
+        """Send a message, with the others of this turn of the event loop. Drops it if the connection is over."""
         if self._transport is None:
             return
         if not self._out:
@@ -67,13 +67,13 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
     # from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of no class of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport derives from no class of asyncio
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data
         try:
             taken = self._take()
-        except Exception as error:  # noqa: BLE001 (the root of what the peer's bytes cause)
+        except Exception as error:  # noqa: BLE001 (the peer's bytes must end no more than this connection)
             is_theirs = isinstance(error, msgspec.DecodeError)
             structlog.get_logger().error("link_broken", error=str(error), exc_info=None if is_theirs else error)
             self.close()

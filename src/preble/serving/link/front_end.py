@@ -1,4 +1,4 @@
-"""Takes requests in in one process and has another one place them: see docs/concepts/workers.md."""
+"""A front end: this process takes requests in, and another one places them. See docs/concepts/workers.md."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from preble.serving.tokens import make_token_source
 
 _OWN_ID = b"x-request-id"
 _PLACED_UNASKED_BYTES = 16 * 1024
-"""A smaller body is tokenized in less time than the answer about its admission takes."""
+"""Tokenizing a smaller body takes less time than the answer about its admission, so we do not wait for that."""
 
 
 class FrontEnd(Intake):
-    """Requests are placed by the scheduler process; while that is away, here and by load.
+    """The scheduler process places the requests; while it is away, this process places them by load.
 
-    `share`: which part of the limit of prompts counts here meanwhile.
+    `share`: how many front ends divide the limit of prompts at once among them meanwhile.
     """
 
     def __init__(self, config: GatewayConfig, path: Path, name: str, share: int, log_losses: LogLosses | None) -> None:
@@ -51,9 +51,10 @@ class FrontEnd(Intake):
     async def connect(
         cls, config: GatewayConfig, path: Path, *, name: str, share: int = 1, log_losses: LogLosses | None = None
     ) -> FrontEnd:
-        """Load the tokenizer and begin to reach the scheduler process at `path`; does not wait until it is there.
+        """Load the tokenizer and start to connect to the scheduler process at `path`; does not wait for it.
 
-        `name`: for its log and the metrics of processes. Raises: ConfigError: a setting is unusable.
+        `name`: this process's, for the scheduler process's log and for metrics.
+        Raises: ConfigError: a setting is unusable.
         """
         tracing = make_tracing(config.tracing)
         front_end = cls(config, path, name, share, log_losses)
@@ -68,7 +69,7 @@ class FrontEnd(Intake):
 
     @property
     def is_led(self) -> bool:
-        """Whether the scheduler process is there."""
+        """Whether the scheduler process is connected."""
         return self._link.is_up
 
     def reconfigure(self, config: GatewayConfig) -> None:
@@ -77,7 +78,7 @@ class FrontEnd(Intake):
         self._here.limit.configure(_shared(config, self._share).limits)
 
     async def close(self) -> None:
-        """Leave the scheduler process and the replicas. End every placement before."""
+        """Disconnect from the scheduler process and the replicas. End every placement first."""
         await self._link.close()
         self._tokens.close()
         await self._here.close()
@@ -123,12 +124,12 @@ class FrontEnd(Intake):
         avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.placement.replica_id})
         try:
             return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
-        except (SchedulerAway, UnknownRequest):  # it has been started again meanwhile
+        except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile
             return await self._place(avoiding, ticket)
 
 
 def _waits(parsed: ParsedRequest) -> bool:
-    """Whether the answer about the admission is waited for: the client chose the id, or the request is much work."""
+    """Whether to wait for the answer about the admission: the client chose the id, or the request is much work."""
     return _OWN_ID in parsed.headers or len(parsed.body) > _PLACED_UNASKED_BYTES or parsed.num_prompts > 1
 
 

@@ -1,4 +1,4 @@
-"""The scheduler process's end of the socket: places for other processes of this host."""
+"""The scheduler process's end of the socket: it places requests for other processes of this host."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from preble.serving.turns import Turns
 
 Answering = Callable[[m.Ask], Awaitable[m.Answer]]
 _COUNT_S = 1.0
-"""How long a scrape waits for the numbers of a carrier; then the last ones count."""
+"""How long a scrape waits for a carrier's numbers; after that it shows the last ones."""
 
 
 class SchedulerSocket:
     """Serves carriers on a Unix socket. Only processes of the same user can connect.
 
-    `answer`: to `Ask`, which is refused without it. `keep`: called with the last metrics of a carrier that has gone.
+    `answer`: answers each `Ask`; without it they are refused. `keep`: called with the last metrics of a carrier that
+    has gone.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SchedulerSocket:
         return host
 
     def close(self) -> None:
-        """Stop to listen, and end every connection."""
+        """Stop listening, and end every connection."""
         if self._server is not None:
             self._server.close()
         for peer in list(self.peers):
@@ -151,7 +152,7 @@ async def _is_served(path: Path) -> bool:
 
 
 class _Peer(FrameProtocol[m.ToScheduler]):
-    """One connection of a carrier. Its end is the end of everything that the carrier had placed here."""
+    """One connection of a carrier. When it ends, all placements of the carrier end."""
 
     def __init__(self, host: SchedulerSocket) -> None:
         super().__init__(m.ToScheduler)
@@ -159,7 +160,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._host = host
         self._admitted: dict[int, Terms] = {}
         self._placed: dict[int, tuple[LocalPlaced, int]] = {}
-        """With the number of its request."""
+        """With the number of the request's `Admit`."""
         self._failed: dict[int, dict[int, LocalPlaced]] = {}
         """Placements that have ended and may be placed again, by the number of their request."""
         self._heard: dict[int, float] = {}
@@ -185,7 +186,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self._handlers[type(message)](message)
             return
         if not isinstance(message, m.Hello) or message.version != m.VERSION:
-            raise msgspec.DecodeError(f"a carrier has to say Hello with version {m.VERSION} first")
+            raise msgspec.DecodeError(f"a carrier must send Hello with version {m.VERSION} first")
         structlog.get_logger().info("carrier_connected", name=message.name)
         self._host.peers.add(self)
         self.send(m.Welcome(m.VERSION))
@@ -261,7 +262,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self._failed.setdefault(admitted, {})[message.number] = placed
 
     def _move(self, message: m.Moved) -> None:
-        with suppress(NoReplicaError):  # it has just left; so will the request
+        with suppress(NoReplicaError):  # the replica has just left, so the request will fail or move
             self._placed[message.number][0].moved(ReplicaId(message.replica_id))
 
     def _hear(self, message: m.Heard) -> None:
@@ -276,11 +277,11 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     async def _answer(self, message: m.Ask) -> None:
         with self._refusing(message.number):
             if self._host.answer is None:
-                raise RequestError("this scheduler process has no pages")
+                raise RequestError("this scheduler process answers no HTTP requests; send them to the gateway's port")
             self.send(await self._host.answer(message))
 
     def count(self) -> asyncio.Future[None]:
-        """Ask for the carrier's metrics; done when they are in `readings`, or the connection is over."""
+        """Ask for the carrier's metrics. The future is done when `readings` has them, or the connection is over."""
         number = max(self._counts, default=0) + 1
         self._counts[number] = future = self._loop.create_future()
         self.send(m.Count(number))
@@ -297,7 +298,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
     @contextmanager
     def _refusing(self, number: int) -> Iterator[None]:
-        """What goes wrong becomes the answer to the message with this number."""
+        """A context whose exceptions become the answer to the message with this number."""
         try:
             yield
         except PrebleError as error:
@@ -321,9 +322,9 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
 
 def _request(message: m.Place) -> Request:
-    """Raises: RequestError: the tokens are cut off."""
+    """Raises: RequestError: the last token id is incomplete."""
     if len(message.tokens) % TOKEN_BYTES:
-        raise RequestError(f"tokens have {len(message.tokens)} bytes; each id has {TOKEN_BYTES}")
+        raise RequestError(f"`tokens` has {len(message.tokens)} bytes; give {TOKEN_BYTES} for each id")
     return Request(
         RequestId(message.request_id),
         PackedTokens(message.tokens),

@@ -1,4 +1,4 @@
-"""A carrier's end of the scheduler's socket: connects, connects again, and knows what is under way."""
+"""A carrier's end of the scheduler's socket: it connects, reconnects, and keeps track of what is under way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SILENT_S = 10.0
 """A scheduler process that says nothing for this long counts as away."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _LOST_AGAIN_S, _LOST_TIMES = 0.05, 20
-"""A placement may be lost before its carrier listens: it hears of that later."""
+"""A placement may be lost before the carrier has set `on_lost`: we call it this much later, and try this often."""
 
 
 class SchedulerAway(NoReplicaError):
@@ -35,7 +35,7 @@ class SchedulerAway(NoReplicaError):
 
 
 class Ticket:
-    """The admission of one request. `refusal`: why there is none. `terms`: with the id that is granted."""
+    """The admission of one request. `refusal`: the error if it was refused. `terms`: with the id that it got."""
 
     __slots__ = ("answered", "number", "refusal", "terms")
 
@@ -54,9 +54,9 @@ class Ticket:
 
 
 class SchedulerLink:
-    """The connection to the scheduler process, made again whenever it ends.
+    """The connection to the scheduler process. It reconnects whenever the connection ends.
 
-    `on_replicas`: called with all live replicas, whenever they change. `engine_of`: the client of one of them.
+    `on_replicas`: called with all live replicas, whenever they change. `engine_of`: returns the client of one.
     `readings`: this process's metrics.
     """
 
@@ -83,7 +83,7 @@ class SchedulerLink:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Send what there is, and end the connection for good."""
+        """Send what waits to be sent, and end the connection for good."""
         self.is_up = False
         if self._connection is not None:
             self._connection.finish()
@@ -93,7 +93,7 @@ class SchedulerLink:
     # what a carrier asks
 
     def admit(self, terms: Terms) -> Ticket:
-        """Ask for the admission of a request, unless the scheduler process is away: it is asked when it is back."""
+        """Ask for the admission of a request. If the scheduler process is away, we ask when it is back."""
         number = next(self._numbers)
         ticket = self._tickets[number] = Ticket(number, terms)
         self._send(m.Admit(number, terms))
@@ -123,7 +123,7 @@ class SchedulerLink:
             raise ticket.refusal or SchedulerAway("the request is not admitted") from None
 
     async def place_again(self, ended: LinkedPlaced, again: Again) -> LinkedPlaced:
-        """Raises: SchedulerAway. UnknownRequest: it was placed before the scheduler process ended. PrebleError."""
+        """Raises: SchedulerAway. UnknownRequest: it was placed before the scheduler process restarted. PrebleError."""
         number = next(self._numbers)
         return await self._place(number, m.PlaceAgain(number, ended.number), again)
 
@@ -158,7 +158,7 @@ class SchedulerLink:
             self._placed.pop(placed.number, None)
 
     def tell(self, message: m.Message) -> None:
-        """Send a message that is about no placement; dropped while the scheduler process is away."""
+        """Send a message that is about no placement. Drops it while the scheduler process is away."""
         self._send(message)
 
     def _ask(self, number: int, message: m.Message, read: Callable[[Any], Any]) -> asyncio.Future[Any]:
@@ -197,7 +197,7 @@ class SchedulerLink:
     def _answered(self, message: m.PlacedOn | m.Answer) -> None:
         future, read = self._asked.pop(message.number, (None, None))
         if future is None or read is None or future.done():
-            return  # nobody waits any more, and the scheduler process has been told
+            return  # nobody waits any more, and `Withdraw` was sent
         try:
             future.set_result(read(message))
         except PrebleError as error:  # this process cannot use the replica
@@ -247,7 +247,7 @@ class SchedulerLink:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def _watch(self, connection: _Connection) -> None:
-        """Give signs of life until the connection is over or silent."""
+        """Send a sign of life every second until the connection is over or silent."""
         loop = asyncio.get_running_loop()
         while not connection.is_over.is_set():
             if loop.time() - connection.heard_at > _SILENT_S:
@@ -269,14 +269,14 @@ class SchedulerLink:
         return heard
 
     def _began(self) -> None:
-        """The scheduler process is there: requests that go on count again."""
+        """The scheduler process is back: have it count the requests that are under way."""
         self.is_up = True
         self._log.info("scheduler_connected", path=str(self._path))
         for number, ticket in self._tickets.items():
             self._send(m.Admit(number, ticket.terms, again=True))
 
     def ended(self, connection: _Connection) -> None:
-        """A connection is over, and with it everything that was asked on it."""
+        """A connection is over: everything that waits for an answer on it fails."""
         if connection is not self._connection:
             return
         if self.is_up:
@@ -289,7 +289,7 @@ class SchedulerLink:
             if not future.done():
                 future.set_exception(SchedulerAway("the scheduler process has ended; it is being started again"))
         for ticket in self._tickets.values():
-            ticket.answered.set()  # it goes on without one, and is counted when the scheduler process is back
+            ticket.answered.set()  # the request goes on; the scheduler process counts it when it is back
 
 
 class _Connection(FrameProtocol[m.FromScheduler]):
@@ -313,7 +313,7 @@ class _Connection(FrameProtocol[m.FromScheduler]):
 
 
 class LinkedPlaced(Placed):
-    """A placement that the scheduler process has made: reports go there, those of the end in one message."""
+    """A placement that the scheduler process made. Reports go there; one message has all that the end reports."""
 
     __slots__ = ("_again", "_link", "number", "told_at")
 

@@ -1,6 +1,6 @@
 """The messages of the scheduler's socket, both ways. Fields are only ever added at the end, with a default.
 
-On the wire a message is an array that begins with its number; docs/reference/scheduler-protocol.md describes each one.
+On the wire a message is an array that begins with its tag; docs/reference/scheduler-protocol.md describes each one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from preble.serving.terms import Terms
 
 VERSION = 1
 CANCELLED = "Cancelled"
-"""The kind of error that is none: the client has gone."""
+"""The kind of an end that is no error: the client has gone."""
 
 
 class Message(Struct, array_like=True):
@@ -39,7 +39,7 @@ class Hello(Message, tag=0):
 
 
 class Admit(Message, tag=1):
-    """May this request be served? `again`: it was admitted before the scheduler process was started again."""
+    """May this request be served? `again`: it was admitted before the scheduler process restarted."""
 
     number: int
     terms: Terms
@@ -67,7 +67,7 @@ class Place(Message, tag=3):
 
 
 class PlaceAgain(Message, tag=4):
-    """Place a prompt elsewhere whose placement has ended."""
+    """The placement `ended` has failed: place its prompt on another replica."""
 
     number: int
     ended: int
@@ -86,7 +86,7 @@ class FirstToken(Message, tag=6):
 
 
 class Ended(Message, tag=7):
-    """A placement has ended. `error`: its kind and text, None where the answer came to its end."""
+    """A placement has ended. `error`: its kind and text, None if the answer is complete."""
 
     number: int
     error: tuple[str, str] | None = None
@@ -104,14 +104,14 @@ class Moved(Message, tag=8):
 
 
 class Suspect(Message, tag=9):
-    """A replica did not answer something else than a placed request: have it checked."""
+    """Check this replica: it did not answer a request that was not placed, such as one to tokenize."""
 
     replica_id: str
 
 
 class Heard(Message, tag=10):
-    """When anything last came from the replicas, by number, in seconds of the host's monotonic clock. To be sent every
-    second, empty too: it is the sign of life, which `Alive` answers."""
+    """By placement, when its replica last sent anything, in seconds of the host's monotonic clock. Send it every
+    second, even empty: it is the sign of life, which `Alive` answers."""
 
     at: dict[int, float] = {}
 
@@ -128,7 +128,7 @@ class Ask(Message, tag=11):
 
 
 class Numbers(Message, tag=12):
-    """A carrier's own metrics: the answer to `Count`, and also sent now and then with number 0."""
+    """A carrier's own metrics: the answer to `Count`, and also sent every second with number 0."""
 
     number: int
     readings: list[Reading]
@@ -156,13 +156,13 @@ class ReplicaRow(Struct, array_like=True, frozen=True):
 
 
 class Replicas(Message, tag=1):
-    """All live replicas: after `Welcome`, and whenever something of it changes."""
+    """All live replicas. Sent after `Welcome`, and whenever one of them changes."""
 
     rows: Sequence[ReplicaRow]
 
 
 class Admitted(Message, tag=2):
-    """The request may be placed. `request_id`: another one if the one it had is in use."""
+    """The request may be placed. `request_id`: a new one if the client's is in use."""
 
     number: int
     request_id: str
@@ -182,7 +182,7 @@ class PlacedOn(Message, tag=3):
 
 
 class Refused(Message, tag=4):
-    """What was asked under this number cannot be. `details`: fields of the error."""
+    """The message with this number is refused. `kind`: the error's class. `details`: its fields."""
 
     number: int
     kind: str
@@ -253,7 +253,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def placement_of(message: PlacedOn) -> Placement:
-    """Return the placement that a message tells of."""
+    """Return the placement in a message."""
     return Placement(
         RequestId(message.request_id),
         ReplicaId(message.replica_id),

@@ -1,4 +1,4 @@
-"""This gateway's part in its group, on the event loop: what `preble.peers` decides, carried by a bus.
+"""This gateway's part in its group, on the event loop: it sends what `preble.peers` decides over NATS.
 
 Messages go out as soon as the loop is free; those that come up until then share one packet.
 """
@@ -32,16 +32,16 @@ from preble.serving.peers.shares import Shares
 
 _PACKET_BYTES = MAX_PACKET_BYTES // 2
 _ALONE_BEATS = 3
-"""Without a peer for so many beats after the connection, there is none."""
+"""If no peer has sent anything for this many beats after we connected, there is none."""
 _MiB = 1024 * 1024
 
 
 class Group:
     """The gateways that place for the same cluster. Use within one running event loop.
 
-    `me`: this gateway's name, with a part that is new at each start. `is_warm`: whether it is known here what peers
-    have in flight and what replicas cache; once it is, it stays so. So far: `num_told` and `num_heard` messages,
-    `told_bytes`, `num_bad` packets.
+    `me`: this gateway's name, with a part that is new at each start. `is_warm`: whether it knows what peers have in
+    flight and what replicas cache, or has waited for `peers.warm_s`; it stays so. Counts so far: messages `num_told`
+    and `num_heard`, `told_bytes`, and `num_bad` packets.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Group:
         knows_caches: Callable[[], bool],
     ) -> None:
         """`name`: this gateway's. `shares`: what else the group shares. `on_assumed`: called after each packet of a
-        peer, since the scheduler's next timer may have changed. `knows_caches`: whether the replicas have told all that
-        they cache.
+        peer, since the scheduler's next timer may have changed. `knows_caches`: whether we know all
+        that the replicas cache.
 
         Raises: ConfigError: a setting is unusable, or the library is not installed.
         """
@@ -86,12 +86,12 @@ class Group:
 
     @property
     def peers(self) -> frozenset[PeerId]:
-        """The peers that are heard."""
+        """The peers that have sent something lately."""
         return self._member.peers
 
     @property
     def is_connected(self) -> bool:
-        """Whether the bus gets through. Without it, this gateway places on its own."""
+        """Whether NATS is connected. Without it, this gateway places on its own."""
         return self._bus.is_connected
 
     @property
@@ -100,7 +100,7 @@ class Group:
         return self._member.num_unknown
 
     async def close(self) -> None:
-        """Tell the others that we stop, and leave."""
+        """Tell the peers that we stop, and leave."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,7 +145,7 @@ class Group:
     # what we hear
 
     def _take(self, data: bytes) -> None:
-        """Take a packet. One that is malformed or hostile is counted, and changes nothing."""
+        """Take a packet. A malformed one is only counted."""
         try:
             packet = decode(data)
         except BadPacket as error:
@@ -203,11 +203,13 @@ class Group:
             self._log.info("peers_warm", peers=len(self._member.peers))
         elif self._loop.time() >= self._warm_by:
             self.is_warm = True
-            self._log.warning("peers_cold", consequence="what is cached and in flight is not all known yet")
+            self._log.warning(
+                "peers_cold", consequence="placements may miss what is cached and what peers have in flight"
+            )
 
 
 def _size(message: Message) -> int:
-    """About the bytes that a message takes in a packet."""
+    """Return about how many bytes a message takes in a packet."""
     if isinstance(message, Placed | Tokens):
         return len(message.tail) + 200
     if isinstance(message, Beat):

@@ -1,4 +1,4 @@
-"""Packets between gateways over NATS core: one subject a cluster."""
+"""Packets between gateways over NATS core: one subject for each cluster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 _RETRY_S = 1
 _PING_S = 2
-"""A connection that answers no ping for twice this long is lost."""
+"""A connection is lost after two pings without an answer, when the third is due."""
 
 
 class NatsBus:
     """Carries packets to all other gateways of the cluster, at most once, each sender's in order.
 
-    It connects in the background, and again whenever the connection is lost. `on_packet` is given each packet of
-    another gateway; `on_change`, whether the connection is there, when that changes.
+    It connects in the background, and reconnects whenever the connection is lost. `on_packet`: called with each packet
+    of another gateway. `on_change`: called with `is_connected` whenever that changes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NatsBus:
         return self._client.is_connected
 
     async def publish(self, packet: bytes) -> None:
-        """Send to all others. Dropped while there is no connection, or where the packet is larger than NATS takes."""
+        """Send to all others. Drops the packet if there is no connection, or if it is larger than NATS takes."""
         import nats.errors
 
         if not self._client.is_connected:
@@ -135,7 +135,9 @@ def _options(config: PeersConfig) -> dict[str, Any]:
     """Arguments of the client's `connect`. Raises: ConfigError."""
     for server in config.servers:
         if urlsplit(server).scheme not in ("nats", "tls") or not urlsplit(server).hostname:
-            raise ConfigError(f"peers.servers: {server!r} is no URL such as nats://user:password@host:4222")
+            raise ConfigError(
+                f"peers.servers: {server!r} is not a NATS URL; give one such as nats://user:password@host:4222"
+            )
     options: dict[str, Any] = {"servers": list(config.servers)}
     if config.credentials is not None:
         options["user_credentials"] = config.credentials
@@ -150,5 +152,5 @@ def _tls(config: PeersConfig) -> ssl.SSLContext:
         if config.tls_cert is not None:
             context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"peers: the TLS files cannot be read: {error}") from error
+        raise ConfigError(f"cannot read peers.tls_ca, tls_cert or tls_key: {error}") from error
     return context

@@ -14,7 +14,7 @@ from preble.serving.replicas.ejection import Change, EjectionTable, Reason, Stan
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """This gateway's tables, which others add to."""
+    """This gateway's tables that its peers add to."""
 
     ejection: EjectionTable
     key_limits: KeyLimits
@@ -30,12 +30,12 @@ class Shares:
         self.ejection.listen(changed)
 
     def untold(self) -> Used | None:
-        """What has been used here since the last call; None for nothing."""
+        """Return what keys and tenants have used here since the last call, None if nothing."""
         keys, tenants = self.key_limits.take_untold(), self.admission.take_untold()
         return Used(tuple(keys), tuple(tenants.items())) if keys or tenants else None
 
     def take(self, message: Ejected | Used, now: float) -> None:
-        """Add what another gateway tells."""
+        """Add what a peer tells: an ejection, or what its keys and tenants used."""
         if isinstance(message, Ejected):
             self.ejection.failed_elsewhere(ReplicaId(message.replica), now)
             return

@@ -120,7 +120,7 @@ class EjectionTable:
         """A superset of those to keep away from, mostly empty: each placement asks."""
 
     def listen(self, on_change: Callable[[Change], None]) -> None:
-        """Report each later change to this one, too."""
+        """Call this with each later change, too."""
         self._listeners.append(on_change)
 
     def _on_change(self, change: Change) -> None:
@@ -229,7 +229,7 @@ class EjectionTable:
                 self._eject(replica_id, replica, Reason.FAILURE_RATE, now)
 
     def failed_elsewhere(self, replica_id: ReplicaId, now: float) -> None:
-        """Another gateway has ejected the replica: so do we, if that is allowed. It comes back by our own probes."""
+        """Another gateway has ejected the replica: eject it here too, if allowed. Our own probes bring it back."""
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.standing is Standing.IN:
             self._eject(replica_id, replica, Reason.PEER, now)

@@ -105,7 +105,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self._changed()
 
     def hold_back(self, replica_ids: frozenset[ReplicaId]) -> None:
-        """Have these live replicas get no new requests, and all others some."""
+        """Give new requests to none of these live replicas, and to all others."""
         self.held_back = replica_ids
         self._changed()
 

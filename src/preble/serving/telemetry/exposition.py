@@ -1,7 +1,7 @@
 """The numbers in Prometheus' text form.
 
-Written here, not by `prometheus_client`, which takes several times as long for each line: while a scrape of 400
-replicas is written, nothing else is served.
+`prometheus_client` would take several times as long for each line, and the gateway serves nothing else while it writes
+a scrape of 400 replicas.
 """
 
 from __future__ import annotations

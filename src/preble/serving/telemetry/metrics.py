@@ -74,7 +74,7 @@ class Telemetry:
     """The numbers and log of one `Serving`, in one process of the gateway. Several can be in one process.
 
     `numbers`: a carrier counts its own here. `others`: asked at each scrape for the numbers of the gateway's other
-    processes. `registry`: of what a scrape shows besides, such as what a carrier registers itself.
+    processes. `registry`: a scrape's further metrics, such as those that a carrier registers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Telemetry:
     ) -> None:
         """`log_losses`: of the log that this process writes, None where nobody counts them. `process`: its label.
 
-        `log`: what it says of requests."""
+        `log`: settings of the lines about requests."""
         config = config or MetricsConfig()
         self.numbers = numbers = Numbers()
         self.others = others
@@ -220,7 +220,7 @@ class Telemetry:
                 numbers.add("preble_tenant_tokens_total", tenant, model, kind, by=count)
 
     def _label(self, caller: Caller) -> str:
-        """The tenant's label: its name while there is room for one more, "" where none are wanted."""
+        """Return the tenant's label: its name, `other` beyond `metrics.tenants` names, "" if that is 0."""
         tenant = caller.tenant
         if not self._max_tenants or not tenant or tenant in self._tenants:
             return tenant if self._max_tenants else ""

@@ -1,7 +1,7 @@
 """The numbers behind the metrics: plain lists, which are added to as things happen and read at each scrape.
 
-A gateway may be several processes. Each has its own numbers of the same table and leaves at nothing what it does not
-count; the sums over all processes are the gateway's metrics.
+A gateway may be several processes. Each has its own numbers of the same table, and none for what it does not count. The
+sums over all processes are the gateway's metrics.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class Numbers:
         self._readers.append(reader)
 
     def remove(self, name: str, *values: str) -> None:
-        """Show a series no more; nothing happens if there is none."""
+        """Stop showing a series. Does nothing if there is none."""
         self._cells[name].pop(values, None)
 
     def forget_replica(self, replica: str) -> None:
-        """Show none of a replica's series any more. O(series)."""
+        """Stop showing all series of a replica. O(series)."""
         for declared in TABLE:
             if "replica" in declared.labels:
                 at, cells = declared.labels.index("replica"), self._cells[declared.name]
                 self._cells[declared.name] = {values: cell for values, cell in cells.items() if values[at] != replica}
 
     def keep(self, state: Iterable[Reading]) -> None:
-        """Count on from what a process that has ended had counted; its gauges say nothing any more."""
+        """Add the counts of a process that has ended, but not its gauges, which no longer hold."""
         for name, values, cell in state:
             if BY_NAME[name].kind is not Kind.GAUGE:
                 add(self.cell(name, *values), cell)
@@ -110,6 +110,6 @@ def total(states: Iterable[Iterable[Reading]]) -> Totals:
 
 
 def add(cell: Cell, other: Cell) -> None:
-    """Add to the numbers of one series those of another."""
+    """Add the numbers of another series to those of one."""
     for i, value in enumerate(other):
         cell[i] += value

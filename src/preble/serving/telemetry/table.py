@@ -37,7 +37,7 @@ class Declared:
 
     @property
     def cell_size(self) -> int:
-        """Numbers in one series: a histogram's are its buckets' counts, the last one without a bound, and the sum."""
+        """How many numbers a series has: a histogram has its buckets' counts, one more without a bound, and the sum."""
         return len(self.bounds) + 2 if self.kind is Kind.HISTOGRAM else 1
 
 
@@ -71,12 +71,18 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 same_as="vllm:e2e_request_latency_seconds",
             ),
             _seconds(
-                "tokenizing", "Part of both: making one prompt's token ids, with waiting.", "model", bounds=TINY_S
+                "tokenizing",
+                "Part of TTFT and E2E: making one prompt's token ids, with waiting.",
+                "model",
+                bounds=TINY_S,
             ),
             _seconds(
-                "queueing", "Part of both: until a tenant's prompt had its turn.", "model", bounds=TINY_S + SHORT_S[8:]
+                "queueing",
+                "Part of TTFT and E2E: until a tenant's prompt had its turn.",
+                "model",
+                bounds=TINY_S + SHORT_S[8:],
             ),
-            _seconds("placing", "Part of both: one placement decision.", bounds=TINY_S),
+            _seconds("placing", "Part of TTFT and E2E: one placement decision.", bounds=TINY_S),
             _seconds("replica_ttft", "Part of TTFT: from placing to the first byte.", "replica", "model"),
             _gauge("prompts_admitted", "Prompts between admission and the end of their answer."),
             _gauge(
@@ -118,7 +124,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _gauge("waiting_prefill_seconds", "GPU seconds to compute prompts of requests without a token.", "replica"),
             _gauge("waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", "replica"),
             _gauge("load_seconds", "L: seconds of work placed on a replica in the window.", "replica"),
-            _gauge("load_window_seconds", "Length of that window."),
+            _gauge("load_window_seconds", "Length of the window of preble_load_seconds."),
             _gauge("engine_running", "Requests that the engine says it runs, with other clients' requests.", "replica"),
             _gauge(
                 "engine_waiting", "Requests that the engine says are waiting, with other clients' requests.", "replica"
@@ -144,8 +150,16 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "replica",
             ),
             _counter("kv_resyncs", "Requests to a KV event stream to start over.", "replica"),
-            _counter("drift_predicted_tokens", "Prompt tokens believed cached, where it reported.", "replica"),
-            _counter("drift_reported_tokens", "Prompt tokens that it then reported as cached.", "replica"),
+            _counter(
+                "drift_predicted_tokens",
+                "Prompt tokens believed cached, of requests whose replica reported them.",
+                "replica",
+            ),
+            _counter(
+                "drift_reported_tokens",
+                "Prompt tokens that replicas reported as cached for the same requests.",
+                "replica",
+            ),
             _gauge("replicated_prefixes", "Prefixes that rebalancing serves from replicas of its choice."),
             _gauge("index_bytes", "Memory of the prefix index."),
             _gauge("index_tokens", "Tokens in the prefix index."),
@@ -159,7 +173,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "replica",
                 "state",
             ),
-            _gauge("replica_ejected", "1 while requests keep away from a replica.", "replica"),
+            _gauge("replica_ejected", "1 while the gateway keeps requests away from a replica.", "replica"),
             _gauge("replica_trusted", "1 while a replica's believed cache counts in placements.", "replica"),
             _gauge(
                 "replica_parity",
@@ -177,7 +191,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _gauge("peers_warm", "1 once this gateway knows what replicas cache and peers have in flight."),
             _gauge("assumed_in_flight", "Requests in flight that other gateways have placed."),
             _counter("peer_messages", "Messages between the gateways.", "direction"),
-            _counter("peer_bytes", "Bytes told to the other gateways."),
+            _counter("peer_bytes", "Bytes sent to the other gateways."),
             _counter("peer_bad_packets", "Packets of peers that are malformed, or of another version."),
             _counter("peer_unknown_prompts", "Placements of peers whose prompt was unknown here: they count as load."),
         ),
@@ -208,7 +222,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
         "The gateway itself": (
             _gauge(
                 "build_info",
-                "1; what runs here, in its labels; core: compiled or plain.",
+                "Always 1; its labels say what runs here. core: compiled or plain.",
                 "version",
                 "policy",
                 "python",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 _CANDIDATES = 16
-"""Those that cost least, the chosen one among them: a fleet may have hundreds."""
+"""How many candidates a span has, the cheapest ones and the chosen one: a fleet may have hundreds."""
 
 
 def make_tracing(config: TracingConfig) -> Tracing | None:
@@ -70,7 +70,7 @@ _CONTEXT = ("traceparent", "tracestate")
 
 
 class Trace:
-    """The spans of one request. Each method is called when what it names is over, unless it says otherwise."""
+    """The spans of one request. Call each method when what it names is over, unless it says otherwise."""
 
     def __init__(
         self, tracing: Tracing, start: Any, path: str, model: str | None, context: Any, request_id: str

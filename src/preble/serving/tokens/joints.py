@@ -1,4 +1,4 @@
-"""Whether a tokenizer makes of a text's pieces the ids that it makes of the whole, where the text is cut between words.
+"""Whether a tokenizer gives the pieces of a text, cut between words, the same ids as the whole text.
 
 A cut is before a space between two ASCII letters (`pieces.TEXT_CUT`). The ids are the same where
 
@@ -28,7 +28,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens
 from preble.serving.tokens.pieces import TEXT_CUT
 
 Encode = Callable[[str, bool], PackedTokens]
-"""Token ids of a text; the flag is whether special tokens are added."""
+"""Returns the token ids of a text. The flag: whether to add special tokens."""
 
 _SPACE = "▁"
 _UNSAFE_ENDS = frozenset(f"{ascii_letters} {_SPACE}")
@@ -74,9 +74,9 @@ class _File(Struct):
 
 
 def find_joint(path: Path, plain: tokenizers.Tokenizer, encode: Encode) -> Joint | None:
-    """Return how the pieces' ids are joined, None where they may not be those of the whole.
+    """Return how to join the pieces' ids, None if they may differ from those of the whole.
 
-    `plain`: the file's tokenizer, loaded. `encode`: what will make the ids.
+    `plain`: the file's tokenizer, loaded. `encode`: the function that will make the ids.
     """
     try:
         file = msgspec.json.decode(path.read_bytes(), type=_File)

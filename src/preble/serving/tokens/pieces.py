@@ -1,4 +1,4 @@
-"""Long prompts in pieces, and the token ids of pieces seen before: a known beginning is neither decoded nor tokenized.
+"""Cuts long prompts into pieces and keeps the pieces' token ids: a known beginning is neither decoded nor tokenized.
 
 A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before. So prompts
 with the same beginning have the same pieces up to where they differ. `joints` says for which tokenizers the ids of the
@@ -16,15 +16,15 @@ from preble.core.types import PackedTokens
 
 PIECE_SIZE = 4096
 _WINDOW = 4 * PIECE_SIZE
-"""The most that is searched for a cut in one step."""
+"""How far one step searches for a cut."""
 _LARGEST_KEPT = 16 * PIECE_SIZE
 _ENTRY_BYTES = 200
-"""What a remembered piece takes besides its text and its ids."""
+"""The bytes that a remembered piece takes besides its text and its ids."""
 
 TEXT_CUT = re.compile(r" (?<=[A-Za-z]{2} )[A-Za-z]")
 """Before the space between an ASCII letter and another."""
 _JSON_CUT = re.compile(rb" (?<=[^\\]{4}[A-Za-z]{2} )[A-Za-z]")
-"""The same in a JSON string. Its longest escape has six bytes, so the letter before the space is none's end."""
+"""The same in a JSON string. The letter before the space ends no escape: the longest escape has six bytes."""
 _OVERLAP = 8
 
 

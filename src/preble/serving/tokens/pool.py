@@ -33,7 +33,7 @@ _LETTERS_PER_TOKEN = 4
 _PIECE_LETTERS = 64 * 1024
 _MOST_ADDED_BY_A_CUT = 16
 _TURN_S = 0.0005
-"""How long a prompt in pieces keeps the event loop, but for one piece more."""
+"""How long a prompt in pieces may hold the event loop; it may go over by one piece."""
 _LONGEST_PIECE = 4 * PIECE_SIZE
 """A longer piece, as of a text without words, goes to a thread."""
 _RENDERED_AT_ONCE_BYTES = 64 * 1024
@@ -76,8 +76,8 @@ class LocalTokens:
     of the event loop. Where it does not allow it they go to threads, since that library releases the interpreter's
     lock; the slow library does not, so its prompts go to processes.
 
-    A text that is surely too long is refused before it is tokenized whole. Giants go one after the other, so that they
-    never delay other prompts.
+    A text that is surely too long is refused before it is tokenized whole. Very long prompts go one after the
+    other, so that they never delay other prompts.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class EngineTokens:
 
 
 def stand_in_tokens(count: int) -> PackedTokens:
-    """Return `count` tokens, at least one, for a prompt of which only the length is known."""
+    """Return `count` tokens, at least one, for a prompt whose text is unknown."""
     return PackedTokens(b" " * (TOKEN_BYTES * max(count, 1)))
 
 

@@ -248,6 +248,6 @@ def _downloaded(name: str, download: Callable[..., str] | None) -> Path:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"tokenizer {name!r}: neither a folder here nor to be had from the hub: {reason}. Give a folder with a "
+            f"tokenizer {name!r}: no such folder, and the hub does not provide it: {reason}. Give a folder with a "
             "tokenizer.json, or leave the tokenizer out: the replicas then tokenize"
         ) from error
