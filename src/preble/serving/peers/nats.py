@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import ssl
 from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 _RETRY_S = 1
+_CLOSE_S = 5.0
 _PING_S = 2
 """A connection is lost after two pings without an answer, when the third is due."""
 
@@ -65,12 +67,16 @@ class NatsBus:
     async def close(self) -> None:
         """Send what is left, and stop. From then on a lost connection is not reported."""
         self._on_change = lambda is_connected: None
-        self._connecting.cancel()
+        while not self._connecting.done():  # the library may take a cancellation for a failure, and go on
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting}, timeout=_RETRY_S)
         await asyncio.gather(self._connecting, return_exceptions=True)
-        if self._client.is_connected:
-            await self._client.drain()
-        elif not self._client.is_closed:
-            await self._client.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                if self._client.is_connected:
+                    await self._client.drain()
+                elif not self._client.is_closed:
+                    await self._client.close()
 
     async def _connect(self) -> None:
         """Connect for the first time. Afterwards the client reconnects by itself."""
