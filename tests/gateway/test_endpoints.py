@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, replicas, running
@@ -177,6 +178,52 @@ async def test_a_conversation_stays_with_the_replica_that_stored_it() -> None:
             assert answer.status == 404 and (await answer.json())["error"]["code"] == "response_not_found"
         lost, _ = await cluster.post("/v1/responses", 404, input="And?", previous_response_id="resp_none")
         assert "not found" in lost["error"]["message"]
+
+
+async def test_a_stored_response_is_only_for_the_tenant_that_was_answered() -> None:
+    async with emulated(1, auth=AuthConfig(api_keys=("k1", "k2"))) as cluster:
+        mine, other = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+        async with cluster.http.post("/v1/responses", json=PLACED["/v1/responses"], headers=mine) as answer:
+            path = f"/v1/responses/{(await answer.json())['id']}"
+        continued = {"input": "And?", "previous_response_id": path.rpartition("/")[2], "max_output_tokens": 3}
+        for headers, status in ((other, 404), (mine, 200)):
+            async with cluster.http.get(path, headers=headers) as answer:
+                assert answer.status == status
+            async with cluster.http.post("/v1/responses", json=continued, headers=headers) as answer:
+                assert answer.status == status
+        async with cluster.http.delete(path, headers=other) as answer:
+            assert answer.status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../sleep",
+        "/v1/%2e%2e/sleep",
+        "/v1//completions",
+        "/v1/completions/",
+        "/v1/%252e%252e/sleep",
+        "/v1/load_lora_adapter%3Fx=1",
+        "/v1/load_lora_adapter/",
+        "/v1/chat/completions/batch",
+    ],
+)
+async def test_a_path_that_a_server_may_read_as_another_one_reaches_no_replica(path: str) -> None:
+    async with emulated(1) as cluster:
+        for kind in ("application/json", "application/octet-stream"):
+            url = URL(cluster.gateway.url + path, encoded=True)
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(url, data=b"{}", headers={"content-type": kind}) as answer,
+            ):
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found"), kind
+
+
+async def test_requests_placed_by_load_choose_no_cache() -> None:
+    async with emulated(1) as cluster:
+        for field in ("cache_salt", "extra_key"):
+            refused, _ = await cluster.post("/v1/embeddings", 400, model="m", input="a", **{field: "theirs"})
+            assert field in refused["error"]["message"]
 
 
 async def test_embeddings_are_placed_by_load_and_leave_nothing_in_the_index() -> None:

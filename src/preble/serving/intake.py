@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from preble.config import GatewayConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, Request, RequestId
-from preble.errors import PromptTooLong, RequestError
+from preble.errors import PromptTooLong, RequestError, UnknownResponse
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields
 from preble.serving.endpoints.bodies import PromptLimits
@@ -117,8 +117,12 @@ class Intake(ABC):
         self.replicas.check_model(parsed.model)
         fields = parsed.fields
         avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
-        if fields.continues is not None and (holder := await self.stored.holder(fields.continues)) is not None:
-            avoid = frozenset(self.replicas) - {holder}
+        if fields.continues is not None:
+            holder = await self.stored.holder(fields.continues, parsed.caller)
+            if holder is not None:
+                avoid = frozenset(self.replicas) - {holder}
+            elif parsed.caller.name:  # it may be another tenant's, and the replica would not know
+                raise UnknownResponse(f"no replica has a response with the id {fields.continues[:200]!r}")
         if fields.by_load:
             shortest = self.replicas.shortest_prompt(fields.model)
             tokens = stand_in_tokens(int(min(fields.load_tokens, shortest)))

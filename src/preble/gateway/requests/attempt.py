@@ -91,8 +91,7 @@ class Attempt:
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
         self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
-        # An engine without this path says nothing of its models: such a 404 is no reason to check the replica.
-        shown = 400 if status == 404 and self._endpoint.by_load else status
+        shown = 400 if self._endpoint.is_unsupported(status) else status
         self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
 
     def received(self, data: bytes) -> None:

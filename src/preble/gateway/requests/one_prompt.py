@@ -13,6 +13,7 @@ async def answer_one_prompt(client: PlacedClient, relay: Relay, *, stream: bool)
 
     def begin(attempt: Attempt) -> None:
         client.begin(attempt.status, answer_headers(attempt))
+        client.pause_if_full()  # of answers before this one, which it has not read
 
     attempt = await relay.carry(Sink(begin, client.write) if stream else None)
     if attempt.is_stream:

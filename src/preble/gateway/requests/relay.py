@@ -50,7 +50,8 @@ class Relay:
                     await attempt.carry(self.body, headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
                     if attempt.answer_id is not None:
-                        self.serving.stored.note(attempt.answer_id, attempt.placed.placement.replica_id)
+                        tenant = self.parsed.caller.tenant
+                        self.serving.stored.note(attempt.answer_id, attempt.placed.placement.replica_id, tenant)
                     return attempt
             except EngineError as error:
                 if attempt.has_begun:

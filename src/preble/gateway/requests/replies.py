@@ -15,6 +15,7 @@ _NOT_PASSED_BACK = frozenset(
         b"content-length",
         b"date",
         b"keep-alive",
+        b"location",
         b"proxy-authenticate",
         b"proxy-connection",
         b"server",
@@ -28,7 +29,7 @@ _NOT_PASSED_BACK = frozenset(
         b"x-request-id",
     }
 )
-"""Headers of one connection only, and ours: a replica may be such a gateway itself."""
+"""Headers of one connection only; ours, for a replica may be such a gateway itself; and `location`, an address."""
 _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 

@@ -14,7 +14,7 @@ _ASKED = (("", "GET"), ("", "DELETE"), ("cancel", "POST"))
 async def answer_stored(client: Client, serving: Intake, method: str, path: str) -> None:
     """Answer a request to `/v1/responses/ID`, or to `cancel` below it. Raises: PrebleError."""
     response_id, _, rest = path.removeprefix(STORED).partition("/")
-    holder = await serving.stored.holder(response_id) if (rest, method) in _ASKED else None
+    holder = await serving.stored.holder(response_id, client.caller) if (rest, method) in _ASKED else None
     if holder is None:
         raise UnknownResponse(f"no replica has a response with the id {response_id[:200]!r}")
     target = f"{path}?{client.query.decode('latin-1')}" if client.query else path

@@ -101,7 +101,7 @@ class Uploads:
         placed = await self._serving.place(await self._serving.tokenize(parsed), parsed)
         while True:
             try:
-                await self._carry(client, placed, parsed.path, headers, upload)
+                await self._carry(client, placed, parsed.endpoint, headers, upload)
                 return
             except EngineRefused:
                 if upload.has_begun:
@@ -109,11 +109,11 @@ class Uploads:
                 placed = await placed.place_again()
 
     async def _carry(
-        self, client: Client, placed: Placed, path: str, headers: Mapping[str, str], upload: Upload
+        self, client: Client, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
     ) -> None:
         try:
-            async with placed.engine.http.forward("POST", path, headers, upload) as response:
-                placed.answered(400 if response.status == 404 else response.status)
+            async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
+                placed.answered(400 if endpoint.is_unsupported(response.status) else response.status)
                 await pass_on(client, response, placement_headers(placed))
             placed.end()
         except BaseException as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw
 
-from preble.errors import EngineProtocolError
+from preble.errors import EngineProtocolError, RequestError
 from preble.serving.endpoints.answers import Usage, usage_of_completion
 from preble.serving.endpoints.bodies import (
     BYTES_PER_TOKEN,
@@ -28,6 +28,8 @@ class LoadBody(Reserved, kw_only=True):
 
     model: str | None = None
     stream: bool | None = None
+    cache_salt: Raw = Raw(b"")
+    extra_key: Raw = Raw(b"")
     messages: Raw = Raw(b"")
     prompt: Raw = Raw(b"")
 
@@ -41,6 +43,8 @@ def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
     """Read a JSON body for its model alone. Raises: RequestError."""
     given: LoadBody = decoded(_BODY, body)
     refuse_reserved(given)
+    if given.cache_salt or given.extra_key:  # with another tenant's, its cache could be read
+        raise RequestError("leave out cache_salt and extra_key: requests to this endpoint share no KV cache")
     return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
 
 

@@ -56,6 +56,13 @@ class Endpoint:
         found = self.answer_id.search(answer, 0, _ID_WITHIN_BYTES) if self.answer_id is not None else None
         return found[1].decode() if found else None
 
+    def is_unsupported(self, status: int) -> bool:
+        """Whether an error says that the engine has no such endpoint, so nothing about the replica's health.
+
+        Of an endpoint that we do not know, no error of the server does: a client may have made it up.
+        """
+        return self.by_load and (status in (404, 501) or (status >= 500 and bool(self.label)))
+
     def meter(self) -> StreamMeter:
         """Return the meter of one streamed answer."""
         return StreamMeter(self.events)

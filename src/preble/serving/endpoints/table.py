@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -60,9 +61,11 @@ ENDPOINTS: Mapping[str, Endpoint] = MappingProxyType(
     }
 )
 """The endpoints, by path."""
-NOT_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""Each changes one replica, so operators send it to the replicas themselves."""
-_OF_ENGINES = ("/v1/", "/v2/")
+NOT_PASSED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions/batch"})
+"""The first two change one replica, so they are an operator's business with each of them. The last fills KV caches;
+requests that are placed by load may not, for their tenants' caches would not be kept apart."""
+_OF_ENGINES = re.compile(r"/v[12](/[A-Za-z0-9_-][A-Za-z0-9_.:-]*)+")
+"""Plain segments only: what a replica's server or a proxy before it could read as another path is not passed."""
 _TWICE = "/v1/v1/"
 """How a path begins if the client's base URL ends in `/v1` and should not."""
 _OF_ANTHROPIC = "/v1/messages/"
@@ -75,12 +78,12 @@ def endpoint_of(path: str) -> Endpoint | None:
 
     Other paths below `/v1/` and `/v2/` are placed by load, since engines may serve a model there.
 
-    >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/sleep")
+    >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/v1/../sleep")
     (True, True, None)
     """
     if (endpoint := ENDPOINTS.get(path)) is not None:
         return endpoint
-    if not path.startswith(_OF_ENGINES) or path.startswith(_TWICE) or path in NOT_PASSED:
+    if _OF_ENGINES.fullmatch(path) is None or path.startswith(_TWICE) or path in NOT_PASSED:
         return None
     style = ErrorStyle.ANTHROPIC if path.startswith(_OF_ANTHROPIC) else ErrorStyle.OPENAI
     return Endpoint.of_any(path, style, label=OTHER)
