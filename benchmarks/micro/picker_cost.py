@@ -39,7 +39,7 @@ ENVOY = ROOT / ".servers" / "envoy" / "bin" / "envoy"
 CONFIG = ROOT / "deploy" / "helm" / "preble" / "files" / "envoy.yaml"
 CONNECTIONS = 8
 START_S = 60.0
-CASES = [Case(tokens, False, events) for events in (0, 2, 64) for tokens in (100, 2000)]
+CASES = [Case(tokens, "text", events) for events in (0, 2, 64) for tokens in (100, 2000)]
 """2,000 tokens are about 8 KB of text."""
 
 
@@ -159,7 +159,7 @@ def table(rows: list[Cost]) -> str:
     names = list(dict.fromkeys(row.process for row in rows))
     lines = [f"{'us of CPU a request':26}" + "".join(f" {name:>9}" for name in names)]
     lines += [f"{case!s:26}" + "".join(f" {by[name, case]:9.0f}" for name in names) for case in CASES]
-    few, many = Case(2000, False, 2), Case(2000, False, 64)
+    few, many = Case(2000, "text", 2), Case(2000, "text", 64)
     each = ((by[name, many] - by[name, few]) / (many.events - few.events) for name in names)
     return "\n".join([*lines, f"{'each event more':26}" + "".join(f" {cost:9.0f}" for cost in each)])
 
