@@ -144,7 +144,7 @@ async def costs(arms: list[Arm], prompts: Prompts, args: argparse.Namespace) -> 
         for case in CASES:
             tell(f"round {number + 1} of {args.rounds}: {case}")
             drawn = [prompts.draw(case.tokens) for _ in range(args.requests)]
-            questions = [question(prompt, as_ids=False, events=case.events, natively=False) for prompt in drawn]
+            questions = [question(prompt, form="text", events=case.events, natively=False) for prompt in drawn]
             for arm in arms:
                 before = {name: time.clock_gettime(clock) for name, clock in arm.clocks.items()}
                 await ask_all(arm.connections, questions)

@@ -308,10 +308,10 @@ async def test_what_a_tenant_uses_at_one_gateway_counts_for_its_turn_at_the_othe
 @pytest.mark.parametrize(
     ("peers", "why"),
     [
-        ({"servers": ("http://a:1",)}, "no URL such as nats://"),
-        ({"servers": ("nats://",)}, "no URL such as nats://"),
+        ({"servers": ("http://a:1",)}, "is not a NATS URL"),
+        ({"servers": ("nats://",)}, "is not a NATS URL"),
         ({"servers": ("nats://a:1",), "cluster": "a.b"}, "letters, digits"),
-        ({"servers": ("tls://a:1",), "tls_ca": "/nowhere.pem"}, "TLS files"),
+        ({"servers": ("tls://a:1",), "tls_ca": "/nowhere.pem"}, "tls_ca, tls_cert or tls_key"),
     ],
 )
 async def test_settings_that_cannot_be_are_refused(fakes: list[FakeReplica], peers: dict[str, Any], why: str) -> None:
