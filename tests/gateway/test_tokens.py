@@ -243,7 +243,7 @@ def test_a_hub_that_cannot_be_reached_is_a_clear_error() -> None:
     def download(name: str, **options: object) -> str:
         raise OSError("no route\nto host")
 
-    with pytest.raises(ConfigError, match=r"'org/name': neither .* from the hub: no route\. Give a folder"):
+    with pytest.raises(ConfigError, match=r"'org/name': no such folder, .* provide it: no route\. Give a folder"):
         find_model_files("org/name", download)
 
 
