@@ -75,7 +75,7 @@ def write_json(file: Path | None, result: Any) -> None:
 
 
 def made_by() -> str:
-    """Return when and by which command a page is made, for its foot."""
+    """Return the foot of a page: the date, and the command that made the page."""
     return f"Made on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by: {shlex.join(['preble', *sys.argv[1:]])}"
 
 
