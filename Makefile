@@ -60,7 +60,7 @@ $(DOCS): $(DEV)
 
 # The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
 # beside the sources, where they would be imported instead of them.
-$(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/preble/core/*.py src/preble/core/*/*.py)
+$(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(shell find src/preble/core -name "*.py")
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)

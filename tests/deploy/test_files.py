@@ -52,9 +52,10 @@ def own_commands() -> list[Any]:
 
 @pytest.mark.parametrize("command", own_commands())
 def test_composed_services_run_commands_that_there_are(command: list[str]) -> None:
-    found = cli.get_command(click.Context(cli), command[0])
+    group = click.Context(cli, **cli.context_settings)
+    found = cli.get_command(group, command[0])
     assert found is not None
-    found.make_context(command[0], command[1:])
+    found.make_context(command[0], command[1:], parent=group)
 
 
 def test_composed_services_find_each_other_and_their_files() -> None:

@@ -131,8 +131,8 @@ async def test_an_answer_to_ids_is_the_answer_to_the_text(vllm_pair: VllmPair, s
                 assert answer.status == 200
                 lines = (await answer.read()).split(b"\n")
             events = [json.loads(line.removeprefix(b"data: ")) for line in lines if b"{" in line]
-            answers.append([[choice["text"] for choice in event["choices"]] for event in events])
-    assert answers[0] == answers[1]
+            answers.append("".join(choice["text"] for event in events for choice in event["choices"]))
+    assert answers[0] == answers[1] != ""  # in how many events depends on the engine's speed
 
 
 async def complete(http: aiohttp.ClientSession, prompt: Any, **fields: Any) -> tuple[dict[str, Any], str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,6 +32,16 @@ PROMPT = list(range(1000, 1000 + 20 * BLOCK_SIZE + 5))
 WHOLE = 20 * BLOCK_SIZE
 HOST_BYTES = 512 * 1024 * 1024
 STORE = "folder"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def no_memory_is_left_behind() -> Iterator[None]:
+    """vLLM's tiers share memory by a file that no process removes when it is killed: half a gigabyte each."""
+    before = set(SHARED_MEMORY.glob("vllm_offload_*"))
+    yield
+    for left in set(SHARED_MEMORY.glob("vllm_offload_*")) - before:
+        left.unlink()
 
 
 def offloading(spec: str, **more: object) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_programs_get_the_result_on_stdout() -> None:
     assert {run["workload"]["requests"] for run in data["runs"]} == {10}
 
 
-def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path) -> None:
+def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/preble", "compare", "--seed", "1"])
     file, page = tmp_path / "result.json", tmp_path / "page.html"
     assert compare(*SMALL, "--json", str(file)).exit_code == 0
     before = file.read_bytes()
@@ -48,7 +50,7 @@ def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path) -
     assert "runs" not in again.stderr
     drawn = page.read_text(encoding="utf-8")
     assert drawn.count("<svg") == 10
-    assert re.search(r"<footer>Made on \d{4}-\d\d-\d\d .* by: preble ", drawn)
+    assert re.search(r"<footer>Made on \d{4}-\d\d-\d\d .* by: preble compare --seed 1<", drawn)
 
 
 def test_values_with_spaces_between_get_a_hint_of_the_comma() -> None:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
@@ -39,11 +40,13 @@ def test_the_page_has_the_caution_that_the_command_ends_with(kept: CompareResult
 
 
 def test_the_command_on_the_page_is_the_plan_of_the_results(kept: CompareResult, script: Any) -> None:
+    from preble.cli import cli
     from preble.cli.compare import _plan, command
 
     [line] = [part for part in PAGE.split("```") if part.startswith("console\n$ preble compare")]
     shown = line.removeprefix("console\n$ ").partition("\ntoolbench")[0].replace("\\\n", "")
-    options = command.make_context("compare", shlex.split(shown)[2:]).params
+    group = click.Context(cli, **cli.context_settings)
+    options = command.make_context("compare", shlex.split(shown)[2:], parent=group).params
     for name in ("json_file", "html", "jobs"):
         options.pop(name)
     asked, run, meant = map(msgspec.to_builtins, (_plan(**options), kept.plan, script.example()))
