@@ -10,7 +10,18 @@ from msgspec import Raw
 
 from preble.core.types import unpack_tokens
 from preble.errors import EngineProtocolError, RequestError
-from preble.serving import CHAT, COMPLETIONS, ENDPOINTS, Endpoint, ErrorForm, Fields, StreamMeter, endpoint_of
+from preble.serving import (
+    CHAT,
+    COMPLETIONS,
+    ENDPOINTS,
+    Endpoint,
+    ErrorForm,
+    Fields,
+    StreamMeter,
+    UploadHead,
+    endpoint_of,
+)
+from preble.serving.endpoints import by_load
 from preble.serving.endpoints.bodies import PromptLimits, decode_text
 from preble.serving.endpoints.errors import ErrorStyle
 
@@ -342,3 +353,57 @@ def test_errors_are_in_the_endpoints_form() -> None:
     assert json.loads(form.body(ErrorStyle.RESPONSES)) == json.loads(form.body(ErrorStyle.OPENAI))
     [_, data, *_] = form.event(ErrorStyle.ANTHROPIC).splitlines()
     assert json.loads(data.removeprefix(b"data: "))["error"]["message"] == "later"
+
+
+# uploads
+
+
+FORM = b"multipart/form-data; boundary=edge"
+FILE_FIRST = (
+    b'--edge\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\r\n\r\nsound\r\n'
+    b"--edge\r\ncontent-disposition: form-data; name=model\r\ncontent-type: text/plain\r\n\r\nwhisper\r\n--edge--"
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50, 1000])
+def test_a_form_names_its_model_however_its_pieces_are_cut(size: int) -> None:
+    head = UploadHead(FORM, 400)
+    pieces = (FILE_FIRST[i : i + size] for i in range(0, len(FILE_FIRST), size))
+    fields = next(fields for fields in map(head.add, pieces) if fields is not None)
+    assert (fields.model, fields.load_tokens) == ("whisper", 100)
+    assert FILE_FIRST.startswith(bytes(head.bytes)) and b"whisper\r\n--edge" in head.bytes
+
+
+def test_a_part_only_counts_as_the_model_by_its_own_headers() -> None:
+    head = UploadHead(FORM, 0)
+    form = (
+        b'--edge\r\nContent-Disposition: form-data; name="file"\r\n\r\ncontent-disposition: form-data; name="model"\r\n'
+    )
+    assert head.add(form + b"\r\nno\r\n--edge--") is None
+    assert head.whole().model is None
+
+
+class Searched(bytearray):
+    """Counts the bytes that are searched."""
+
+    count = 0
+
+    def find(self, what: Any, start: Any = 0, end: Any = None) -> int:
+        Searched.count += len(self) - start
+        return super().find(what, start)
+
+
+def test_each_byte_before_the_model_is_searched_once() -> None:
+    head = UploadHead(FORM, 0)
+    head.bytes = Searched()
+    for _ in range(1000):
+        head.add(bytes(1000))
+    assert Searched.count < 1_100_000
+
+
+def test_a_form_that_names_no_model_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_load, "MOST_BEFORE_MODEL", 1 << 20)
+    head = UploadHead(FORM, 0)
+    head.add(bytes(1 << 20))
+    with pytest.raises(RequestError, match="first 1 MiB name no model; send the field `model` before the file"):
+        head.add(b"x")

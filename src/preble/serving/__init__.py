@@ -18,11 +18,11 @@ from preble.serving.endpoints import (
     Prompt,
     PromptTokensDetails,
     StreamMeter,
+    UploadHead,
     Usage,
     endpoint_of,
     error_form,
     in_style,
-    read_upload,
 )
 from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
@@ -74,9 +74,9 @@ __all__ = [
     "StreamMeter",
     "Trace",
     "UnknownReplica",
+    "UploadHead",
     "Usage",
     "endpoint_of",
     "error_form",
     "in_style",
-    "read_upload",
 ]

@@ -12,7 +12,7 @@ from preble.gateway.http.body_memory import BodyReservation
 from preble.gateway.http.client import Client
 from preble.gateway.requests.headers import PassedHeaders
 from preble.gateway.requests.replies import passed_back
-from preble.serving import Endpoint, Fields, HeaderList, Intake, ParsedRequest, Placed, read_upload
+from preble.serving import Endpoint, Fields, HeaderList, Intake, ParsedRequest, Placed, UploadHead
 
 _KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
 
@@ -28,29 +28,28 @@ class Upload:
     def __init__(self, client: Client, limit: int, piece_s: float, memory: BodyReservation) -> None:
         """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
         self._pieces = client.pieces(piece_s)
-        self._content_type = client.headers.get(b"content-type", b"")
         self._num_declared = client.declared_length()
+        self._head = UploadHead(client.headers.get(b"content-type", b""), self._num_declared)
         self._limit = limit
         self._memory = memory
-        self._head = bytearray()
-        self._is_whole = False
         self.has_begun = False
         """Whether some of it was sent, so that it cannot be sent again."""
         self.failure: Exception | None = None
         """Why the rest of it could not be read."""
 
     async def read_fields(self) -> Fields:
-        """Read as much as it takes to know the model. Raises: BodyTooLarge, BodyTooSlow, ClientGone, Overloaded."""
+        """Read as much as it takes to know the model.
+
+        Raises: RequestError: that is too much. BodyTooLarge, BodyTooSlow, ClientGone, Overloaded.
+        """
         self._check(self._num_declared)
-        while True:
-            fields = read_upload(bytes(self._head), self._content_type, self._num_declared, is_whole=self._is_whole)
+        async for piece in self._pieces:
+            self._memory.grow(len(piece))
+            fields = self._head.add(piece)
+            self._check(len(self._head.bytes))
             if fields is not None:
                 return fields
-            piece = await anext(self._pieces, None)
-            self._is_whole = piece is None
-            self._memory.grow(len(piece or b""))
-            self._head += piece or b""
-            self._check(len(self._head))
+        return self._head.whole()
 
     def _check(self, size: int) -> None:
         if size > self._limit:
@@ -59,9 +58,9 @@ class Upload:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         self.has_begun = True
-        size = len(self._head)
+        size = len(self._head.bytes)
         try:
-            yield bytes(self._head)
+            yield bytes(self._head.bytes)
             async for piece in self._pieces:
                 size += len(piece)
                 self._check(size)

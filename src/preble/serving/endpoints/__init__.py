@@ -2,7 +2,7 @@
 
 from preble.serving.endpoints.answers import PromptTokensDetails, Usage
 from preble.serving.endpoints.bodies import Fields, Prompt
-from preble.serving.endpoints.by_load import read_upload
+from preble.serving.endpoints.by_load import UploadHead
 from preble.serving.endpoints.endpoint import Endpoint
 from preble.serving.endpoints.errors import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList, error_form, in_style
 from preble.serving.endpoints.events import StreamMeter
@@ -22,9 +22,9 @@ __all__ = [
     "Prompt",
     "PromptTokensDetails",
     "StreamMeter",
+    "UploadHead",
     "Usage",
     "endpoint_of",
     "error_form",
     "in_style",
-    "read_upload",
 ]

@@ -36,7 +36,10 @@ class LoadBody(Reserved, kw_only=True):
 
 _BODY = msgspec.json.Decoder(LoadBody)
 _BOUNDARY = re.compile(rb'multipart/form-data\b.*\bboundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', re.IGNORECASE)
-_MODEL = re.compile(rb'content-disposition:[^\r\n]*\bname="?model"?[;\r]', re.IGNORECASE)
+_MODEL = re.compile(rb'^content-disposition:[^\r\n]*\bname="?model"?\s*(?:;|\r?$)', re.IGNORECASE | re.MULTILINE)
+_PART_HEAD_BYTES = 8 * 1024
+MOST_BEFORE_MODEL = 32 * 1024 * 1024
+"""Of a form that names its model after the file, this much is kept until then: OpenAI takes 25 MB of sound."""
 
 
 def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
@@ -48,28 +51,51 @@ def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
     return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
 
 
-def read_upload(head: bytes, content_type: bytes, length: int, *, is_whole: bool) -> Fields | None:
-    """Read the beginning of a body that is no JSON; None if more of it is needed to know the model.
+class UploadHead:
+    """The beginning of a body that is no JSON, up to the part that names the model. Reads each byte once.
 
-    `length`: of all of it, 0 if it is not known.
+    `bytes`: what has come so far.
 
-    >>> form = b'--x\\r\\nContent-Disposition: form-data; name="model"\\r\\n\\r\\nwhisper\\r\\n--x'
-    >>> kind = b"multipart/form-data; boundary=x"
-    >>> read_upload(form, kind, 0, is_whole=False).model, read_upload(form[:40], kind, 0, is_whole=False)
-    ('whisper', None)
+    >>> head = UploadHead(b"multipart/form-data; boundary=x", 0)
+    >>> head.add(b'--x\\r\\nContent-Disposition: form-data; name="model"\\r\\n\\r\\nwhis')
+    >>> head.add(b"per\\r\\n--x").model
+    'whisper'
     """
-    boundary = _BOUNDARY.search(content_type)
-    if boundary is None:
-        return Fields(load_tokens=length // BYTES_PER_TOKEN)
-    mark = re.escape(b"--" + (boundary[1] or boundary[2]))
-    part = rb"(?:^|\r\n)" + mark + rb"\r\n((?:[^\r\n]+\r\n)+)\r\n(.*?)\r\n" + mark
-    at = 0
-    while (found := re.compile(part, re.DOTALL).search(head, at)) is not None:
-        if _MODEL.search(found[1]):
-            model = found[2].decode("utf-8", "replace")
-            return Fields(model=model or None, load_tokens=length // BYTES_PER_TOKEN)
-        at = found.end(2)
-    return Fields(load_tokens=len(head) // BYTES_PER_TOKEN) if is_whole else None
+
+    def __init__(self, content_type: bytes, length: int) -> None:
+        """`length`: of the whole body, 0 if it is not known."""
+        boundary = _BOUNDARY.search(content_type)
+        self._mark = None if boundary is None else b"\r\n--" + (boundary[1] or boundary[2])
+        self._load_tokens = length // BYTES_PER_TOKEN
+        self._part_at = 0
+        self._searched_to = 0
+        self.bytes = bytearray()
+
+    def add(self, piece: bytes) -> Fields | None:
+        """Read the next piece; return None if more are needed to know the model. Raises: RequestError: too many are."""
+        self.bytes += piece
+        if self._mark is None:
+            return Fields(load_tokens=self._load_tokens)
+        if (model := self._model(self._mark)) is not None:
+            return Fields(model=model.decode("utf-8", "replace") or None, load_tokens=self._load_tokens)
+        if len(self.bytes) > MOST_BEFORE_MODEL:
+            text = f"the first {MOST_BEFORE_MODEL >> 20} MiB name no model; send the field `model` before the file"
+            raise RequestError(text, param="model")
+        return None
+
+    def whole(self) -> Fields:
+        """Return the fields of a body that is complete and names no model."""
+        return Fields(load_tokens=len(self.bytes) // BYTES_PER_TOKEN)
+
+    def _model(self, mark: bytes) -> bytes | None:
+        while (end := self.bytes.find(mark, self._searched_to)) >= 0:
+            head = self.bytes[self._part_at : min(end, self._part_at + _PART_HEAD_BYTES)].partition(b"\r\n\r\n")[0]
+            if _MODEL.search(head):
+                return bytes(self.bytes[self._part_at + len(head) + 4 : end])
+            self._part_at = self._searched_to = end + len(mark)
+        # The next piece may complete a mark that has begun.
+        self._searched_to = max(self._searched_to, len(self.bytes) - len(mark) + 1)
+        return None
 
 
 def read_invocation(body: bytes, limits: PromptLimits) -> Fields:
