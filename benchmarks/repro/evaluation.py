@@ -1,4 +1,4 @@
-"""The evaluation in docs/bursts.md: the paper's figures, every peer's rule, and the cases that do harm.
+"""The evaluation in docs/bursts.md: the paper's figures, every other router's rule, and the cases that do harm.
 
     python benchmarks/repro/evaluation.py                      # what is not there yet (hours; see --list)
     python benchmarks/repro/evaluation.py toolbench video      # these cases

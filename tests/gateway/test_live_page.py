@@ -18,7 +18,7 @@ import pytest
 from gateway.conftest import Serve, Served
 from gateway.fakes import replicas
 from preble.config import AuthConfig
-from preble.gateway.ui import live
+from preble.gateway.pages import live
 from support.browser import Tab, browser
 from support.drawn_fleet import Day, drawn_fleet, work
 from support.waiting import eventually

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PeerId, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.peers.member import BEAT_S, SILENT_S, GroupMember
-from preble.peers.messages import Message
+from preble.peers.packets import Message
 from preble.peers.prompt_book import CHUNK_TOKENS
 from support.by_hand import scheduler_of
 

@@ -20,9 +20,8 @@ from preble.config import DecisionsConfig, PeersConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import ReplicaId, Request, RequestId
 from preble.errors import ConfigError, Overloaded
-from preble.peers.messages import VERSION
-from preble.serving import COMPLETIONS, Serving
-from preble.serving import Placed as OwnPlaced
+from preble.peers.packets import VERSION
+from preble.serving import COMPLETIONS, Placed, Serving
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.replicas.ejection import Standing
 from serving.test_carrier import config
@@ -45,7 +44,7 @@ class Gateway:
     def num_assumed(self) -> int:
         return self.serving.scheduler.snapshot().num_assumed
 
-    async def place(self, request_id: str, caller: Caller = ANYBODY) -> OwnPlaced:
+    async def place(self, request_id: str, caller: Caller = ANYBODY) -> Placed:
         body = json.dumps({"model": "tiny", "prompt": PROMPT}).encode()
         parsed = await self.serving.parse(COMPLETIONS, {}, body, request_id, caller)
         return await self.serving.place(await self.serving.tokenize(parsed), parsed)

@@ -19,7 +19,7 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.errors import ConfigError
 from preble.serving import Serving
-from preble.serving.link import messages
+from preble.serving.link import protocol
 from support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
@@ -156,7 +156,7 @@ def test_the_page_names_every_message_with_its_number() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     there = {
         (str(kind.__struct_config__.tag), kind.__name__)
-        for kind in vars(messages).values()
-        if isinstance(kind, type) and issubclass(kind, messages.Message) and kind is not messages.Message
+        for kind in vars(protocol).values()
+        if isinstance(kind, type) and issubclass(kind, protocol.Message) and kind is not protocol.Message
     }
-    assert set(rows) == there and f"version: {messages.VERSION};" in PAGE.read_text(encoding="utf-8")
+    assert set(rows) == there and f"version: {protocol.VERSION};" in PAGE.read_text(encoding="utf-8")

@@ -119,7 +119,7 @@ def below_core(module: str) -> str:
 
 
 def folder(module: str) -> str:
-    """`preble.gateway.http.client.Client` -> `http`; "" for a file at the room's top."""
+    """`preble.gateway.http.asgi_client.Client` -> `http`; "" for a file at the room's top."""
     parts = module.split(".")
     inside = SRC.joinpath(*parts[:3])
     return parts[2] if len(parts) > 3 and inside.is_dir() else ""

@@ -18,11 +18,11 @@ from rich.console import Console
 
 from preble.bench import BenchRun, BenchSettings
 from preble.bench.client import BenchClient
+from preble.bench.completion_stream import server_sent_data
 from preble.bench.counters import CacheCounters, parse_counters
 from preble.bench.load import run_load
 from preble.bench.plot import draw_results
 from preble.bench.report import results_table
-from preble.engines.completion_stream import server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord, Slo
 from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest

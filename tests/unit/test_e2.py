@@ -164,7 +164,7 @@ def test_cold_prompts_of_one_instant_spread_evenly() -> None:
 
 
 def test_a_short_system_prompt_does_not_pull_everything_to_one_replica() -> None:
-    """Complaint 1 of the peers' users."""
+    """Complaint 1 of other routers' users."""
     made = scheduler(A, B, C, D)
     system = run_of(0, 100)
     placed: Counter[ReplicaId] = Counter()

@@ -9,7 +9,7 @@ import pytest
 
 from preble.config import EjectionConfig
 from preble.core.types import ReplicaId, RequestId
-from preble.serving.replicas.ejection import Change, EjectionTable, Reason, Standing
+from preble.serving.replicas.ejection import Change, EjectionReason, EjectionTable, Standing
 
 CONFIG = EjectionConfig()
 NAMES = [ReplicaId(f"r{i}") for i in range(4)]
@@ -57,7 +57,7 @@ def test_failures_in_a_row_eject() -> None:
     assert fleet.avoided == frozenset()
     fleet.fail(BAD)
     assert fleet.avoided == {BAD}
-    assert fleet.changes == [Change(BAD, Standing.EJECTED, Reason.CONSECUTIVE_FAILURES, CONFIG.first_out_s)]
+    assert fleet.changes == [Change(BAD, Standing.EJECTED, EjectionReason.CONSECUTIVE_FAILURES, CONFIG.first_out_s)]
 
 
 def test_a_success_begins_the_row_again() -> None:
@@ -185,7 +185,7 @@ def test_a_replica_that_begins_no_answer_while_others_do_is_ejected() -> None:
     stall(fleet)
     assert fleet.check() == [BAD]
     assert fleet.avoided == {BAD}
-    assert fleet.changes[0].reason is Reason.STALLED
+    assert fleet.changes[0].reason is EjectionReason.STALLED
 
 
 def test_a_replica_that_still_streams_is_not_stalled() -> None:
@@ -246,7 +246,7 @@ def test_whole_answers_that_hang_are_failures_when_they_time_out() -> None:
     fleet = Fleet()
     for request in [fleet.send(BAD, streams=False) for _ in range(CONFIG.consecutive_failures)]:
         fleet.table.failed(BAD, request, fleet.now + 600.0)
-    assert fleet.changes[0].reason is Reason.CONSECUTIVE_FAILURES
+    assert fleet.changes[0].reason is EjectionReason.CONSECUTIVE_FAILURES
 
 
 def test_where_others_take_long_more_patience_is_had() -> None:
@@ -268,7 +268,7 @@ def test_a_probe_without_an_answer_is_a_failed_one() -> None:
     assert fleet.avoided == frozenset()
     stall(fleet, num_waiting=1)
     assert fleet.check() == [BAD]
-    assert fleet.changes[-1] == Change(BAD, Standing.EJECTED, Reason.PROBE_FAILED, 2 * CONFIG.first_out_s)
+    assert fleet.changes[-1] == Change(BAD, Standing.EJECTED, EjectionReason.PROBE_FAILED, 2 * CONFIG.first_out_s)
 
 
 @pytest.mark.parametrize(("expected_s", "is_slow"), [(1.0, True), (10.0, False)])
@@ -322,6 +322,6 @@ def test_what_another_gateway_ejects_is_ejected_here_within_the_largest_share_an
         fleet.table.failed_elsewhere(replica, fleet.now)
     fleet.table.failed_elsewhere(ReplicaId("unknown"), fleet.now)
     assert fleet.avoided == {"r0", "r1"}
-    assert [change.reason for change in fleet.changes] == [Reason.PEER, Reason.PEER]
+    assert [change.reason for change in fleet.changes] == [EjectionReason.PEER, EjectionReason.PEER]
     fleet.now += CONFIG.first_out_s
     assert fleet.avoided == frozenset(), "a probe may go"

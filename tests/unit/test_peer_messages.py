@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preble.core.types import PeerId
-from preble.peers.messages import (
+from preble.peers.packets import (
     MAX_PACKET_BYTES,
     VERSION,
     Again,
@@ -22,7 +22,7 @@ from preble.peers.messages import (
     Held,
     Left,
     Message,
-    Placed,
+    PlacedHere,
     Tokens,
     Unknown,
     Used,
@@ -33,7 +33,7 @@ from preble.peers.messages import (
 EAST = PeerId("east")
 MESSAGES: tuple[Message, ...] = (
     Tokens(b"h" * 16, b"1234"),
-    Placed(1, "r0", 100, None, b"", b"12345678", "salted"),
+    PlacedHere(1, "r0", 100, None, b"", b"12345678", "salted"),
     Held("r0", b"h" * 16, b"1234", "salted"),
     FirstToken(1),
     Ended(1, 20, 16),

@@ -195,7 +195,7 @@ def burst(made: GlobalScheduler, count: int, shared: int, unique: int) -> Counte
 
 
 def test_a_burst_on_one_cold_prefix_is_redirected_before_anything_answers() -> None:
-    """Complaint 3 of the peers' users: load counts when a request is placed, not when its answer starts."""
+    """Complaint 3 of other routers' users: load counts when a request is placed, not when its answer starts."""
     placed = burst(scheduler("e2"), 256, shared=1000, unique=100)
     assert len({replica for replica, _ in placed}) == 4
     assert sum(count for (_, reason), count in placed.items() if reason is Reason.REDIRECT) == 3

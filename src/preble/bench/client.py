@@ -9,7 +9,7 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
+from preble.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord
 from preble.web.failures import why_unreachable

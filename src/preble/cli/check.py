@@ -38,7 +38,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
       preble check
       preble check --url http://gateway:8000 --json -
     """
-    from preble.gateway.debug import PARITY, ParityPage
+    from preble.gateway.pages.debug import PARITY, ParityPage
     from preble.serving import Outcome
 
     page = gateway_page(url + PARITY, ParityPage, api_key, post=True, timeout_s=TIMEOUT_S)

@@ -15,7 +15,7 @@ from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.gateway.debug import DecisionsPage
+    from preble.gateway.pages.debug import DecisionsPage
 
 
 @click.command("explain", short_help="Why a request was sent where it was.")
@@ -54,7 +54,7 @@ def command(
 
 
 def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
-    from preble.gateway.debug import DecisionsPage
+    from preble.gateway.pages.debug import DecisionsPage
 
     return gateway_page(f"{url}/debug/decisions/{quote(request_id, safe='')}", DecisionsPage, api_key)
 
@@ -62,7 +62,7 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 def _logged(request_id: str, log: Path, import_policy: bool) -> DecisionsPage:
     """Return the same page from a log. Raises: Failure: the request is not in it."""
     from preble.decisions.log_lookup import decisions_about
-    from preble.gateway.debug import DecisionsPage
+    from preble.gateway.pages.debug import DecisionsPage
 
     decisions = decisions_about(log, request_id, import_policy=import_policy)
     if not decisions:

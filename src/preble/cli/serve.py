@@ -53,7 +53,7 @@ def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, lo
     config = sources.load()
     log_losses = configure_logging(log_level, log_format)
     if config.workers:
-        from preble.gateway.workers import run_workers
+        from preble.gateway.workers.supervisor import run_workers
 
         run_workers(config, sources=sources, log=(log_level, log_format))
     else:

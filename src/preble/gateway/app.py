@@ -16,17 +16,17 @@ import structlog
 import preble
 from preble.config import GatewayConfig
 from preble.errors import PrebleError, UnknownModel
-from preble.gateway.debug import DEBUG, PARITY, DebugPages
+from preble.gateway.http.asgi_client import AsgiClient, ClientGone, Receive, Send
 from preble.gateway.http.body_memory import BodyMemoryBudget
-from preble.gateway.http.client import Client, ClientGone, Receive, Send
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
 from preble.gateway.http.refusals import FORBIDDEN, NO_ADMINS, STOPPING
-from preble.gateway.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
-from preble.gateway.requests.completions import Completions
-from preble.gateway.requests.placed_client import PlacedClient, Terms
+from preble.gateway.pages.debug import DEBUG, PARITY, DebugPages
+from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE, LivePage
+from preble.gateway.pages.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
+from preble.gateway.requests.json_requests import JsonRequests
+from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
 from preble.gateway.requests.stored import STORED, answer_stored
-from preble.gateway.requests.upload import Uploads, is_upload
-from preble.gateway.ui.live import UI, UI_EVENTS, UI_PICTURE, LivePage
+from preble.gateway.requests.uploads import Uploads, is_upload
 from preble.serving import (
     ENDPOINTS,
     JSON_TYPE,
@@ -42,7 +42,7 @@ from preble.serving import (
 )
 from preble.wire.answering import ClientConnection, RequestHead
 
-Handler = Callable[[Client], Awaitable[None]]
+Handler = Callable[[AsgiClient], Awaitable[None]]
 
 _MODELS = "/v1/models"
 _METRICS = "/metrics"
@@ -116,8 +116,8 @@ class App:
             *((_METRICS,) if config.auth.metrics_need_key else ()),
         )
         self._uploads = Uploads(self._serving, config)
-        answer = Completions(self._serving, config).answer
-        self._terms = Terms(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
+        answer = JsonRequests(self._serving, config).answer
+        self._intake = IntakeSettings(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""
@@ -126,10 +126,10 @@ class App:
         endpoint = endpoint_of(head.path)
         if endpoint is None or is_upload(endpoint, head.headers):
             return None
-        return PlacedClient(self._terms, endpoint, connection, head)
+        return PlacedClient(self._intake, endpoint, connection, head)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        client = Client(scope["headers"], receive, send, query=scope["query_string"])
+        client = AsgiClient(scope["headers"], receive, send, query=scope["query_string"])
         client.is_last = lambda: self.is_draining
         path: str = scope["path"]
         # A second cancellation, at the server's very end, meets a client that does not read the error.
@@ -142,7 +142,7 @@ class App:
         self.bodies.collect()
         self._serving.telemetry.responded(self._counted_as(path), status)
 
-    async def _answer(self, method: str, path: str, client: Client) -> None:
+    async def _answer(self, method: str, path: str, client: AsgiClient) -> None:
         """Every failure becomes an answer here."""
         try:
             await self._route(method, path, client)
@@ -186,7 +186,7 @@ class App:
             message = message.replace(replica_id, "(address withheld)")
         return msgspec.structs.replace(form, message=_ADDRESS.sub("(address withheld)", message))
 
-    async def _is_let_in(self, path: str, client: Client) -> bool:
+    async def _is_let_in(self, path: str, client: AsgiClient) -> bool:
         """Find out who sends the request; refuse it if he may not."""
         needs_admin = path.startswith(self._for_admins)
         if not needs_admin and ((path != _MODELS and path in self._gets) or endpoint_of(path) is None):
@@ -202,7 +202,7 @@ class App:
             return False
         return True
 
-    async def _route(self, method: str, path: str, client: Client) -> None:
+    async def _route(self, method: str, path: str, client: AsgiClient) -> None:
         endpoint = endpoint_of(path)
         if endpoint is not None:
             client.errors = endpoint.errors
@@ -227,7 +227,7 @@ class App:
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body(client.errors))
 
-    async def _answer_page(self, method: str, path: str, client: Client) -> None:
+    async def _answer_page(self, method: str, path: str, client: AsgiClient) -> None:
         if path == PARITY and method == "POST":
             await self._debug.check_parity(client)
         elif method not in ("GET", "HEAD"):
@@ -237,7 +237,7 @@ class App:
         else:
             await self._debug.answer(path, client)
 
-    async def _answer_replicas(self, method: str, path: str, client: Client) -> None:
+    async def _answer_replicas(self, method: str, path: str, client: AsgiClient) -> None:
         if path == REPLICAS and method in ("GET", "HEAD"):
             await self._replicas.list(client)
         elif method not in (("POST", "DELETE") if path == REPLICAS else ("POST",)):
@@ -254,16 +254,16 @@ class App:
                 body = await client.read_body(_LARGEST_REPLICA_BYTES, self._body_s, share)
             await self._replicas.add(client, body)
 
-    async def _not_allowed(self, client: Client, method: str, allowed: bytes) -> None:
+    async def _not_allowed(self, client: AsgiClient, method: str, allowed: bytes) -> None:
         text = f"{method} is not allowed here; use {allowed.decode()}"
         form = ErrorForm(405, "invalid_request_error", "method_not_allowed", text)
         await client.reply(405, [*form.headers(), (b"allow", allowed)], form.body(client.errors))
 
-    async def _take_picture(self, client: Client) -> bytes:
+    async def _take_picture(self, client: AsgiClient) -> bytes:
         """What the live page shows, for an admin."""
         return msgspec.json.encode(self._serving.picture())
 
-    async def _watch(self, client: Client) -> None:
+    async def _watch(self, client: AsgiClient) -> None:
         """The live page's events, for as long as the key is valid and the gateway runs."""
 
         def goes_on() -> bool:
@@ -272,12 +272,12 @@ class App:
 
         await self._live.watch(client, goes_on)
 
-    async def _models(self, client: Client) -> None:
+    async def _models(self, client: AsgiClient) -> None:
         """The models that the live replicas serve."""
         data = [self._card(name, replica) for name, replica in sorted(self._serving.replicas.models().items())]
         await client.reply(200, [JSON_TYPE], msgspec.json.encode({"object": "list", "data": data}))
 
-    async def _model(self, client: Client, name: str) -> None:
+    async def _model(self, client: AsgiClient, name: str) -> None:
         """One model. Raises: UnknownModel."""
         models = self._serving.replicas.models()
         if name not in models:
@@ -297,13 +297,13 @@ class App:
             "max_model_len": info.max_model_len,
         }
 
-    async def _version(self, client: Client) -> None:
+    async def _version(self, client: AsgiClient) -> None:
         await client.reply(200, [JSON_TYPE], msgspec.json.encode({"version": preble.__version__}))
 
-    async def _health(self, client: Client) -> None:
+    async def _health(self, client: AsgiClient) -> None:
         await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
 
-    async def _ready(self, client: Client) -> None:
+    async def _ready(self, client: AsgiClient) -> None:
         live = self._serving.replicas.values()
         untrusted = sum(not replica.trusted for replica in live)
         status = self._serving.waits_for or "ready"
@@ -322,6 +322,6 @@ class App:
             page["members"] = {row.url: {"state": row.state, "last_error": row.last_error} for row in rows}
         await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
 
-    async def _metrics(self, client: Client) -> None:
+    async def _metrics(self, client: AsgiClient) -> None:
         headers: HeaderList = [(b"content-type", METRICS_CONTENT_TYPE.encode())]
         await client.reply(200, headers, await self._serving.exposition())

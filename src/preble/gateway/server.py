@@ -23,10 +23,10 @@ from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import PROBES, App
-from preble.gateway.front_app import answer_passed_on
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
+from preble.gateway.workers.front_app import answer_passed_on
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of

@@ -13,12 +13,12 @@ import structlog
 from preble.config.picker import PickerConfig
 from preble.errors import BodyTooSlow, ConfigError
 from preble.gateway.server import Gateway
-from preble.picker import messages
+from preble.picker import ext_proc
 from preble.picker.calls import Call, CallError, CallServer
 from preble.picker.endpoints import require_address
-from preble.picker.exchange import Exchange
 from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
+from preble.picker.picked_request import PickedRequest
 from preble.web.listening import listen, url_of
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -58,19 +58,19 @@ class Picker:
         """Serve one stream: one request and its answer."""
         body_s = self._gateway.config.timeouts.body_s
         timeout = asyncio.timeout(body_s)
-        async with Exchange(self._gateway, lambda: timeout.reschedule(None)) as exchange:
+        async with PickedRequest(self._gateway, lambda: timeout.reschedule(None)) as exchange:
             try:
                 async with timeout:
                     await self._exchange(exchange, call)
             except TimeoutError:
                 await call.write(exchange.timed_out(BodyTooSlow(f"the body did not arrive within {body_s:g} s")))
 
-    async def _exchange(self, exchange: Exchange, call: Call) -> None:
+    async def _exchange(self, exchange: PickedRequest, call: Call) -> None:
         while (encoded := await call.read()) is not None:
             if exchange.has_ended:
                 continue  # the gateway ends the stream; what it has sent meanwhile means nothing
-            message = messages.decode(encoded)
-            if not messages.is_full_duplex(message):
+            message = ext_proc.decode(encoded)
+            if not ext_proc.is_full_duplex(message):
                 raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
             for reply in await exchange.replies(message):
                 await call.write(reply)

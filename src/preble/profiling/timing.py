@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from preble.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.engines import AwaitedAnswer, Engine
-from preble.engines.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.errors import EngineError, EngineProtocolError
 
 PATH = "/v1/completions"

@@ -27,7 +27,7 @@ from preble.serving.endpoints import (
 from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
-from preble.serving.link.messages import Answer, Ask
+from preble.serving.link.protocol import Answer, Ask
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.picture import Picture
 from preble.serving.placed import NOT_NOW, Placed

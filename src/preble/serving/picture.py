@@ -25,7 +25,7 @@ _NUM_CANDIDATES = 6
 _NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
 
 
-class ReplicaRow(Struct, frozen=True, omit_defaults=True):
+class ReplicaPicture(Struct, frozen=True, omit_defaults=True):
     """One replica. `state`: as in `/replicas`; a live one may also be "ejected" or "probing". `models`: its names.
 
     Seconds and tokens are those of `ReplicaState`; `capacity` is None where the replica does not say it. `prompt`,
@@ -86,7 +86,7 @@ class Picture(Struct, frozen=True):
     counts: Counts
     queued: int
     queued_s: float
-    replicas: list[ReplicaRow]
+    replicas: list[ReplicaPicture]
     prefixes: list[PrefixRow]
     decisions: list[Decision]
 
@@ -130,21 +130,21 @@ def _counts(numbers: Numbers) -> Counts:
 
 def _rows(
     serving: Serving, member: MemberRow, states: Mapping[ReplicaId, ReplicaState], tokens: list[dict[str, Cell]]
-) -> Iterator[ReplicaRow]:
+) -> Iterator[ReplicaPicture]:
     """One row, or one for each data-parallel rank. `tokens`: of prompts, and those matched, by replica."""
     live = [ReplicaId(name) for name in member.replicas if name in states and name in serving.replicas]
     for replica_id in live:
         prompt, matched = (of_kind.get(replica_id, [0.0])[0] for of_kind in tokens)
         yield _live_row(serving, member, replica_id, states[replica_id], prompt, matched)
     if not live:
-        yield ReplicaRow(member.url, member.state, error=member.last_error)
+        yield ReplicaPicture(member.url, member.state, error=member.last_error)
 
 
 def _live_row(
     serving: Serving, member: MemberRow, replica_id: ReplicaId, state: ReplicaState, prompt: float, matched: float
-) -> ReplicaRow:
+) -> ReplicaPicture:
     replica, standing = serving.replicas[replica_id], serving.standing(replica_id)
-    return ReplicaRow(
+    return ReplicaPicture(
         name=replica_id,
         state=member.state if member.state != "live" or standing is Standing.IN else standing,
         models=replica.info.models,

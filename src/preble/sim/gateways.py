@@ -32,7 +32,7 @@ from preble.core.types import (
 from preble.decisions.settings import make_scheduler
 from preble.errors import ConfigError
 from preble.peers.member import BEAT_S, GroupMember
-from preble.peers.messages import Message
+from preble.peers.packets import Message
 from preble.sim.config import GatewayGroup, SimConfig
 
 _SEEDS_APART = 1_000_003

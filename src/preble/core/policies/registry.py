@@ -7,15 +7,15 @@ from types import MappingProxyType
 
 from preble.core.policies.baselines import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
 from preble.core.policies.e2 import E2
-from preble.core.policies.peers.aibrix import AibrixPreble
-from preble.core.policies.peers.dynamo import DynamoKv
-from preble.core.policies.peers.kubeai import Chwbl
-from preble.core.policies.peers.llmd import LlmdBlend, StickyUntilSaturated
-from preble.core.policies.peers.lmetric import LMetric
-from preble.core.policies.peers.ray import RayPrefix
-from preble.core.policies.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.policies.policy import Policy
 from preble.core.policies.preble import Preble
+from preble.core.policies.routers.aibrix import AibrixPreble
+from preble.core.policies.routers.dynamo import DynamoKv
+from preble.core.policies.routers.kubeai import Chwbl
+from preble.core.policies.routers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.policies.routers.lmetric import LMetric
+from preble.core.policies.routers.ray import RayPrefix
+from preble.core.policies.routers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.errors import ConfigError
 
 _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(

@@ -16,8 +16,8 @@ from uuid import uuid4
 import msgspec
 
 from preble.core.types import PackedTokens, pack_tokens, unpack_tokens
-from preble.engines.chats.messages import chat_of_message
-from preble.engines.chats.responses import chat_of_response
+from preble.engines.chats.from_anthropic import chat_of_message
+from preble.engines.chats.from_responses import chat_of_response
 from preble.engines.emulator.answers import Answer, Chat, Completion
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.content import Content, content_of

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from preble.config import LimitsConfig
 from preble.errors import BodyTooLarge, BodyTooSlow, EngineTimeout, Overloaded, PrebleError
+from preble.gateway.http.asgi_client import DRAINED_TIMES, shown_headers
 from preble.gateway.http.body_memory import BodyMemoryBudget
-from preble.gateway.http.client import DRAINED_TIMES, shown_headers
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
 from preble.gateway.http.refusals import STOPPING
 from preble.gateway.requests.attempt import Attempt
@@ -35,7 +35,7 @@ class Gateway(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class IntakeSettings:
     """How requests are taken in, until the configuration changes.
 
     `answer`: answers one request, given its client and body.
@@ -57,15 +57,17 @@ class PlacedClient(Answering):
     the body budget.
     """
 
-    def __init__(self, terms: Terms, endpoint: Endpoint, connection: ClientConnection, head: RequestHead) -> None:
+    def __init__(
+        self, settings: IntakeSettings, endpoint: Endpoint, connection: ClientConnection, head: RequestHead
+    ) -> None:
         super().__init__(connection, head)
         self.endpoint = endpoint
         self.status: int | None = None
         self.caller = ANYBODY
         self.request_id: str | None = None
         self.under_way: set[Attempt] = set()
-        self.memory = terms.bodies.reserve()
-        self._terms = terms
+        self.memory = settings.bodies.reserve()
+        self._settings = settings
         self._tasks = connection.tasks
         self._loop = asyncio.get_running_loop()
         self._body: list[bytes] = []
@@ -83,9 +85,9 @@ class PlacedClient(Answering):
     # the body
 
     def on_start(self) -> None:
-        self.limit(self._terms.body_s)
-        caller = self._terms.keys.caller(self.head.headers)
-        limit, declared = self._terms.limits.max_body_bytes, self.head.declared_bytes
+        self.limit(self._settings.body_s)
+        caller = self._settings.keys.caller(self.head.headers)
+        limit, declared = self._settings.limits.max_body_bytes, self.head.declared_bytes
         if caller is None:
             self.caller = NOBODY
             self.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(self.endpoint.errors))
@@ -98,7 +100,7 @@ class PlacedClient(Answering):
     def on_body(self, data: bytes) -> None:
         if self._is_over:
             return
-        limit = self._terms.limits.max_body_bytes
+        limit = self._settings.limits.max_body_bytes
         self._size += len(data)
         if self._size > limit:
             self._body.clear()
@@ -115,7 +117,7 @@ class PlacedClient(Answering):
     def on_body_end(self) -> None:
         if self._is_over:
             return
-        if self._size > self._terms.limits.max_body_bytes:
+        if self._size > self._settings.limits.max_body_bytes:
             self._refuse_large()
             return
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
@@ -126,7 +128,7 @@ class PlacedClient(Answering):
         task.add_done_callback(self._tasks.discard)
 
     def _refuse_large(self) -> None:
-        size, limit = max(self._size, self.head.declared_bytes), self._terms.limits.max_body_bytes
+        size, limit = max(self._size, self.head.declared_bytes), self._settings.limits.max_body_bytes
         self._refuse(BodyTooLarge(f"the body has {size} bytes or more; the limit is {limit}"))
 
     def _refuse(self, error: PrebleError) -> None:
@@ -140,7 +142,7 @@ class PlacedClient(Answering):
         """A task's root: every failure becomes an answer."""
         failed = self._is_served = True
         try:
-            await self._terms.answer(self, body)
+            await self._settings.answer(self, body)
             failed = False
         except asyncio.CancelledError:
             if self._cause is not None:
@@ -213,7 +215,7 @@ class PlacedClient(Answering):
         super().begin(status, self._shown(headers))
 
     def _shown(self, headers: HeaderList) -> HeaderList:
-        if self._terms.gateway.is_draining:
+        if self._settings.gateway.is_draining:
             self.keep_alive = False
         return shown_headers(headers, self.caller, self.request_id)
 
@@ -226,7 +228,7 @@ class PlacedClient(Answering):
             self.end()
 
     def _fail(self, error: Exception) -> None:
-        self.fail(self._terms.gateway.form_of(error, self.caller, self.request_id))
+        self.fail(self._settings.gateway.form_of(error, self.caller, self.request_id))
 
     def _close(self, *, failed: bool) -> None:
         """The request is over: count it, and give back its memory."""
@@ -235,4 +237,4 @@ class PlacedClient(Answering):
         self._body.clear()
         self._cause = self._task = None
         self.memory.release(failed=failed)
-        self._terms.gateway.count(self.head.path, self.status)
+        self._settings.gateway.count(self.head.path, self.status)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from preble.errors import UnknownResponse
-from preble.gateway.http.client import Client
-from preble.gateway.requests.upload import pass_on
+from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.requests.uploads import pass_on
 from preble.serving import Intake
 
 STORED = "/v1/responses/"
 _ASKED = (("", "GET"), ("", "DELETE"), ("cancel", "POST"))
 
 
-async def answer_stored(client: Client, serving: Intake, method: str, path: str) -> None:
+async def answer_stored(client: AsgiClient, serving: Intake, method: str, path: str) -> None:
     """Answer a request to `/v1/responses/ID`, or to `cancel` below it. Raises: PrebleError."""
     response_id, _, rest = path.removeprefix(STORED).partition("/")
     holder = await serving.stored.holder(response_id, client.caller) if (rest, method) in _ASKED else None

@@ -10,7 +10,7 @@ import re
 import msgspec
 from msgspec import Raw, Struct
 
-from preble.engines.chats.responses import chat_of_response
+from preble.engines.chats.from_responses import chat_of_response
 from preble.errors import RequestError
 from preble.serving.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.serving.endpoints.bodies import Fields, PromptLimits, Reserved, decoded, positive, refuse_reserved

@@ -23,7 +23,7 @@ from preble.profiles import load_profile
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.key_limits import KeyLimits
-from preble.serving.link.messages import ReplicaRow
+from preble.serving.link.protocol import LinkedReplica
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import client_of
 from preble.serving.replicas.live import LiveReplica
@@ -57,7 +57,7 @@ class PlacingByLoad:
         """Raises: NoReplicaError, PromptTooLong, UnknownModel."""
         return self._dispatcher.place(request, terms)
 
-    def use(self, rows: Iterable[ReplicaRow]) -> None:
+    def use(self, rows: Iterable[LinkedReplica]) -> None:
         """Set the table to the scheduler process's list."""
         named = {ReplicaId(row.replica_id): row for row in rows}
         for replica_id in [r for r, replica in self.replicas.items() if not _is_same(replica, named.get(r))]:
@@ -69,7 +69,7 @@ class PlacingByLoad:
                 self.replicas.set_models(live, ModelNames(row.info.models, row.info.adapters, row.info.roots))
         self.replicas.hold_back(frozenset(r for r, row in named.items() if row.held_back and r in self.replicas))
 
-    def _add(self, replica_id: ReplicaId, row: ReplicaRow) -> None:
+    def _add(self, replica_id: ReplicaId, row: LinkedReplica) -> None:
         try:
             engine = client_of(self._config, replica_id, row.url, row.adapter, row.rank)
         except ConfigError as error:
@@ -123,7 +123,7 @@ class _Suspicion(asyncio.Event):
         self._told()
 
 
-def _is_same(replica: LiveReplica, row: ReplicaRow | None) -> bool:
+def _is_same(replica: LiveReplica, row: LinkedReplica | None) -> bool:
     """Whether it is still the same replica, perhaps with other model names."""
     if row is None:
         return False

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import structlog
 
-from preble.serving.link.messages import Message
+from preble.serving.link.protocol import Message
 
 LENGTH = Struct("<I")
 MOST_BYTES = 256 * 1024 * 1024

@@ -16,7 +16,7 @@ from preble.core.types import Request
 from preble.errors import UnknownRequest
 from preble.logs import LogLosses
 from preble.serving.intake import Intake
-from preble.serving.link import messages as m
+from preble.serving.link import protocol as m
 from preble.serving.link.by_load import PlacingByLoad
 from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink, Ticket
 from preble.serving.placed import Placed

@@ -17,7 +17,7 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
 from preble.errors import ConfigError, NoReplicaError, PrebleError, RequestError, UnknownRequest
 from preble.serving.in_flight_limit import InFlightLimit
-from preble.serving.link import messages as m
+from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import NOT_NOW
 from preble.serving.placements import LocalPlaced
@@ -91,7 +91,7 @@ class SchedulerSocket:
         held_back = self._replicas.held_back
         return m.Replicas(
             [
-                m.ReplicaRow(
+                m.LinkedReplica(
                     replica_id,
                     replica.engine.url,
                     replica.engine.adapter,

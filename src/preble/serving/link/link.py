@@ -16,7 +16,7 @@ import structlog
 from preble.core.types import Placement, ReplicaId, Request
 from preble.engines import Engine
 from preble.errors import NoReplicaError, PrebleError, UnknownRequest
-from preble.serving.link import messages as m
+from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import Placed
 from preble.serving.telemetry.numbers import Reading

@@ -15,13 +15,13 @@ from preble.config import PeersConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PeerId
 from preble.peers.member import BEAT_S, GroupMember
-from preble.peers.messages import (
+from preble.peers.packets import (
     MAX_PACKET_BYTES,
     BadPacket,
     Beat,
     Ejected,
     Message,
-    Placed,
+    PlacedHere,
     Tokens,
     Used,
     decode,
@@ -210,7 +210,7 @@ class Group:
 
 def _size(message: Message) -> int:
     """Return about how many bytes a message takes in a packet."""
-    if isinstance(message, Placed | Tokens):
+    if isinstance(message, PlacedHere | Tokens):
         return len(message.tail) + 200
     if isinstance(message, Beat):
         return 5 * (len(message.waiting) + len(message.decoding)) + 2000

@@ -14,7 +14,7 @@ import structlog
 
 from preble.config import PeersConfig
 from preble.errors import ConfigError
-from preble.peers.messages import MAX_PACKET_BYTES, VERSION
+from preble.peers.packets import MAX_PACKET_BYTES, VERSION
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

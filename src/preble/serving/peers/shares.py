@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from preble.core.admission.admission import Admission
 from preble.core.types import ReplicaId
-from preble.peers.messages import Ejected, Message, Used
+from preble.peers.packets import Ejected, Message, Used
 from preble.serving.key_limits import KeyLimits
-from preble.serving.replicas.ejection import Change, EjectionTable, Reason, Standing
+from preble.serving.replicas.ejection import Change, EjectionReason, EjectionTable, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Shares:
         """From now on tell peers of each ejection, except those that a peer has told us."""
 
         def changed(change: Change) -> None:
-            if change.standing is Standing.EJECTED and change.reason is not Reason.PEER:
+            if change.standing is Standing.EJECTED and change.reason is not EjectionReason.PEER:
                 tell(Ejected(change.replica_id))
 
         self.ejection.listen(changed)

@@ -37,7 +37,7 @@ class Standing(StrEnum):
     PROBING = "probing"
 
 
-class Reason(StrEnum):
+class EjectionReason(StrEnum):
     """Why a replica was ejected."""
 
     CONSECUTIVE_FAILURES = "consecutive failures"
@@ -54,7 +54,7 @@ class Change:
 
     replica_id: ReplicaId
     standing: Standing
-    reason: Reason | None = None
+    reason: EjectionReason | None = None
     back_off_s: float = 0.0
 
 
@@ -221,18 +221,18 @@ class EjectionTable:
         replica.ends.append((now, True))
         replica.num_consecutive += 1
         if replica.probe == request_id:
-            self._eject(replica_id, replica, Reason.PROBE_FAILED, now)
+            self._eject(replica_id, replica, EjectionReason.PROBE_FAILED, now)
         elif replica.standing is Standing.IN:
             if replica.num_consecutive >= self._config.consecutive_failures:
-                self._eject(replica_id, replica, Reason.CONSECUTIVE_FAILURES, now)
+                self._eject(replica_id, replica, EjectionReason.CONSECUTIVE_FAILURES, now)
             elif self._fails_more_than_others(replica):
-                self._eject(replica_id, replica, Reason.FAILURE_RATE, now)
+                self._eject(replica_id, replica, EjectionReason.FAILURE_RATE, now)
 
     def failed_elsewhere(self, replica_id: ReplicaId, now: float) -> None:
         """Another gateway has ejected the replica: eject it here too, if allowed. Our own probes bring it back."""
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.standing is Standing.IN:
-            self._eject(replica_id, replica, Reason.PEER, now)
+            self._eject(replica_id, replica, EjectionReason.PEER, now)
 
     def refused(self, replica_id: ReplicaId, request_id: RequestId, retry_after_s: float, now: float) -> None:
         """The replica said "not now", which is no failure. `retry_after_s`: 0 where it did not say for how long."""
@@ -269,10 +269,11 @@ class EjectionTable:
             silent_since = max(heard_at, replica.returned_at)
             if self._is_stalled(replica, silent_since, now):
                 probing = replica.standing is Standing.PROBING
-                if self._eject(replica_id, replica, Reason.PROBE_FAILED if probing else Reason.STALLED, now):
+                reason = EjectionReason.PROBE_FAILED if probing else EjectionReason.STALLED
+                if self._eject(replica_id, replica, reason, now):
                     stalled.append(replica_id)
             elif replica.standing is Standing.IN and self._is_slow(replica):
-                self._eject(replica_id, replica, Reason.SLOW, now)
+                self._eject(replica_id, replica, EjectionReason.SLOW, now)
         return stalled
 
     # rules
@@ -329,7 +330,7 @@ class EjectionTable:
         num_out = sum(other.standing is not Standing.IN for other in group if other is not replica)
         return self._config.enabled and num_out + 1 <= self._config.largest_share * len(group)
 
-    def _eject(self, replica_id: ReplicaId, replica: _Replica, reason: Reason, now: float) -> bool:
+    def _eject(self, replica_id: ReplicaId, replica: _Replica, reason: EjectionReason, now: float) -> bool:
         """Take it out, if that is allowed; says whether it was."""
         if not self._may_eject(replica):
             replica.probe = None

@@ -10,7 +10,7 @@ from preble.core.placing.snapshot import ReplicaState
 from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
-from preble.gateway.http.client import Client
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.serving import JSON_TYPE, LiveReplica, MemberRow, Outcome, ParityReport, Serving
 
 DEBUG = "/debug/"
@@ -66,7 +66,7 @@ class ParityPage(msgspec.Struct, frozen=True):
     reports: list[ParityReport]
 
 
-class ReplicasPage(msgspec.Struct, frozen=True):
+class ReplicaStatesPage(msgspec.Struct, frozen=True):
     """`/debug/replicas`. `members`: every replica that is watched, whether or not it is up."""
 
     policy: str
@@ -85,10 +85,10 @@ class DebugPages:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, path: str, client: Client) -> None:
+    async def answer(self, path: str, client: AsgiClient) -> None:
         """Raises: RequestError: there is no such page, or the query is invalid."""
         room, _, rest = path.removeprefix(DEBUG).partition("/")
-        page: DecisionsPage | ReplicasPage | ParityPage
+        page: DecisionsPage | ReplicaStatesPage | ParityPage
         if room == "decisions":
             page = self._of_request(rest) if rest else self._latest(client.query)
         elif room == "replicas" and not rest:
@@ -99,7 +99,7 @@ class DebugPages:
             raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
         await client.reply(200, [JSON_TYPE], msgspec.json.encode(page))
 
-    async def check_parity(self, client: Client) -> None:
+    async def check_parity(self, client: AsgiClient) -> None:
         """Check every live replica now; answers with the reports. Raises: ClientGone."""
         async with client.watched():
             reports = await self._serving.check_parity()
@@ -118,10 +118,10 @@ class DebugPages:
     def _latest(self, query: bytes) -> DecisionsPage:
         return DecisionsPage(list(self._serving.recent.latest(_limit(query, self._serving.recent.limit))))
 
-    def _replicas(self) -> ReplicasPage:
+    def _replicas(self) -> ReplicaStatesPage:
         scheduler = self._serving.scheduler
         state = scheduler.snapshot()
-        return ReplicasPage(
+        return ReplicaStatesPage(
             policy=scheduler.policy.name,
             in_flight=state.num_in_flight,
             index_bytes=state.num_index_bytes,

@@ -9,8 +9,8 @@ import msgspec
 
 from preble.config import GatewayConfig
 from preble.gateway.app import READY, App
-from preble.gateway.http.client import Client, Message
-from preble.gateway.ui.live import UI, UI_EVENTS, UI_PICTURE
+from preble.gateway.http.asgi_client import AsgiClient, Message
+from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE
 from preble.serving import JSON_TYPE, Answer, Ask, FrontEnd, HeaderList, SchedulerAway, Serving, endpoint_of
 
 _LARGEST_BYTES = 64 * 1024
@@ -28,7 +28,7 @@ class FrontApp(App):
         # Only pages use what `Serving` adds to `Intake`, and those are passed on.
         super().__init__(config, cast(Serving, front_end))
 
-    async def _route(self, method: str, path: str, client: Client) -> None:
+    async def _route(self, method: str, path: str, client: AsgiClient) -> None:
         if path in _OWN or endpoint_of(path) is not None:
             await super()._route(method, path, client)
         elif await self._is_let_in(path, client):
@@ -39,21 +39,21 @@ class FrontApp(App):
                     raise
                 await self._ready_alone(client)
 
-    async def _pass_on(self, method: str, path: str, client: Client) -> None:
+    async def _pass_on(self, method: str, path: str, client: AsgiClient) -> None:
         """Raises: SchedulerAway."""
         with self.bodies.share() as share:
             body = await client.read_body(_LARGEST_BYTES, self._body_s, share) if method == "POST" else b""
             answer = await self._front_end.page(method, path, client.query, client.headers.items(), body)
         await client.reply(answer.status, list(answer.headers), answer.body)
 
-    async def _take_picture(self, client: Client) -> bytes:
+    async def _take_picture(self, client: AsgiClient) -> bytes:
         """Raises: SchedulerAway: or it refuses this client."""
         answer = await self._front_end.page("GET", UI_PICTURE, b"", client.headers.items(), b"")
         if answer.status != 200:
             raise SchedulerAway(f"the scheduler process answers {UI_PICTURE} with status {answer.status}")
         return answer.body
 
-    async def _ready_alone(self, client: Client) -> None:
+    async def _ready_alone(self, client: AsgiClient) -> None:
         """Answer whether this process is ready while the scheduler process is away: it then places by load."""
         count = len(self._front_end.replicas)
         status = "draining" if self.is_draining else "ready" if count else "no replica is up"

@@ -10,7 +10,7 @@ import msgspec
 from preble.config import ReplicaConfig
 from preble.config.load import replica_of
 from preble.errors import ConfigError, RequestError
-from preble.gateway.http.client import Client
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.serving import JSON_TYPE, MemberRow, Serving, SourceRow, UnknownReplica
 from preble.web.urls import server_url
 
@@ -41,11 +41,11 @@ class ReplicaPages:
         """Every replica that is watched, and the sources."""
         return ReplicasPage(list(self._serving.members), self._serving.members.sources())
 
-    async def list(self, client: Client) -> None:
+    async def list(self, client: AsgiClient) -> None:
         """Answer GET."""
         await _reply(client, 200, self.page())
 
-    async def add(self, client: Client, body: bytes) -> None:
+    async def add(self, client: AsgiClient, body: bytes) -> None:
         """Answer POST: 201 if the replica was not wanted before, else 200. Raises: RequestError."""
         replica = _replica(body)
         try:
@@ -54,14 +54,14 @@ class ReplicaPages:
             raise RequestError(str(error)) from error
         await _reply(client, 201 if is_new else 200, self._serving.members.row(replica.url))
 
-    async def drain(self, path: str, client: Client) -> None:
+    async def drain(self, path: str, client: AsgiClient) -> None:
         """Answer POST to `DRAIN` and `UNDRAIN`. Raises: RequestError."""
         url, members = _url(client.query), self._serving.members
         (members.wanted.drain if path == DRAIN else members.wanted.undrain)(url)
         members.reconcile()
         await _reply(client, 200, members.row(url))
 
-    async def remove(self, client: Client) -> None:
+    async def remove(self, client: AsgiClient) -> None:
         """Answer DELETE: 202 if requests still run there, else 200. Raises: RequestError."""
         url, members = _url(client.query), self._serving.members
         members.remove(url, at_once=_is_set(client.query, "now"))
@@ -71,7 +71,7 @@ class ReplicaPages:
             await _reply(client, 200, Removed(url))
 
 
-async def _reply(client: Client, status: int, page: msgspec.Struct) -> None:
+async def _reply(client: AsgiClient, status: int, page: msgspec.Struct) -> None:
     await client.reply(status, [JSON_TYPE], msgspec.json.encode(page))
 
 

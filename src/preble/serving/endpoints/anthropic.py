@@ -7,7 +7,7 @@ import re
 import msgspec
 from msgspec import Raw, Struct
 
-from preble.engines.chats.messages import chat_of_message
+from preble.engines.chats.from_anthropic import chat_of_message
 from preble.errors import RequestError
 from preble.serving.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.serving.endpoints.bodies import (

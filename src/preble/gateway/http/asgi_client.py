@@ -1,4 +1,4 @@
-"""The client of a page: reading its body, answering it, and noticing that the client has gone."""
+"""The client of a page or an upload, over ASGI: reading its body, answering it, and noticing that it has gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientGone(Exception):
     """The client has closed the connection; no answer is possible."""
 
 
-class Client:
+class AsgiClient:
     """The client of one request. `status`: of the answer, None before it begins. `query`: the URL's part after `?`."""
 
     def __init__(self, headers: HeaderList, receive: Receive, send: Send, *, query: bytes = b"") -> None:
@@ -166,9 +166,9 @@ def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -
 
 
 class WatchedClient:
-    """See `Client.watched`. Not reusable."""
+    """See `AsgiClient.watched`. Not reusable."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsgiClient) -> None:
         self._client = client
         self._is_gone = False
 

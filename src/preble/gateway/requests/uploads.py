@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from preble.config import GatewayConfig
 from preble.engines import Forwarded
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyReservation
-from preble.gateway.http.client import Client
 from preble.gateway.requests.headers import PassedHeaders
 from preble.gateway.requests.replies import passed_back
 from preble.serving import Endpoint, Fields, HeaderList, Intake, ParsedRequest, Placed, UploadHead
@@ -25,7 +25,7 @@ def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
 class Upload:
     """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
 
-    def __init__(self, client: Client, limit: int, piece_s: float, memory: BodyReservation) -> None:
+    def __init__(self, client: AsgiClient, limit: int, piece_s: float, memory: BodyReservation) -> None:
         """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
         self._pieces = client.pieces(piece_s)
         self._num_declared = client.declared_length()
@@ -79,7 +79,7 @@ class Uploads:
         self._timeouts = config.timeouts
         self._passed = PassedHeaders(config.auth, of_body=True)
 
-    async def answer(self, endpoint: Endpoint, client: Client, memory: BodyReservation) -> None:
+    async def answer(self, endpoint: Endpoint, client: AsgiClient, memory: BodyReservation) -> None:
         """Answer one request. Raises: PrebleError. ClientGone: the client has left."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
@@ -95,7 +95,7 @@ class Uploads:
                 except TimeoutError as error:
                     raise EngineTimeout(f"the answer took longer than {total_s:g} s") from error
 
-    async def _place(self, client: Client, parsed: ParsedRequest, upload: Upload) -> None:
+    async def _place(self, client: AsgiClient, parsed: ParsedRequest, upload: Upload) -> None:
         headers = self._passed.of(parsed)
         placed = await self._serving.place(await self._serving.tokenize(parsed), parsed)
         while True:
@@ -108,7 +108,7 @@ class Uploads:
                 placed = await placed.place_again()
 
     async def _carry(
-        self, client: Client, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
+        self, client: AsgiClient, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
     ) -> None:
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
@@ -129,7 +129,7 @@ def placement_headers(placed: Placed) -> HeaderList:
     return [(b"x-preble-replica", placement.replica_id.encode()), (b"x-preble-reason", placement.reason.encode())]
 
 
-async def pass_on(client: Client, response: Forwarded, headers: HeaderList) -> None:
+async def pass_on(client: AsgiClient, response: Forwarded, headers: HeaderList) -> None:
     """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
     await client.begin(response.status, [*passed_back(response.headers), *headers])
     async for chunk in response.chunks():

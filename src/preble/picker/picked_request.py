@@ -13,10 +13,10 @@ from preble.core.types import ReplicaId
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.server import Gateway
-from preble.picker import messages
+from preble.picker import ext_proc
 from preble.picker.answer import Answer
 from preble.picker.endpoints import destinations, joined, outside, replica_at
-from preble.picker.messages import Message
+from preble.picker.ext_proc import Message
 from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedRequest, Placed, endpoint_of, error_form
 
 _RANK = b"x-data-parallel-rank"
@@ -26,7 +26,7 @@ _TURNS = count()
 """Requests that need no placing take turns over the endpoints."""
 
 
-class Exchange:
+class PickedRequest:
     """A request and its answer, from the gateway's messages to ours. A context: leaving it ends what has not ended.
 
     Before we reply to a message we record all that ends with it: the gateway may end the stream once it has the reply.
@@ -88,14 +88,14 @@ class Exchange:
             case "request_body":
                 return await self._take(message.request_body)
             case "request_trailers":
-                return [*await self._pick(ends=False), messages.trailers(kind)]
+                return [*await self._pick(ends=False), ext_proc.trailers(kind)]
             case "response_headers":
                 return self._answered(message)
             case "response_body":
                 return (self._passed_on(message.response_body),)
             case "response_trailers":
                 self._end()
-                return (messages.trailers(kind),)
+                return (ext_proc.trailers(kind),)
         return ()
 
     def timed_out(self, error: PrebleError) -> bytes:
@@ -106,13 +106,13 @@ class Exchange:
         """Have the gateway answer the client itself."""
         self.has_ended = True
         self._status = form.status
-        return messages.refusal(form, self._endpoint.errors if self._endpoint else ErrorStyle.OPENAI)
+        return ext_proc.refusal(form, self._endpoint.errors if self._endpoint else ErrorStyle.OPENAI)
 
     # the request
 
     def _begin(self, message: Message) -> Sequence[bytes]:
-        self._headers = messages.headers_of(message.request_headers)
-        self._subset = messages.subset_of(message)
+        self._headers = ext_proc.headers_of(message.request_headers)
+        self._subset = ext_proc.subset_of(message)
         if self._headers.get(b":method") == b"POST":
             path = self._headers.get(b":path", b"").partition(b"?")[0]
             self._endpoint = endpoint_of(path.decode("latin-1"))
@@ -139,10 +139,10 @@ class Exchange:
         body = bytes(self._body)
         self._body.clear()
         if self._endpoint is None:
-            return (self._to(self._any_endpoint()), *messages.request_body(body, ends=ends))
+            return (self._to(self._any_endpoint()), *ext_proc.request_body(body, ends=ends))
         parsed = await self._place(self._endpoint, body)
         destination = destinations(self._serving.replicas, self._placed[0].placement)
-        return (self._to(destination, len(parsed.body)), *messages.request_body(parsed.body, ends=ends))
+        return (self._to(destination, len(parsed.body)), *ext_proc.request_body(parsed.body, ends=ends))
 
     async def _place(self, endpoint: Endpoint, body: bytes) -> ParsedRequest:
         """Place the request: all its prompts on one replica, since they come in one body."""
@@ -180,24 +180,24 @@ class Exchange:
         if auth.engine_api_key is not None:
             changed[b"authorization"] = b"Bearer " + auth.engine_api_key.encode()
             removed = ()
-        return messages.to_endpoint(destination, changed, removed)
+        return ext_proc.to_endpoint(destination, changed, removed)
 
     # the answer
 
     def _answered(self, message: Message) -> Sequence[bytes]:
         self._memory.shrink(self._memory.held)
         changed: dict[bytes, bytes] = {}
-        headers = messages.headers_of(message.response_headers)
+        headers = ext_proc.headers_of(message.response_headers)
         self._status = int(headers.get(b":status", b"200"))
         if self._placed and self._endpoint is not None and self._answer is None:
-            if served := messages.served_of(message):
+            if served := ext_proc.served_of(message):
                 self._moved(replica_at(self._serving.replicas, served))
             self._answer = Answer(self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes)
             if self._caller.is_admin:
                 changed = _of_placement(self._placed[0])
         if message.response_headers.end_of_stream:
             self._end()
-        return (messages.answer_headers(changed),)
+        return (ext_proc.answer_headers(changed),)
 
     def _moved(self, to: ReplicaId | None) -> None:
         """The gateway has reached another endpoint than the chosen one."""
@@ -210,7 +210,7 @@ class Exchange:
             self._answer.feed(piece.body)
         if piece.end_of_stream:
             self._end()
-        return messages.answer_body(piece.body, ends=piece.end_of_stream)
+        return ext_proc.answer_body(piece.body, ends=piece.end_of_stream)
 
     def _end(self) -> None:
         self.has_ended = True

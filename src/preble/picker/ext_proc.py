@@ -7,7 +7,7 @@ from typing import Any
 
 from envoy.config.core.v3.base_pb2 import HeaderValue, HeaderValueOption
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from envoy.service.ext_proc.v3 import external_processor_pb2
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct, Value
 
@@ -26,7 +26,7 @@ _PIECE_BYTES = 62_000
 """The most bytes of a body in one message: gateways take messages of 64 KiB."""
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
-decode = ext_proc.ProcessingRequest.FromString
+decode = external_processor_pb2.ProcessingRequest.FromString
 
 
 def is_full_duplex(request: Message) -> bool:
@@ -64,18 +64,18 @@ def _metadata(request: Message, namespace: str, key: str) -> Message | None:
 def to_endpoint(destination: str, changed: Headers, removed: Iterable[str] = ()) -> bytes:
     """Send the request to the first endpoint of `destination` that can be reached, with these headers changed."""
     mutation = _mutation({DESTINATION.encode(): destination.encode(), **changed}, removed)
-    common = ext_proc.CommonResponse(header_mutation=mutation, clear_route_cache=True)
+    common = external_processor_pb2.CommonResponse(header_mutation=mutation, clear_route_cache=True)
     chosen = Struct(fields={DESTINATION: Value(string_value=destination)})
     return _encoded(
-        request_headers=ext_proc.HeadersResponse(response=common),
+        request_headers=external_processor_pb2.HeadersResponse(response=common),
         dynamic_metadata=Struct(fields={_LB: Value(struct_value=chosen)}),
     )
 
 
 def answer_headers(changed: Headers) -> bytes:
     """Pass the head of an answer on, with these headers changed."""
-    common = ext_proc.CommonResponse(header_mutation=_mutation(changed))
-    return _encoded(response_headers=ext_proc.HeadersResponse(response=common))
+    common = external_processor_pb2.CommonResponse(header_mutation=_mutation(changed))
+    return _encoded(response_headers=external_processor_pb2.HeadersResponse(response=common))
 
 
 def request_body(body: bytes, *, ends: bool) -> Iterator[bytes]:
@@ -91,20 +91,20 @@ def answer_body(piece: bytes, *, ends: bool) -> bytes:
 
 
 def _body(piece: bytes, ends: bool) -> Message:
-    streamed = ext_proc.StreamedBodyResponse(body=piece, end_of_stream=ends)
-    mutation = ext_proc.BodyMutation(streamed_response=streamed)
-    return ext_proc.BodyResponse(response=ext_proc.CommonResponse(body_mutation=mutation))
+    streamed = external_processor_pb2.StreamedBodyResponse(body=piece, end_of_stream=ends)
+    mutation = external_processor_pb2.BodyMutation(streamed_response=streamed)
+    return external_processor_pb2.BodyResponse(response=external_processor_pb2.CommonResponse(body_mutation=mutation))
 
 
 def trailers(kind: str) -> bytes:
     """Pass trailers on. `kind`: `request_trailers` or `response_trailers`."""
-    return _encoded(**{kind: ext_proc.TrailersResponse()})
+    return _encoded(**{kind: external_processor_pb2.TrailersResponse()})
 
 
 def refusal(form: ErrorForm, style: ErrorStyle) -> bytes:
     """Have the gateway answer with an error itself."""
     headers = {name: value for name, value in form.headers() if name != b"connection"}
-    immediate = ext_proc.ImmediateResponse(
+    immediate = external_processor_pb2.ImmediateResponse(
         status=HttpStatus(code=form.status), headers=_mutation(headers), body=form.body(style), details=form.code
     )
     return _encoded(immediate_response=immediate)
@@ -115,9 +115,9 @@ def _mutation(changed: Headers, removed: Iterable[str] = ()) -> Message:
         HeaderValueOption(header=HeaderValue(key=name.decode(), raw_value=value), append_action=_OVERWRITE)
         for name, value in changed.items()
     ]
-    return ext_proc.HeaderMutation(set_headers=options, remove_headers=removed)
+    return external_processor_pb2.HeaderMutation(set_headers=options, remove_headers=removed)
 
 
 def _encoded(**fields: Message) -> bytes:
-    encoded: bytes = ext_proc.ProcessingResponse(**fields).SerializeToString()
+    encoded: bytes = external_processor_pb2.ProcessingResponse(**fields).SerializeToString()
     return encoded

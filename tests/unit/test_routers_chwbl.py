@@ -1,4 +1,4 @@
-"""KubeAI's rule, worked by hand; see test_peers.py."""
+"""KubeAI's rule, worked by hand; see test_routers.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.core.policies.peers.kubeai import Chwbl
 from preble.core.policies.registry import policy_names, reads_token_ids
+from preble.core.policies.routers.kubeai import Chwbl
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader

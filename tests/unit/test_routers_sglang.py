@@ -1,10 +1,10 @@
-"""The rules of SGLang's routers, worked by hand; see test_peers.py."""
+"""The rules of SGLang's routers, worked by hand; see test_routers.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from preble.core.policies.peers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
+from preble.core.policies.routers.sglang import SglangCacheAware, SlimRouter, SmgCacheAware
 from preble.core.types import Placement, Reason, ReplicaId
 from support.by_hand import DOC, OWN, A, B, C, Cluster, chosen, over_seeds, run_of, scores
 

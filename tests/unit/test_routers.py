@@ -1,4 +1,4 @@
-"""The peers' rules through the scheduler's door, on examples worked by hand.
+"""The rules of other routers through the scheduler's door, on examples worked by hand.
 
 Unless said otherwise a prefill takes 1 ms a token, blocks have one token, and prompts are made of runs that share
 nothing, so that "40 of `doc`" is a match of 40 tokens wherever `doc` is held.
@@ -11,12 +11,12 @@ from collections import Counter
 import pytest
 
 from preble.core.policies.baselines import PowerOfTwo, RandomChoice
-from preble.core.policies.peers.aibrix import AibrixPreble
-from preble.core.policies.peers.dynamo import DynamoKv
-from preble.core.policies.peers.llmd import LlmdBlend, StickyUntilSaturated
-from preble.core.policies.peers.lmetric import LMetric
-from preble.core.policies.peers.ray import RayPrefix
 from preble.core.policies.registry import make_policy, policy_names
+from preble.core.policies.routers.aibrix import AibrixPreble
+from preble.core.policies.routers.dynamo import DynamoKv
+from preble.core.policies.routers.llmd import LlmdBlend, StickyUntilSaturated
+from preble.core.policies.routers.lmetric import LMetric
+from preble.core.policies.routers.ray import RayPrefix
 from preble.core.types import Placement, Reason, ReplicaId
 from support.by_hand import DOC, MODEL, OWN, A, B, C, Cluster, D, chosen, over_seeds, run_of, scores
 

@@ -143,7 +143,7 @@ class Welcome(Message, tag=0):
     version: int
 
 
-class ReplicaRow(Struct, array_like=True, frozen=True):
+class LinkedReplica(Struct, array_like=True, frozen=True):
     """One live replica. `url`: of its server. `adapter`: `module:Class` of its client."""
 
     replica_id: str
@@ -158,7 +158,7 @@ class ReplicaRow(Struct, array_like=True, frozen=True):
 class Replicas(Message, tag=1):
     """All live replicas. Sent after `Welcome`, and whenever one of them changes."""
 
-    rows: Sequence[ReplicaRow]
+    rows: Sequence[LinkedReplica]
 
 
 class Admitted(Message, tag=2):

@@ -1,4 +1,4 @@
-"""One placed request, from its body to the end of its answer."""
+"""One request with a JSON body, from its body to the end of its answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from preble.gateway.requests.tracing import tracing
 from preble.serving import JSON_TYPE, Intake, ParsedRequest
 
 
-class Completions:
-    """Answers requests to the endpoints of the table."""
+class JsonRequests:
+    """Answers requests whose bodies are JSON, to every endpoint of the table."""
 
     def __init__(self, serving: Intake, config: GatewayConfig) -> None:
         self._serving = serving

@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from preble.errors import Overloaded
-from preble.gateway.http.client import Client
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.serving import JSON_TYPE, HeaderList, SchedulerAway
 
 UI = "/ui"
@@ -28,25 +28,25 @@ class LivePage:
     All of them get the same picture. It is taken only while somebody watches.
     """
 
-    def __init__(self, take: Callable[[Client], Awaitable[bytes]]) -> None:
+    def __init__(self, take: Callable[[AsgiClient], Awaitable[bytes]]) -> None:
         """`take`: a picture as JSON, for this client. Raises: SchedulerAway."""
         self._take = take
         self._taking = asyncio.Lock()
-        self._html = files(__package__).joinpath("page.html").read_bytes()
+        self._html = files(__package__).joinpath("live.html").read_bytes()
         self._headers = _headers(self._html.decode())
         self._num_watching = 0
         self._taken_at = 0.0
         self._taken = b""
 
-    async def page(self, client: Client) -> None:
+    async def page(self, client: AsgiClient) -> None:
         """Answer with the page. It has no data in it."""
         await client.reply(200, self._headers, self._html)
 
-    async def picture(self, client: Client) -> None:
+    async def picture(self, client: AsgiClient) -> None:
         """Answer with one picture. Raises: SchedulerAway."""
         await client.reply(200, [JSON_TYPE], await self._picture(client))
 
-    async def watch(self, client: Client, goes_on: Callable[[], bool]) -> None:
+    async def watch(self, client: AsgiClient, goes_on: Callable[[], bool]) -> None:
         """Stream pictures until the client goes, `goes_on` returns False, or no picture can be taken.
 
         Raises: Overloaded, ClientGone.
@@ -65,7 +65,7 @@ class LivePage:
         finally:
             self._num_watching -= 1
 
-    async def _picture(self, client: Client) -> bytes:
+    async def _picture(self, client: AsgiClient) -> bytes:
         """Return a picture, at most half a second old. Raises: SchedulerAway."""
         async with self._taking:
             now = asyncio.get_running_loop().time()

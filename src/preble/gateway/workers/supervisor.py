@@ -21,7 +21,9 @@ from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
 from preble.errors import ConfigError
 from preble.gateway.http.keys import KeyRing
-from preble.gateway.processes import (
+from preble.gateway.reloading import contents, watch_files
+from preble.gateway.server import files_of, print_url, tell_of_listening, tell_of_reload
+from preble.gateway.workers.process import (
     PRIVATE,
     SCHEDULER,
     Cover,
@@ -36,8 +38,6 @@ from preble.gateway.processes import (
     Stop,
     run_process,
 )
-from preble.gateway.reloading import contents, watch_files
-from preble.gateway.server import files_of, print_url, tell_of_listening, tell_of_reload
 from preble.web.listening import inherited, listen_shared
 from preble.web.open_files import raise_open_files_limit
 
