@@ -44,6 +44,7 @@ FLOORS = {
     "serving": 6,
     "gateway": 7,
     "profiling": 7,
+    "reservations": 7,
     "picker": 8,
     "api": 9,
     "cli": 9,
@@ -64,7 +65,7 @@ CORE_FLOORS = {
 }
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
-CARRIERS = {"gateway", "integrations", "picker"}
+CARRIERS = {"gateway", "integrations", "picker", "reservations"}
 HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
 IMPURE_STDLIB = {"asyncio", "logging", "os", "pathlib", "socket", "subprocess", "threading", "time", "datetime"}
 

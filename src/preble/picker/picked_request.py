@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
@@ -150,13 +149,7 @@ class PickedRequest:
         request_id = self._stack.enter_context(serving.request_id(self._headers))
         parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)
         parsed = await self._stack.enter_async_context(serving.admitted(parsed))
-        for index in range(parsed.num_prompts):
-            request = await serving.tokenize(parsed, index)
-            avoid = outside(serving.replicas, self._subset)
-            if self._placed:
-                avoid = frozenset(serving.replicas) - {self._placed[0].placement.replica_id}
-            request = dataclasses.replace(request, avoid=request.avoid | avoid)
-            self._placed.append(await serving.place(request, parsed))
+        self._placed = await serving.place_together(parsed, lambda: outside(serving.replicas, self._subset))
         return parsed
 
     def _any_endpoint(self) -> str:

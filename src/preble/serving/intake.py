@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from math import inf
@@ -14,7 +14,7 @@ from math import inf
 from msgspec import Raw
 
 from preble.config import GatewayConfig
-from preble.core.types import TOKEN_BYTES, PackedTokens, Request, RequestId
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
 from preble.errors import PromptTooLong, RequestError, UnknownResponse
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields
@@ -185,3 +185,22 @@ class Intake(ABC):
         Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
         header about its turn is wrong.
         """
+
+    async def place_together(
+        self, parsed: ParsedRequest, avoid: Callable[[], frozenset[ReplicaId]] = frozenset
+    ) -> list[Placed]:
+        """Place all prompts of a request on one replica, for a carrier that sends it whole.
+
+        `avoid`: returns the replicas that must not get it, asked when it is placed. Raises: as `tokenize` and `place`.
+        """
+        placed: list[Placed] = []
+        try:
+            for index in range(parsed.num_prompts):
+                request = await self.tokenize(parsed, index)
+                others = frozenset(self.replicas) - {placed[0].placement.replica_id} if placed else avoid()
+                placed.append(await self.place(dataclasses.replace(request, avoid=request.avoid | others), parsed))
+        except BaseException:
+            for one in placed:
+                one.cancelled()
+            raise
+        return placed

@@ -1,0 +1,10 @@
+"""Placements for those who carry the bytes themselves and report from elsewhere: each with an id and a lease.
+
+A carrier that dies reports nothing more; its placements end when their leases do.
+"""
+
+from preble.reservations.reservation import Reservation
+from preble.reservations.reservations import Reservations
+from preble.reservations.table import ReservationTable, UnknownReservation
+
+__all__ = ["Reservation", "ReservationTable", "Reservations", "UnknownReservation"]
