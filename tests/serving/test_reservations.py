@@ -12,8 +12,7 @@ import pytest
 from gateway.fakes import FakeReplica, replicas
 from preble.core.types import ReplicaId, pack_tokens
 from preble.errors import EngineRefused, NoReplicaError, RequestError
-from preble.reservations import Reservations, UnknownReservation
-from preble.reservations.reservations import LONGEST_LEASE_S, ReservationHeld
+from preble.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations, UnknownReservation
 from preble.serving import COMPLETIONS, Fields, Serving
 from serving.test_carrier import config
 from support.waiting import eventually
@@ -130,6 +129,18 @@ async def test_replicas_that_the_carrier_rules_out_are_avoided_and_failures_coun
         asked = fakes[1].questions
         held.end(one.reservation_id, error=EngineRefused("no connection", replica_id=fakes[1].url))
         await eventually(lambda: fakes[1].questions > asked)
+
+
+async def test_a_carrier_may_send_the_request_to_another_replica() -> None:
+    async with reservations(2) as (held, serving, fakes):
+        one = await held.reserve(COMPLETIONS, {}, BODY)
+        [other] = [ReplicaId(fake.url) for fake in fakes if fake.url != one.engine.url]
+        for _ in range(2):
+            one.moved(other)
+        in_flight = {name: state.num_requests for name, state in serving.scheduler.snapshot().replicas.items()}
+        assert one.engine.url == other and in_flight[other] == sum(in_flight.values()) == 1
+        with pytest.raises(NoReplicaError):
+            one.moved(ReplicaId("http://nowhere"))
 
 
 async def test_a_carrier_sees_that_a_replica_has_left_and_may_still_end_well() -> None:

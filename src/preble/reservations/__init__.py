@@ -4,7 +4,14 @@ A carrier that dies reports nothing more; its placements end when their leases d
 """
 
 from preble.reservations.reservation import Reservation
-from preble.reservations.reservations import Reservations
+from preble.reservations.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations
 from preble.reservations.table import ReservationTable, UnknownReservation
 
-__all__ = ["Reservation", "ReservationTable", "Reservations", "UnknownReservation"]
+__all__ = [
+    "LONGEST_LEASE_S",
+    "Reservation",
+    "ReservationHeld",
+    "ReservationTable",
+    "Reservations",
+    "UnknownReservation",
+]

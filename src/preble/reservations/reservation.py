@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from preble.core.types import Placement
+from preble.core.types import Placement, ReplicaId
 from preble.engines import Engine
 from preble.serving import ParsedRequest, Placed
 
@@ -57,6 +57,12 @@ class Reservation:
             for one in self._placed:
                 one.first_token()
         self._heard_at = now
+
+    def moved(self, to: ReplicaId) -> None:
+        """The carrier sent the request to another replica. Raises: NoReplicaError: that one is not live."""
+        for one in self._placed:
+            if one.placement.replica_id != to:
+                one.moved(to)
 
     def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
         """The tokens so far. Several prompts share the output tokens evenly; which one hit the cache is unknown."""
