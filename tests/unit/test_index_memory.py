@@ -10,6 +10,7 @@ import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
+from preble.core.prefixes.cache_entry import COPIED_BYTES
 from preble.core.prefixes.radix_tree import RadixTree
 from preble.core.types import (
     BlockHash,
@@ -116,6 +117,51 @@ def test_block_names_go_with_what_they_name() -> None:
     assert state.num_index_tokens * 4 > 0.6 * 100_000
     assert made.matched_tokens(A, Request.of("probe", [*run_of(199, 800), 1])) == 800
     made.on_evicted(CacheCleared(A), 300.0)
+    assert made.snapshot().num_index_bytes == 0
+
+
+def test_a_block_stays_until_its_last_copy_is_gone() -> None:
+    """vLLM computes the last block of a prompt again, and announces each copy by itself."""
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    prompt = run_of(1, 64)
+    probe = Request.of("probe", [*prompt, 1])
+    made.on_stored(stored(A, 0, prompt, 16), 0.0)
+    made.on_stored(stored(A, 2, prompt[32:], 16, parent=1), 0.0)
+    made.on_stored(stored(A, 3, prompt[48:], 16, parent=2), 0.0)
+    believed = []
+    for gone in [(3, 2), (3,), (3, 2), (1, 0)]:
+        made.on_evicted(BlocksEvicted(A, gone), 0.0)
+        made.check()
+        believed.append(made.matched_tokens(A, probe))
+    assert believed == [64, 64, 32, 0]
+    assert made.snapshot().num_index_bytes == 0
+
+
+def test_blocks_are_in_the_namespace_of_their_parent() -> None:
+    """vLLM names the cache salt with a prompt's first block only."""
+    made, prompt, salt = (
+        scheduler_of("e2", A, block_size=16, reports_events=True),
+        run_of(1, 32),
+        namespace_of(None, "s"),
+    )
+    made.on_stored(replace(stored(A, 0, prompt[:16], 16), namespace=salt), 0.0)
+    made.on_stored(stored(A, 1, prompt[16:], 16, parent=0), 0.0)
+    probe = Request.of("probe", [*prompt, 1])
+    assert [made.matched_tokens(A, replace(probe, namespace=name)) for name in (salt, "")] == [32, 0]
+
+
+def test_copies_of_blocks_are_paid_for_and_go_with_a_cleared_cache() -> None:
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    event = stored(A, 0, run_of(1, 1600), 16)
+    made.on_stored(event, 0.0)
+    once = made.snapshot().num_index_bytes
+    made.on_stored(event, 0.0)
+    made.on_stored(event, 0.0)
+    assert made.snapshot().num_index_bytes == once + 100 * COPIED_BYTES
+    made.on_evicted(CacheCleared(A), 0.0)
+    assert made.snapshot().num_index_bytes == 0
+    made.on_stored(event, 0.0)
+    made.on_evicted(BlocksEvicted(A, event.block_hashes[::-1]), 0.0)
     assert made.snapshot().num_index_bytes == 0
 
 

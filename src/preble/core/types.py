@@ -210,11 +210,12 @@ class CacheDrift:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """A replica has in its engine's memory now blocks that follow one another.
+    """A replica has in its engine's memory now blocks that follow one another, or one copy more of each.
 
     `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
-    exactly `len(block_hashes) * block_size` of them. `is_orphan`: the reporter does not know the parent
-    either, for example because it was stored before the reporter listened.
+    exactly `len(block_hashes) * block_size` of them. `past_is_cut`: the reporter could not hear of all that
+    was stored before, perhaps not of the parent either. `namespace`: see `Request`; blocks below a known parent are in
+    the parent's, whatever it says.
     """
 
     replica_id: ReplicaId
@@ -223,12 +224,12 @@ class BlocksStored:
     tokens: PackedTokens
     block_size: int
     namespace: str = ""
-    is_orphan: bool = False
+    past_is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksEvicted:
-    """A replica no longer caches these blocks. `tier`: where their last copy was, None for the engine's memory."""
+    """A replica has one copy less of each of these blocks. `tier`: where it was, None for the engine's memory."""
 
     replica_id: ReplicaId
     block_hashes: tuple[BlockHash, ...]

@@ -14,8 +14,8 @@ different payloads, and when the stream falls silent: a message can be lost with
 the silence lasts it is done ever less often, because only a full queue loses messages and nothing fills it then.
 
 The engine keeps only its last messages, and nobody can ask it for the blocks stored before those. So after a start over
-there may be blocks below parents that were never heard of. They are passed on as orphans (`BlocksStored.is_orphan`):
-the scheduler finds out from prompts and answers where they belong. `KvEventCounters.orphans` counts them.
+there may be blocks below parents that were never heard of. The stream says so (`BlocksStored.past_is_cut`), and the
+scheduler finds out from prompts and answers where they belong.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from itertools import groupby
 import structlog
 
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
-from preble.engines.block_ref_counts import BlockRefCounts
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
+from preble.engines.kv_translation import KvTranslation
 from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_batch, decode_large
 
 __all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
@@ -65,7 +65,6 @@ class KvEventCounters:
     starts_over: int = 0
     malformed: int = 0
     unknown: int = 0
-    orphans: int = 0
 
 
 class Verdict(Enum):
@@ -126,7 +125,7 @@ class Intake:
         self.replica_id = replica_id
         self.line = Line()
         self.counters = KvEventCounters()
-        self._copies = BlockRefCounts(replica_id, reset_keeps_host=reset_keeps_host)
+        self._translation = KvTranslation(replica_id, reset_keeps_host=reset_keeps_host)
         self._said: set[str] = set()
         self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
 
@@ -134,7 +133,8 @@ class Intake:
         """Forget everything. `is_past`: the engine will report it again; the blocks are not gone."""
         self.counters.starts_over += 1
         self.line = Line()
-        return replace(self._copies.clear(), is_past=is_past)
+        self._translation.past_is_cut = False
+        return replace(self._translation.clear(), is_past=is_past)
 
     async def decoded(self, message: Message) -> Sequence[WireEvent]:
         """What a message says. Nothing in it can raise."""
@@ -146,17 +146,17 @@ class Intake:
         """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since."""
         changes: list[KvEvent] = []
         turn = Turn()
+        if self.line.is_empty and message.seq > 0:
+            self._translation.past_is_cut = True
+            self.say_once("kv_events_without_their_past", reason="the engine no longer replays the oldest events")
         for event in await self.decoded(message):
             changes += [
                 replace(change, is_past=is_past) if isinstance(change, CacheCleared) else change
-                for change in self._copies.apply(event)
+                for change in self._translation.apply(event)
             ]
             await turn.over()
         self.line.accept(message)
         self.counters.messages += 1
-        if self._copies.num_orphans > self.counters.orphans:
-            self.counters.orphans = self._copies.num_orphans
-            self.say_once("kv_events_without_their_parents", reason="the engine no longer replays the oldest events")
         return merged(changes)
 
     def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
@@ -229,7 +229,7 @@ class KvEventStream:
     ) -> None:
         """`idle_check_s`: quiet time after which it first checks that nothing was missed. `replay_timeout_s`: how long
         to wait for each past message. `lost_after_s`: time without a connection after which the events count as lost;
-        an engine that is up accepts one at once. `reset_keeps_host`: see `BlockRefCounts`."""
+        an engine that is up accepts one at once. `reset_keeps_host`: see `KvTranslation`."""
         self._lost_after_s = lost_after_s
         self._endpoints = endpoints
         self._idle_check_s = idle_check_s
@@ -269,7 +269,7 @@ class KvEventStream:
             self._subscription.wake()
 
     async def events(self) -> AsyncGenerator[KvEvent, None]:
-        """As `Engine.kv_events` promises. A block's parent was stored before it, except of orphans.
+        """As `Engine.kv_events` promises. A block's parent was stored before it, unless the past is cut.
 
         Nothing that the engine sends makes it raise or end.
         """

@@ -4,6 +4,10 @@ An engine reports a block by a hash. Four bytes of it distinguish the blocks of 
 follow one another, so their names are one string of bytes. Only the last name of a node is in a table, and that is
 enough for nearly all reports: engines evict a prompt from its end, and they store new blocks below the last one of a
 shared prefix, at whose end the tree was split when the request was placed. Other names are searched for.
+
+vLLM does not merge equal blocks: two requests that compute the same prompt at the same time store two copies, which it
+announces and removes one by one, while the block stays usable until the last copy is gone. So the copies of a block are
+counted where it has more than one. Those counts outlive a name that the index forgets, as the copies do.
 """
 
 from __future__ import annotations
@@ -39,26 +43,53 @@ def _name(block_hash: BlockHash) -> bytes:
 class BlockNames:
     """The names of the blocks in each entry of one replica. Every change of `CacheEntry.names` goes through here."""
 
-    __slots__ = ("_last", "_size")
+    __slots__ = ("_further", "_last", "_size")
 
     def __init__(self, size: IndexSize) -> None:
         self._last: dict[bytes, CacheEntry] = {}
+        self._further: dict[bytes, int] = {}
+        """How many copies there are besides the first, of blocks with more than one."""
         self._size = size
 
-    def add(self, entry: CacheEntry, names: bytes, end: int, block_size: int) -> None:
+    def add(self, entry: CacheEntry, names: bytes, end: int, block_size: int, *, are_copies: bool) -> None:
         """Consecutive blocks have these names; the last one ends at token `end`.
 
-        They join the names that the entry has, or replace them where they do not follow on.
+        They join the names that the entry has, or replace them where they do not follow on. `are_copies`: where a block
+        has its name already, this is one copy more of it.
         """
         kept, count = entry.names, len(names) // NAME_BYTES
         if kept:
             first_end = entry.names_end - (len(kept) // NAME_BYTES - 1) * block_size
             at, rest = divmod(end - (count - 1) * block_size - first_end, block_size)
             if entry.block_size == block_size and not rest and 0 <= at <= len(kept) // NAME_BYTES:
+                if are_copies and at < len(kept) // NAME_BYTES:
+                    self._add_copies(names, kept[at * NAME_BYTES : (at + count) * NAME_BYTES])
                 names = kept[: at * NAME_BYTES] + names + kept[(at + count) * NAME_BYTES :]
                 end = max(end, entry.names_end)
         entry.block_size = block_size
         self._set(entry, names, end)
+
+    def _add_copies(self, names: bytes, known: bytes) -> None:
+        for at in range(0, len(known), NAME_BYTES):
+            name = names[at : at + NAME_BYTES]
+            if name == known[at : at + NAME_BYTES]:
+                self._further[name] = further = self._further.get(name, 0) + 1
+                self._size.copied += further == 1
+
+    def _drop_copies(self, names: bytes) -> bytes:
+        """Take one copy from each of these blocks; returns the names of those that had only one."""
+        last = []
+        for at in range(0, len(names), NAME_BYTES):
+            name = names[at : at + NAME_BYTES]
+            further = self._further.get(name, 0)
+            if not further:
+                last.append(name)
+            elif further > 1:
+                self._further[name] = further - 1
+            else:
+                del self._further[name]
+                self._size.copied -= 1
+        return b"".join(last)
 
     def ends(self, block_hashes: Sequence[BlockHash]) -> list[CacheEntry]:
         """The entries whose last block is one of these. O(blocks)."""
@@ -78,14 +109,16 @@ class BlockNames:
         return None
 
     def pop(self, block_hashes: Sequence[BlockHash], entries: Iterable[CacheEntry]) -> dict[CacheEntry, bytes]:
-        """Forget these names, and in each entry those after them; returns the entries that lost some, and what they
-        had before.
+        """One copy of these blocks is gone: forget the names of those that had only one, and in each entry those after
+        them. Returns the entries that lost some, and what they had before.
 
         Each then has as `names_end` the token at which the first block begins that it lost. O(blocks), or O(names) if
         one of them is not at the end of its entry.
         """
         lost: dict[CacheEntry, bytes] = {}
         left = pack_names(block_hashes)
+        if self._further:
+            left = self._drop_copies(left)
         num_left = 2 * len(left)
         while 0 < len(left) < num_left:  # vLLM names the last block of a prompt first, SGLang the first one
             num_left = len(left)
@@ -157,7 +190,9 @@ class BlockNames:
         self._set(tail, names + tail.names, tail.names_end if tail.names else end)
 
     def clear(self, entries: Iterable[CacheEntry]) -> None:
-        """Forget all names. O(entries)."""
+        """Forget all names and copies. O(entries)."""
+        self._size.copied -= len(self._further)
+        self._further.clear()
         for entry in entries:
             if entry.names:
                 self._set(entry, b"", entry.names_end)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from preble.core.prefixes.radix_tree import Node
 
-ENTRY_BYTES, RUN_BYTES, NAME_BYTES = 194, 150, 4
-"""Memory of an entry, of the names of its blocks where it has any, and of each of these names, on CPython 3.11."""
+ENTRY_BYTES, RUN_BYTES, NAME_BYTES, COPIED_BYTES = 194, 150, 4, 130
+"""Memory of an entry, of the names of its blocks where it has any, of each of these names, and of each block that a
+replica has more than once, on CPython 3.11."""
 
 
 class CacheEntry:
@@ -48,16 +49,21 @@ class CacheEntry:
 
 
 class IndexSize:
-    """Entries and block names of all replicas, for the index's byte budget. `runs`: entries that have names."""
+    """Entries and block names of all replicas, for the index's byte budget.
 
-    __slots__ = ("entries", "names", "runs")
+    `runs`: entries that have names. `copied`: blocks that a replica has more than once.
+    """
+
+    __slots__ = ("copied", "entries", "names", "runs")
 
     def __init__(self) -> None:
         self.entries = 0
         self.names = 0
         self.runs = 0
+        self.copied = 0
 
     @property
     def num_bytes(self) -> int:
         """Memory of entries and names in bytes, by count."""
-        return self.entries * ENTRY_BYTES + self.runs * RUN_BYTES + self.names * NAME_BYTES
+        names = self.runs * RUN_BYTES + self.names * NAME_BYTES + self.copied * COPIED_BYTES
+        return self.entries * ENTRY_BYTES + names

@@ -145,7 +145,10 @@ class PrefixIndex:
     def evicted(
         self, replica: int, block_hashes: Sequence[BlockHash], now: float, also_from: int | None = None
     ) -> None:
-        """The replica no longer caches these blocks, nor does `also_from`. Unknown ones are ignored."""
+        """The replica has one copy less of these blocks. Of which it was the last, neither it nor `also_from` caches.
+
+        Unknown ones are ignored.
+        """
         cache = self.caches[replica]
         for was_in, start, block_size, _ in cache.forget_names(block_hashes):
             self._forget_from(cache, was_in, start, block_size, now)
@@ -389,5 +392,6 @@ def _name_blocks(cache: ReplicaCache, path: list[Node], depth: int, event: Block
     for node in path:
         count = min((node.end - depth) // size, len(event.block_hashes))
         if count > named:
-            cache.name_blocks(names[named * NAME_BYTES : count * NAME_BYTES], node, depth + count * size, size)
+            end = depth + count * size
+            cache.name_blocks(names[named * NAME_BYTES : count * NAME_BYTES], node, end, size, are_copies=True)
             named = count

@@ -51,15 +51,18 @@ class ReplicaCache:
             return None
         return found[0].node, found[1]
 
-    def name_blocks(self, names: bytes, node: Node, end: int, block_size: int) -> None:
-        """The replica names consecutive blocks, the last of which ends at token `end`, in `node`."""
+    def name_blocks(self, names: bytes, node: Node, end: int, block_size: int, *, are_copies: bool = False) -> None:
+        """The replica names consecutive blocks, the last of which ends at token `end`, in `node`.
+
+        `are_copies`: of those that have their names already, it has one copy more.
+        """
         entry = self._entries.get(node)
         if entry is not None:
-            self.names.add(entry, names, end, block_size)
+            self.names.add(entry, names, end, block_size, are_copies=are_copies)
 
     def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes]]:
-        """Forget block names; returns (node, start, block size) of the first one gone of each node, and the names that
-        are gone. O(names)."""
+        """One copy of these blocks is gone. Returns (node, start, block size) of the first one of each node of which it
+        was the last copy, and the names that are gone. O(names)."""
         gone = self.names.pop(block_hashes, self._entries.values())
         return [
             (entry.node, entry.names_end, entry.block_size, before[len(entry.names) :])

@@ -118,10 +118,10 @@ class Rotation:
                 replica.suspect.set()
 
     def _count_unlocated(self, event: BlocksStored) -> None:
-        """Count an event with an unknown parent. If the stream knows it, have the stream start over, with backoff."""
+        """Count an event with an unknown parent. If the stream has told of it, have it start over, with backoff."""
         replica_id = event.replica_id
         self._telemetry.unlocated(replica_id)
-        if event.is_orphan:
+        if event.past_is_cut:
             return
         replica = self.replicas[replica_id]
         if replica.resync_backoff.is_due(self._loop.time()):
