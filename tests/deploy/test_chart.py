@@ -74,7 +74,7 @@ def test_the_chart_as_it_is_makes_a_gateway_that_may_do_little() -> None:
 
 
 def test_probes_ask_paths_that_the_gateway_serves() -> None:
-    from preble.gateway.server import PROBES
+    from preble.gateway.pages.table import PROBES
 
     container = container_of(rendered({}))
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):

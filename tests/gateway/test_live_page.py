@@ -54,7 +54,7 @@ async def test_anybody_may_load_the_page_and_only_an_admin_what_it_shows(serve: 
 
 
 def test_the_page_asks_nobody_else_for_anything() -> None:
-    html = Path(live.__file__).with_name("page.html").read_text(encoding="utf-8")
+    html = Path(live.__file__).with_name("live.html").read_text(encoding="utf-8")
     assert re.findall(r"(?:src|href|url)\s*[=(]", html) == []
     assert set(re.findall(r"https?://[^\s\"'`)\\]+", html)) <= {"http://www.w3.org/2000/svg"}
 

@@ -10,9 +10,9 @@ import pytest
 
 from preble import errors
 from preble.errors import EngineGone, EngineProtocolError, EngineRefused, EngineTimeout, NoReplicaError, Overloaded
-from preble.gateway.app import PATHS
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING
+from preble.gateway.pages.table import PATHS
 from preble.serving import ENDPOINTS, ErrorForm, ErrorStyle, error_form
 from preble.serving.endpoints.bodies import Reserved
 from preble.serving.endpoints.table import BY_PREFIX, NOT_PASSED

@@ -22,11 +22,12 @@ from preble.config import GatewayConfig
 from preble.config.load import ConfigSources, changed_settings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
-from preble.gateway.app import PROBES, App
+from preble.gateway.app import App
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
+from preble.gateway.pages.passed_on import answer_passed_on
+from preble.gateway.pages.table import PROBES
 from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
-from preble.gateway.workers.front_app import answer_passed_on
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of

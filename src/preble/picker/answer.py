@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM
-from preble.gateway.requests.attempt import retry_after_s
+from preble.gateway.http.retry_after import retry_after_s
 from preble.serving import Endpoint, Placed
 
 

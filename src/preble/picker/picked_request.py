@@ -10,7 +10,9 @@ from typing import Self
 
 from preble.core.types import ReplicaId
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
+from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
 from preble.picker.answer import Answer
@@ -20,7 +22,6 @@ from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedReque
 
 _RANK = b"x-data-parallel-rank"
 _KEYS = ("authorization", "x-api-key")
-_GONE = 499
 _TURNS = count()
 """Requests that need no placing take turns over the endpoints."""
 
@@ -60,7 +61,7 @@ class PickedRequest:
 
     def _count(self) -> None:
         path = self._endpoint.counted_as if self._endpoint is not None else "other"
-        self._serving.telemetry.responded(path, self._status or _GONE)
+        self._serving.telemetry.responded(path, self._status or CLIENT_GONE)
 
     async def _release(self) -> None:
         """Give back what the request took; a placement that has not ended was cancelled."""
@@ -187,7 +188,7 @@ class PickedRequest:
                 self._moved(replica_at(self._serving.replicas, served))
             self._answer = Answer(self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes)
             if self._caller.is_admin:
-                changed = _of_placement(self._placed[0])
+                changed = dict(placement_headers([placed.placement for placed in self._placed]))
         if message.response_headers.end_of_stream:
             self._end()
         return (ext_proc.answer_headers(changed),)
@@ -209,12 +210,3 @@ class PickedRequest:
         self.has_ended = True
         if self._answer is not None:
             self._answer.end()
-
-
-def _of_placement(placed: Placed) -> dict[bytes, bytes]:
-    placement = placed.placement
-    return {
-        b"x-preble-replica": placement.replica_id.encode(),
-        b"x-preble-reason": placement.reason.encode(),
-        b"x-preble-matched-tokens": b"%d" % placement.matched_tokens,
-    }

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any
 
-from preble.errors import BodyTooLarge, BodyTooSlow
+from preble.errors import BodyTooSlow
+from preble.gateway.http.arriving_body import ArrivingBody
 from preble.gateway.http.body_memory import BodyReservation
-from preble.serving import ANYBODY, Caller, ErrorForm, ErrorStyle, HeaderList
+from preble.gateway.http.placement_headers import shown_headers
+from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-_PLACEMENT = b"x-preble-"
-"""Headers that reveal what is cached, so what others have sent, and the addresses of replicas."""
 _LARGE_ANSWER_BYTES = 64 * 1024
 """The server takes an answer of this size without waiting for the client. The end of a larger one is sent by itself, so
 that its request counts as being served while the answer takes memory."""
-DRAINED_TIMES = 4
-"""Of a body that is too large, up to this many times the limit is read and dropped: a client that is still sending may
-take a closed connection for a network failure and never see the answer."""
+CLIENT_GONE = 499
+"""The status that metrics show for clients that went away; no client sees it."""
 
 
 class ClientGone(Exception):
@@ -32,9 +31,10 @@ class ClientGone(Exception):
 class AsgiClient:
     """The client of one request. `status`: of the answer, None before it begins. `query`: the URL's part after `?`."""
 
-    def __init__(self, headers: HeaderList, receive: Receive, send: Send, *, query: bytes = b"") -> None:
-        self.headers = dict(headers)
-        self.query = query
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.status: int | None = None
         self.caller = ANYBODY
         """Who sends the request. Only an admin sees where it was placed."""
@@ -79,24 +79,14 @@ class AsgiClient:
             yield message["body"]
 
     async def _read(self, limit: int, share: BodyReservation) -> bytes:
-        declared = self.declared_length()
-        if declared > limit * DRAINED_TIMES:
-            raise BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}")
-        message = await self._next_piece()
-        share.grow(len(message["body"]))
-        if not message.get("more_body") and len(message["body"]) <= limit:
-            return bytes(message["body"])
-        body = bytearray(message["body"])
-        size = len(body)
-        while message.get("more_body") and size <= limit * DRAINED_TIMES:
+        body = ArrivingBody(limit, self.declared_length(), share)
+        body.check_declared()
+        more = True
+        while more:
             message = await self._next_piece()
-            size += len(message["body"])
-            if size <= limit:
-                share.grow(len(message["body"]))
-                body += message["body"]
-        if size > limit:
-            raise BodyTooLarge(f"the body has {max(size, declared)} bytes or more; the limit is {limit}")
-        return bytes(body)
+            body.add(message["body"])
+            more = message.get("more_body", False)
+        return body.whole()
 
     def declared_length(self) -> int:
         """Return the length that the client gave for the body, 0 for none."""
@@ -156,13 +146,6 @@ class AsgiClient:
         """Send an error, unless an answer has begun."""
         if self.status is None:
             await self.reply(form.status, form.headers(), form.body(self.errors))
-
-
-def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:
-    """Return the headers that a caller may see, and the request's id."""
-    if not caller.is_admin:
-        headers = [header for header in headers if not header[0].startswith(_PLACEMENT)]
-    return headers if request_id is None else [*headers, (b"x-request-id", request_id.encode())]
 
 
 class WatchedClient:

@@ -1,7 +1,10 @@
-"""Answers to requests that the gateway refuses unread: the admin key is missing, or it is shutting down."""
+"""Answers to requests that the gateway refuses unread."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.serving import ErrorForm
 
 FORBIDDEN = ErrorForm(
@@ -14,3 +17,10 @@ NO_ADMINS = ErrorForm(
     "replicas are changed only with an admin key, and this gateway has no keys: set auth.admin_keys",
 )
 STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
+
+
+async def not_allowed(client: AsgiClient, method: str, allowed: Iterable[str]) -> None:
+    """Answer a request with another method than those allowed; where GET is, HEAD is, too."""
+    methods = ", ".join("GET, HEAD" if one == "GET" else one for one in allowed)
+    form = ErrorForm(405, "invalid_request_error", "method_not_allowed", f"{method} is not allowed here; use {methods}")
+    await client.reply(405, [*form.headers(), (b"allow", methods.encode())], form.body(client.errors))

@@ -85,8 +85,9 @@ class DebugPages:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, path: str, client: AsgiClient) -> None:
+    async def answer(self, client: AsgiClient) -> None:
         """Raises: RequestError: there is no such page, or the query is invalid."""
+        path = client.path
         room, _, rest = path.removeprefix(DEBUG).partition("/")
         page: DecisionsPage | ReplicaStatesPage | ParityPage
         if room == "decisions":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import sha256
 from importlib.resources import files
 
 from preble.errors import Overloaded
 from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.pages.front import Front
 from preble.serving import JSON_TYPE, HeaderList, SchedulerAway
 
 UI = "/ui"
@@ -28,9 +28,8 @@ class LivePage:
     All of them get the same picture. It is taken only while somebody watches.
     """
 
-    def __init__(self, take: Callable[[AsgiClient], Awaitable[bytes]]) -> None:
-        """`take`: a picture as JSON, for this client. Raises: SchedulerAway."""
-        self._take = take
+    def __init__(self, front: Front) -> None:
+        self._front = front
         self._taking = asyncio.Lock()
         self._html = files(__package__).joinpath("live.html").read_bytes()
         self._headers = _headers(self._html.decode())
@@ -46,8 +45,8 @@ class LivePage:
         """Answer with one picture. Raises: SchedulerAway."""
         await client.reply(200, [JSON_TYPE], await self._picture(client))
 
-    async def watch(self, client: AsgiClient, goes_on: Callable[[], bool]) -> None:
-        """Stream pictures until the client goes, `goes_on` returns False, or no picture can be taken.
+    async def watch(self, client: AsgiClient) -> None:
+        """Stream pictures until the client goes, its key ends, the gateway stops, or no picture can be taken.
 
         Raises: Overloaded, ClientGone.
         """
@@ -58,19 +57,23 @@ class LivePage:
             async with client.watched():
                 await client.begin(200, list(_EVENT_STREAM))
                 with suppress(SchedulerAway):
-                    while goes_on():
+                    while self._goes_on(client):
                         await client.write(b"data: " + await self._picture(client) + b"\n\n")
                         await asyncio.sleep(EVERY_S)
             await client.end()
         finally:
             self._num_watching -= 1
 
+    def _goes_on(self, client: AsgiClient) -> bool:
+        caller = self._front.keys.caller(client.headers)
+        return not self._front.is_draining and caller is not None and caller.is_admin
+
     async def _picture(self, client: AsgiClient) -> bytes:
         """Return a picture, at most half a second old. Raises: SchedulerAway."""
         async with self._taking:
             now = asyncio.get_running_loop().time()
             if now - self._taken_at > EVERY_S / 2:
-                self._taken = await self._take(client)
+                self._taken = await self._front.take_picture(client)
                 self._taken_at = now
             return self._taken
 

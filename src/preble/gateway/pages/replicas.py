@@ -11,11 +11,14 @@ from preble.config import ReplicaConfig
 from preble.config.load import replica_of
 from preble.errors import ConfigError, RequestError
 from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.refusals import NO_ADMINS
+from preble.gateway.pages.front import Front
 from preble.serving import JSON_TYPE, MemberRow, Serving, SourceRow, UnknownReplica
 from preble.web.urls import server_url
 
 REPLICAS = "/replicas"
 DRAIN, UNDRAIN = "/replicas/drain", "/replicas/undrain"
+_LARGEST_BYTES = 64 * 1024
 
 
 class ReplicasPage(msgspec.Struct, frozen=True):
@@ -32,10 +35,14 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class ReplicaPages:
-    """Answers requests to `/replicas`, of admins."""
+    """Answers requests to `/replicas`, of admins. Without any key, all that changes something is refused:
 
-    def __init__(self, serving: Serving) -> None:
+    else a page in a browser on this machine could have prompts sent to a replica of its own.
+    """
+
+    def __init__(self, serving: Serving, front: Front) -> None:
         self._serving = serving
+        self._front = front
 
     def page(self) -> ReplicasPage:
         """Every replica that is watched, and the sources."""
@@ -45,30 +52,41 @@ class ReplicaPages:
         """Answer GET."""
         await _reply(client, 200, self.page())
 
-    async def add(self, client: AsgiClient, body: bytes) -> None:
+    async def add(self, client: AsgiClient) -> None:
         """Answer POST: 201 if the replica was not wanted before, else 200. Raises: RequestError."""
-        replica = _replica(body)
+        if await self._is_refused(client):
+            return
+        replica = _replica(await self._front.read_body(client, _LARGEST_BYTES))
         try:
             is_new = self._serving.add_replica(replica)
         except ConfigError as error:
             raise RequestError(str(error)) from error
         await _reply(client, 201 if is_new else 200, self._serving.members.row(replica.url))
 
-    async def drain(self, path: str, client: AsgiClient) -> None:
+    async def drain(self, client: AsgiClient) -> None:
         """Answer POST to `DRAIN` and `UNDRAIN`. Raises: RequestError."""
+        if await self._is_refused(client):
+            return
         url, members = _url(client.query), self._serving.members
-        (members.wanted.drain if path == DRAIN else members.wanted.undrain)(url)
+        (members.wanted.drain if client.path == DRAIN else members.wanted.undrain)(url)
         members.reconcile()
         await _reply(client, 200, members.row(url))
 
     async def remove(self, client: AsgiClient) -> None:
         """Answer DELETE: 202 if requests still run there, else 200. Raises: RequestError."""
+        if await self._is_refused(client):
+            return
         url, members = _url(client.query), self._serving.members
         members.remove(url, at_once=_is_set(client.query, "now"))
         try:
             await _reply(client, 202, members.row(url))
         except UnknownReplica:
             await _reply(client, 200, Removed(url))
+
+    async def _is_refused(self, client: AsgiClient) -> bool:
+        if not self._front.keys.has_keys:
+            await client.reply(403, NO_ADMINS.headers(), NO_ADMINS.body())
+        return not self._front.keys.has_keys
 
 
 async def _reply(client: AsgiClient, status: int, page: msgspec.Struct) -> None:

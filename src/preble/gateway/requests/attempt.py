@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
-from email.utils import parsedate_to_datetime
 
 from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout, PrebleError
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
+from preble.gateway.http.retry_after import retry_after_s
 from preble.serving import Endpoint, HeaderList, Placed
 from preble.wire.pool import Ongoing
 
@@ -234,22 +233,6 @@ class Attempt:
             self.placed.end()
         else:
             self.placed.failed(error)
-
-
-def retry_after_s(header: str) -> float:
-    """Return the seconds of a `Retry-After` header, 0 if it has none.
-
-    >>> retry_after_s("30"), retry_after_s(""), retry_after_s("soon"), retry_after_s("Fri, 01 Jan 1999 00:00:00 GMT")
-    (30.0, 0.0, 0.0, 0.0)
-    """
-    if not header:
-        return 0.0
-    if header.isascii() and header.isdigit():
-        return float(header[:9])
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return 0.0
 
 
 def _unheard() -> None:

@@ -9,17 +9,16 @@ from math import inf
 from typing import Protocol
 
 from preble.config import LimitsConfig
-from preble.errors import BodyTooLarge, BodyTooSlow, EngineTimeout, Overloaded, PrebleError
-from preble.gateway.http.asgi_client import DRAINED_TIMES, shown_headers
+from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
+from preble.gateway.http.arriving_body import ArrivingBody
+from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.placement_headers import shown_headers
 from preble.gateway.http.refusals import STOPPING
 from preble.gateway.requests.attempt import Attempt
 from preble.serving import ANYBODY, JSON_TYPE, Caller, Endpoint, ErrorForm, HeaderList
 from preble.wire.answering import Answering, ClientConnection, RequestHead
-
-_GONE = 499
-"""The status that metrics show for clients that went away; no client sees it."""
 
 
 class Gateway(Protocol):
@@ -70,8 +69,7 @@ class PlacedClient(Answering):
         self._settings = settings
         self._tasks = connection.tasks
         self._loop = asyncio.get_running_loop()
-        self._body: list[bytes] = []
-        self._size = 0
+        self._body = ArrivingBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
         self._late_at = inf
         self._time_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -87,49 +85,37 @@ class PlacedClient(Answering):
     def on_start(self) -> None:
         self.limit(self._settings.body_s)
         caller = self._settings.keys.caller(self.head.headers)
-        limit, declared = self._settings.limits.max_body_bytes, self.head.declared_bytes
         if caller is None:
             self.caller = NOBODY
             self.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(self.endpoint.errors))
             self._close(failed=False)
             return
         self.caller = caller
-        if declared > limit * DRAINED_TIMES:
-            self._refuse(BodyTooLarge(f"the body has {declared} bytes; the limit is {limit}"))
+        try:
+            self._body.check_declared()
+        except PrebleError as error:
+            self._refuse(error)
 
     def on_body(self, data: bytes) -> None:
         if self._is_over:
             return
-        limit = self._settings.limits.max_body_bytes
-        self._size += len(data)
-        if self._size > limit:
-            self._body.clear()
-            if self._size > limit * DRAINED_TIMES:
-                self._refuse_large()
-            return
         try:
-            self.memory.grow(len(data))
-        except Overloaded as error:
+            self._body.add(data)
+        except PrebleError as error:
             self._refuse(error)
-        else:
-            self._body.append(data)
 
     def on_body_end(self) -> None:
         if self._is_over:
             return
-        if self._size > self._settings.limits.max_body_bytes:
-            self._refuse_large()
+        try:
+            body = self._body.whole()
+        except PrebleError as error:
+            self._refuse(error)
             return
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
         self._late_at = inf
         self._task = task = self._loop.create_task(self._serve(body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _refuse_large(self) -> None:
-        size, limit = max(self._size, self.head.declared_bytes), self._settings.limits.max_body_bytes
-        self._refuse(BodyTooLarge(f"the body has {size} bytes or more; the limit is {limit}"))
 
     def _refuse(self, error: PrebleError) -> None:
         """Answer a request whose body is not complete."""
@@ -180,7 +166,7 @@ class PlacedClient(Answering):
         if self._is_over:
             return
         self._is_gone = True
-        self.status = _GONE
+        self.status = CLIENT_GONE
         if self._task is not None:
             self._task.cancel()
         if not self._is_served:  # a task that is cancelled before it begins never does

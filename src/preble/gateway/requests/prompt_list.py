@@ -20,11 +20,12 @@ from msgspec import Raw
 from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
+from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
-from preble.serving import JSON_TYPE, HeaderList, ParsedRequest, Prompt, PromptTokensDetails, Usage
+from preble.serving import JSON_TYPE, ParsedRequest, Prompt, PromptTokensDetails, Usage
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""
@@ -103,7 +104,8 @@ async def _answer_whole(client: PlacedClient, parsed: ParsedRequest, prompts: _P
         tasks = [group.create_task(prompts.carry(i, None)) for i in range(parsed.num_prompts)]
     attempts = [task.result() for task in tasks]
     merged = _merged([attempt.body for attempt in attempts], prompts.num_choices)
-    client.reply(200, _merged_headers(attempts), merged)
+    placements = placement_headers([attempt.placed.placement for attempt in attempts])
+    client.reply(200, [JSON_TYPE, *placements], merged)
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
@@ -165,19 +167,6 @@ class _Total:
         if self.sum.cached_tokens is not None:
             fields["prompt_tokens_details"] = {"cached_tokens": self.sum.cached_tokens}
         return fields
-
-
-def _merged_headers(attempts: list[Attempt]) -> HeaderList:
-    placements = [attempt.placed.placement for attempt in attempts]
-    replicas = ",".join(sorted({placement.replica_id for placement in placements}))
-    reasons = ",".join(sorted({placement.reason for placement in placements}))
-    matched = sum(placement.matched_tokens for placement in placements)
-    return [
-        JSON_TYPE,
-        (b"x-preble-replica", replicas.encode()),
-        (b"x-preble-reason", reasons.encode()),
-        (b"x-preble-matched-tokens", b"%d" % matched),
-    ]
 
 
 # streamed answers

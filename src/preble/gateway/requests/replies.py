@@ -5,6 +5,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
+from preble.engines import Forwarded
+from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.placement_headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.serving import JSON_TYPE, ErrorForm, HeaderList, in_style
@@ -23,10 +26,8 @@ _NOT_PASSED_BACK = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
-        b"x-preble-matched-tokens",
-        b"x-preble-reason",
-        b"x-preble-replica",
         b"x-request-id",
+        *(REPLICA, REASON, MATCHED_TOKENS),
     }
 )
 """Headers of one connection only; ours, for a replica may be such a gateway itself; and `location`, an address."""
@@ -66,11 +67,12 @@ def passed_back(headers: HeaderList) -> HeaderList:
 
 def answer_headers(attempt: Attempt) -> HeaderList:
     """Return the replica's headers that are for the client, and those that name the placement."""
-    headers = passed_back(attempt.headers)
-    placement = attempt.placed.placement
-    headers += [
-        (b"x-preble-replica", placement.replica_id.encode()),
-        (b"x-preble-reason", placement.reason.encode()),
-        (b"x-preble-matched-tokens", b"%d" % placement.matched_tokens),
-    ]
-    return headers
+    return passed_back(attempt.headers) + placement_headers([attempt.placed.placement])
+
+
+async def pass_on(client: AsgiClient, response: Forwarded, headers: HeaderList) -> None:
+    """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
+    await client.begin(response.status, [*passed_back(response.headers), *headers])
+    async for chunk in response.chunks():
+        await client.write(chunk)
+    await client.end()

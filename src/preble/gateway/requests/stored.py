@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preble.errors import UnknownResponse
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.gateway.requests.uploads import pass_on
+from preble.gateway.requests.replies import pass_on
 from preble.serving import Intake
 
 STORED = "/v1/responses/"

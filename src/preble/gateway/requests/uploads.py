@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 from preble.config import GatewayConfig
-from preble.engines import Forwarded
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyReservation
+from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.headers import PassedHeaders
-from preble.gateway.requests.replies import passed_back
-from preble.serving import Endpoint, Fields, HeaderList, Intake, ParsedRequest, Placed, UploadHead
+from preble.gateway.requests.replies import pass_on
+from preble.serving import Endpoint, Fields, Intake, ParsedRequest, Placed, UploadHead
 
 _KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
 
@@ -113,7 +113,7 @@ class Uploads:
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
                 placed.answered(400 if endpoint.is_unsupported(response.status) else response.status)
-                await pass_on(client, response, placement_headers(placed))
+                await pass_on(client, response, placement_headers([placed.placement]))
             placed.end()
         except BaseException as error:
             if upload.failure is not None:  # the client's, not the replica's
@@ -121,17 +121,3 @@ class Uploads:
                 raise upload.failure from None
             placed.failed(error)
             raise
-
-
-def placement_headers(placed: Placed) -> HeaderList:
-    """Return the headers that name the placement."""
-    placement = placed.placement
-    return [(b"x-preble-replica", placement.replica_id.encode()), (b"x-preble-reason", placement.reason.encode())]
-
-
-async def pass_on(client: AsgiClient, response: Forwarded, headers: HeaderList) -> None:
-    """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
-    await client.begin(response.status, [*passed_back(response.headers), *headers])
-    async for chunk in response.chunks():
-        await client.write(chunk)
-    await client.end()

@@ -18,8 +18,9 @@ from msgspec import Struct
 from preble.config import GatewayConfig
 from preble.errors import ConfigError
 from preble.gateway.app import App
+from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.server import accepting, prepared_process, until_one_is_up
-from preble.gateway.workers.front_app import FrontApp, answer_passed_on
+from preble.gateway.workers.front_app import FrontApp
 from preble.logs import LogLosses, configure_logging
 from preble.serving import FrontEnd, Serving
 from preble.web.server import Server

@@ -1,0 +1,30 @@
+"""The headers that say where a request was placed and why, which only admins see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from preble.core.types import Placement
+from preble.serving import Caller, HeaderList
+
+REPLICA, REASON, MATCHED_TOKENS = b"x-preble-replica", b"x-preble-reason", b"x-preble-matched-tokens"
+_OURS = b"x-preble-"
+
+
+def placement_headers(placements: Sequence[Placement]) -> HeaderList:
+    """Return the headers for the placements of one request's prompts: every replica and reason, all matched tokens."""
+    return [
+        (REPLICA, ",".join(sorted({placement.replica_id for placement in placements})).encode()),
+        (REASON, ",".join(sorted({placement.reason for placement in placements})).encode()),
+        (MATCHED_TOKENS, b"%d" % sum(placement.matched_tokens for placement in placements)),
+    ]
+
+
+def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:
+    """Return the headers that a caller may see, and the request's id.
+
+    Placements reveal what is cached, so what others have sent, and the addresses of replicas.
+    """
+    if not caller.is_admin:
+        headers = [header for header in headers if not header[0].startswith(_OURS)]
+    return headers if request_id is None else [*headers, (b"x-request-id", request_id.encode())]

@@ -1,0 +1,21 @@
+"""What pages need of the application that they belong to."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.keys import KeyRing
+
+
+class Front(Protocol):
+    """The application whose pages these are. `is_draining`: it is about to stop. `keys`: change with a reload."""
+
+    is_draining: bool
+    keys: KeyRing
+
+    async def read_body(self, client: AsgiClient, most_bytes: int) -> bytes:
+        """Return a page's body. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""
+
+    async def take_picture(self, client: AsgiClient) -> bytes:
+        """Return what the live page shows, for an admin. Raises: SchedulerAway."""

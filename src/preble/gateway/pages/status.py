@@ -1,0 +1,54 @@
+"""Health, readiness, version and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+import preble
+from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.pages.front import Front
+from preble.serving import JSON_TYPE, METRICS_CONTENT_TYPE, Serving
+
+HEALTH = ("/health", "/healthz", "/livez", "/ping")
+READY = ("/ready", "/readyz")
+VERSION, METRICS = "/version", "/metrics"
+
+
+class StatusPages:
+    """Answers GET requests to the paths above."""
+
+    def __init__(self, serving: Serving, front: Front) -> None:
+        self._serving = serving
+        self._front = front
+
+    async def health(self, client: AsgiClient) -> None:
+        """Answer as long as the process does."""
+        await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
+
+    async def ready(self, client: AsgiClient) -> None:
+        """Answer whether requests are welcome; to an admin, also each replica's state."""
+        live = self._serving.replicas.values()
+        rows = list(self._serving.members)
+        status = "draining" if self._front.is_draining else self._serving.waits_for or "ready"
+        page = {
+            "status": status,
+            "replicas": len(live),
+            "configured": len(rows),
+            "untrusted": sum(not replica.trusted for replica in live),
+            "states": Counter(row.state for row in rows),
+        }
+        caller = self._front.keys.caller(client.headers)
+        if caller is not None and caller.is_admin:
+            page["members"] = {row.url: {"state": row.state, "last_error": row.last_error} for row in rows}
+        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
+
+    async def version(self, client: AsgiClient) -> None:
+        """Answer with the version of Preble."""
+        await client.reply(200, [JSON_TYPE], msgspec.json.encode({"version": preble.__version__}))
+
+    async def metrics(self, client: AsgiClient) -> None:
+        """Answer with every metric, for Prometheus."""
+        exposition = await self._serving.exposition()
+        await client.reply(200, [(b"content-type", METRICS_CONTENT_TYPE.encode())], exposition)

@@ -1,0 +1,68 @@
+"""Every page by its path and method."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.refusals import not_allowed
+from preble.gateway.pages.debug import DEBUG, PARITY, DebugPages
+from preble.gateway.pages.front import Front
+from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE, LivePage
+from preble.gateway.pages.models import MODELS, ModelPages
+from preble.gateway.pages.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
+from preble.gateway.pages.status import HEALTH, METRICS, READY, VERSION, StatusPages
+from preble.serving import Serving
+
+Handlers = Mapping[str, Callable[[AsgiClient], Awaitable[None]]]
+"""What answers a page, by method; GET answers HEAD, too."""
+
+PATHS = (MODELS, *HEALTH, *READY, VERSION, METRICS, REPLICAS, DRAIN, UNDRAIN)
+"""The paths of pages, besides the live page's and those below `DEBUG`."""
+PROBES = tuple(path.encode() for path in (*HEALTH, *READY))
+"""What load balancers and supervisors ask, and get answered however many connections there are."""
+FOR_ADMINS = (DEBUG, REPLICAS, UI_EVENTS, UI_PICTURE)
+"""How the paths begin that only admins may ask for; with `auth.metrics_need_key`, also `METRICS`."""
+
+
+class Pages:
+    """Answers what operators and clients ask of the gateway itself."""
+
+    def __init__(self, serving: Serving, front: Front) -> None:
+        status, models, debug = StatusPages(serving, front), ModelPages(serving), DebugPages(serving)
+        replicas, live = ReplicaPages(serving, front), LivePage(front)
+        self._debug: Handlers = {"GET": debug.answer}
+        self._model: Handlers = {"GET": models.one}
+        self._table: Mapping[str, Handlers] = {
+            MODELS: {"GET": models.list},
+            **{path: {"GET": status.health} for path in HEALTH},
+            **{path: {"GET": status.ready} for path in READY},
+            VERSION: {"GET": status.version},
+            METRICS: {"GET": status.metrics},
+            UI: {"GET": live.page},
+            UI_EVENTS: {"GET": live.watch},
+            UI_PICTURE: {"GET": live.picture},
+            PARITY: {"GET": debug.answer, "POST": debug.check_parity},
+            REPLICAS: {"GET": replicas.list, "POST": replicas.add, "DELETE": replicas.remove},
+            DRAIN: {"POST": replicas.drain},
+            UNDRAIN: {"POST": replicas.drain},
+        }
+
+    def name_of(self, path: str) -> str | None:
+        """Return a page as metrics name it: one of few. None for a path that is no page."""
+        if path.startswith(DEBUG):
+            return DEBUG
+        return (REPLICAS if path.startswith(REPLICAS) else path) if path in self._table else None
+
+    async def answer(self, method: str, client: AsgiClient) -> bool:
+        """Answer, if the path is a page's. Return whether it is. Raises: PrebleError, ClientGone."""
+        handlers = self._table.get(client.path)
+        if handlers is None and client.path.startswith(DEBUG):
+            handlers = self._debug
+        elif handlers is None and client.path.startswith(f"{MODELS}/") and method in ("GET", "HEAD"):
+            handlers = self._model
+        if handlers is None:
+            return False
+        handler = handlers.get("GET" if method == "HEAD" else method)
+        await (handler(client) if handler is not None else not_allowed(client, method, handlers))
+        return True
