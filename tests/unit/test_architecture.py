@@ -120,7 +120,7 @@ def below_core(module: str) -> str:
 
 
 def folder(module: str) -> str:
-    """`preble.gateway.http.asgi_client.Client` -> `http`; "" for a file at the room's top."""
+    """`preble.gateway.http.asgi_client.AsgiClient` -> `http`; "" for a file at the room's top."""
     parts = module.split(".")
     inside = SRC.joinpath(*parts[:3])
     return parts[2] if len(parts) > 3 and inside.is_dir() else ""
@@ -163,15 +163,17 @@ def test_carriers_use_only_the_serving_rooms_interface() -> None:
     assert inside == []
 
 
-def test_serving_and_gateway_have_no_circle_of_rooms() -> None:
-    """Files at a room's top stand above its folders; folders import each other in one direction only."""
-    arrows = {
-        (folder(found.source), folder(found.target))
+def test_imports_inside_the_gateway_go_down_only() -> None:
+    """Pages and placed requests stand on `http`, the application above both, and several processes above it."""
+    floors = {"http": 0, "pages": 1, "requests": 1, "": 2, "workers": 3}
+    upward = [
+        str(found)
         for found in OWN_IMPORTS
-        if room(found.source) == room(found.target) == "gateway" and folder(found.source) and folder(found.target)
-    }
-    assert {(a, b) for a, b in arrows if a != b and (b, a) in arrows} == set()
-    assert ("http", "requests") not in arrows, "http is the lower one"
+        if room(found.source) == room(found.target) == "gateway"
+        and (source := folder(found.source)) != (target := folder(found.target))
+        and floors[source] <= floors[target]
+    ]
+    assert upward == []
 
 
 def test_core_imports_only_the_standard_library_numpy_and_errors() -> None:
