@@ -17,7 +17,10 @@ from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConf
 from preble.core.types import Reason
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
 from preble.serving import COMPLETIONS, FrontEnd, Intake, Placed, SchedulerAway, Serving
+from preble.serving.link import link, protocol
+from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
+from preble.serving.terms import Terms
 from support.waiting import eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'
@@ -121,6 +124,62 @@ async def test_a_request_that_waits_for_its_place_is_placed_here_when_the_proces
         placed = await waiting
         assert placed.placement.reason is Reason.SCHEDULER_AWAY
         placed.end()
+
+
+async def test_a_client_that_leaves_as_its_placement_arrives_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        hears = one.front_end._link.received
+
+        def received(message: protocol.FromScheduler) -> None:
+            if isinstance(message, protocol.PlacedOn):
+                request.cancel()
+            hears(message)
+
+        one.front_end._link.received = received  # type: ignore[method-assign]
+        request = asyncio.ensure_future(one.placed().__aenter__())
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await eventually(lambda: (one.serving.num_in_flight, one.serving.num_admitted) == (0, 0))
+        [decision] = one.serving.recent.of_request("r")
+        assert decision.outcome == "aborted"
+
+
+async def test_a_number_that_no_message_can_have_is_placed_all_the_same(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        front_end = one.front_end
+        parsed = await front_end.parse(COMPLETIONS, {}, b'{"prompt": "hello", "max_tokens": %d}' % 2**70, "r")
+        async with front_end.admitted(parsed) as parsed:
+            (await front_end.place(await front_end.tokenize(parsed), parsed)).end()
+        await eventually(lambda: one.serving.num_admitted == 0)
+        assert not front_end._link._asked and not front_end._link._tickets
+
+
+async def test_a_message_that_cannot_be_written_leaves_no_request_behind(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        unwritable = Terms("r", model="\ud800")
+        with pytest.raises(UnicodeEncodeError):
+            one.front_end._link.admit(unwritable)
+        with pytest.raises(UnicodeEncodeError):
+            await one.front_end.page("GET", "/\ud800", b"", [], b"")
+        assert not one.front_end._link._asked and not one.front_end._link._tickets
+
+
+async def test_a_front_end_connects_again_whatever_has_gone_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_PULSE_S", 0.01)
+    async with host(tmp_path) as (one, _):
+        readings = one.front_end._link._readings
+
+        def fails() -> list[Reading]:
+            one.front_end._link._readings = readings
+            raise ValueError
+
+        one.front_end._link._readings = fails
+        await eventually(lambda: not one.front_end.is_led)
+        await eventually(lambda: one.front_end.is_led)
+        async with one.placed() as placed:
+            assert placed.placement.reason is not Reason.SCHEDULER_AWAY
 
 
 async def test_the_limit_is_shared_out_while_nobody_counts_for_all(tmp_path: Path) -> None:

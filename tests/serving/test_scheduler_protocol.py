@@ -18,8 +18,9 @@ import pytest
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.errors import ConfigError
-from preble.serving import Serving
-from preble.serving.link import protocol
+from preble.serving import Caller, Serving
+from preble.serving.link import host, protocol
+from preble.serving.terms import Terms
 from support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
@@ -140,6 +141,54 @@ async def test_rubbish_ends_the_connection_and_nothing_else(tmp_path: Path, sent
         good.send(ADMIT, PLACE)
         assert (await good.next())[0] == 2 and (await good.next())[0] == 3
         good.send(ENDED, LEAVE)
+        await eventually(lambda: serving.num_in_flight == 0)
+
+
+async def test_messages_about_placements_that_are_not_there_change_nothing(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        moved, withdraw = b"\x93\x08\x02\xa1x", b"\x92\x05\x02"
+        carrier.send(FIRST_TOKEN, ENDED, LEAVE, moved, withdraw)
+        carrier.send(ADMIT, PLACE)
+        assert (await carrier.next())[0] == 2 and (await carrier.next())[0] == 3
+        carrier.send(ENDED, ENDED, FIRST_TOKEN, LEAVE, LEAVE)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
+@pytest.mark.parametrize("again", [ADMIT, PLACE], ids=["Admit", "Place"])
+async def test_a_number_that_is_used_twice_ends_the_connection_and_leaks_nothing(tmp_path: Path, again: bytes) -> None:
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        carrier.send(ADMIT, PLACE)
+        assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
+        carrier.send(again.replace(b"req-1", b"req-2"))
+        async with asyncio.timeout(30):
+            assert await carrier.is_closed()
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
+async def test_a_carrier_that_falls_silent_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_SILENT_S", 0.2)
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier, connected(path, b"") as mute:
+        carrier.send(ADMIT, PLACE)
+        assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
+        async with asyncio.timeout(30):
+            assert await carrier.is_closed() and await mute.is_closed()
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
+async def test_a_placement_is_withdrawn_in_the_moment_in_which_its_turn_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = host._Peer._keep
+
+    def withdrawn_at_once(peer: Any, number: int, *args: Any) -> None:
+        keep(peer, number, *args)
+        peer.received(protocol.Withdraw(number))
+
+    monkeypatch.setattr(host._Peer, "_keep", withdrawn_at_once)
+    terms = Terms("req-1", caller=Caller("a", tenant="a", is_admin=False, shares_cache=False))
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        carrier.send(msgspec.msgpack.encode(protocol.Admit(1, terms)), PLACE)
+        assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
         await eventually(lambda: serving.num_in_flight == 0)
 
 

@@ -9,8 +9,8 @@ from msgspec import Raw, Struct
 
 from preble.errors import EngineProtocolError
 
-_MOST_TOKENS = 2**26
-"""The most tokens believed of one answer: tens of times the longest context."""
+MOST_TOKENS = 2**26
+"""The most tokens believed of one answer, asked for or reported: tens of times the longest context."""
 
 
 class PromptTokensDetails(Struct):
@@ -42,7 +42,7 @@ def _possible(count: int | None) -> int | None:
     >>> _possible(0), _possible(-1), _possible(10**30)
     (0, None, None)
     """
-    return count if count is not None and 0 <= count <= _MOST_TOKENS else None
+    return count if count is not None and 0 <= count <= MOST_TOKENS else None
 
 
 class _Completion(Struct):

@@ -17,6 +17,7 @@ from msgspec import Meta, Raw, Struct
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import PromptTooLong, RequestError
+from preble.serving.endpoints.answers import MOST_TOKENS
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _PIECE_BYTES = 64 * 1024
@@ -196,8 +197,8 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
 
 
 def positive(limit: int | None) -> int | None:
-    """Return a limit on output tokens, None where the client gave none."""
-    return limit if limit is not None and limit > 0 else None
+    """Return a limit on output tokens, at most `MOST_TOKENS`, None where the client gave none."""
+    return min(limit, MOST_TOKENS) if limit is not None and limit > 0 else None
 
 
 def refuse_reserved(fields: Reserved, nested: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({})) -> None:

@@ -27,6 +27,8 @@ from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import Terms
 from preble.serving.turns import Turns
 
+_SILENT_S = 15.0
+"""A carrier that sends nothing from one such check to the next is cut off: carriers send `Heard` every second."""
 Answering = Callable[[m.Ask], Awaitable[m.Answer]]
 _COUNT_S = 1.0
 """How long a scrape waits for a carrier's numbers; after that it shows the last ones."""
@@ -166,13 +168,14 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._heard: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._counts: dict[int, asyncio.Future[None]] = {}
+        self._is_silent = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             m.Admit: self._admit,
             m.Leave: self._leave,
             m.Place: self._place,
             m.PlaceAgain: self._place_again,
             m.Withdraw: self._withdraw,
-            m.FirstToken: lambda message: self._placed[message.number][0].first_token(),
+            m.FirstToken: self._begin,
             m.Ended: self._end,
             m.Moved: self._move,
             m.Suspect: lambda message: self._host.suspect(message.replica_id),
@@ -181,7 +184,19 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             m.Numbers: self._note_numbers,
         }
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._timer = self._loop.call_later(_SILENT_S, self._check_silence)
+
+    def _check_silence(self) -> None:
+        if self._is_silent:
+            structlog.get_logger().warning("carrier_silent", seconds=_SILENT_S, consequence="its placements end")
+            self.close()
+        self._is_silent = True
+        self._timer = self._loop.call_later(_SILENT_S, self._check_silence)
+
     def received(self, message: m.ToScheduler) -> None:
+        self._is_silent = False
         if self in self._host.peers:
             self._handlers[type(message)](message)
             return
@@ -195,6 +210,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     # requests
 
     def _admit(self, message: m.Admit) -> None:
+        _require_new(message.number, self._admitted)
         with self._refusing(message.number):
             self._host.limit.enter(message.terms, again=message.again)
             request_id = self._host.ids.claim(message.terms.request_id)
@@ -209,6 +225,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self._host.ids.release(terms.request_id)
 
     def _place(self, message: m.Place) -> None:
+        _require_new(message.number, self._placed, self._tasks)
         with self._refusing(message.number):
             terms, request = self._terms(message.admitted), _request(message)
             if self._host.turns.takes_turns(terms):
@@ -221,6 +238,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self._keep(message.number, message.admitted, await self._host.turns.place(request, terms))
 
     def _place_again(self, message: m.PlaceAgain) -> None:
+        _require_new(message.number, self._placed, self._tasks)
         with self._refusing(message.number):
             admitted = next((number for number, failed in self._failed.items() if message.ended in failed), None)
             if admitted is None:
@@ -243,13 +261,19 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at, weighed))
 
     def _withdraw(self, message: m.Withdraw) -> None:
-        if (task := self._tasks.get(message.number)) is not None:
-            task.cancel()
-        elif message.number in self._placed:
+        if message.number in self._placed:  # perhaps by a task that has ended in this turn of the event loop
             self._end(m.Ended(message.number, (m.CANCELLED, "")))
+        elif (task := self._tasks.get(message.number)) is not None:
+            task.cancel()
+
+    def _begin(self, message: m.FirstToken) -> None:
+        if message.number in self._placed:
+            self._placed[message.number][0].first_token()
 
     def _end(self, message: m.Ended) -> None:
-        placed, admitted = self._placed.pop(message.number)
+        placed, admitted = self._placed.pop(message.number, (None, 0))
+        if placed is None:  # it was withdrawn, or never placed
+            return
         self._heard.pop(message.number, None)
         placed.on_lost = None
         placed.answered(message.status, message.retry_after_s)
@@ -258,12 +282,14 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             placed.end()
         else:
             placed.failed(m.error_of(*message.error))
-        if message.error is not None or message.status >= 500 or message.status in NOT_NOW:
+        has_failed = message.error is not None or message.status >= 500 or message.status in NOT_NOW
+        if has_failed and admitted in self._admitted:
             self._failed.setdefault(admitted, {})[message.number] = placed
 
     def _move(self, message: m.Moved) -> None:
-        with suppress(NoReplicaError):  # the replica has just left, so the request will fail or move
-            self._placed[message.number][0].moved(ReplicaId(message.replica_id))
+        if message.number in self._placed:
+            with suppress(NoReplicaError):  # the replica has just left, so the request will fail or move
+                self._placed[message.number][0].moved(ReplicaId(message.replica_id))
 
     def _hear(self, message: m.Heard) -> None:
         self._heard.update((number, at) for number, at in message.at.items() if number in self._placed)
@@ -272,6 +298,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     # everything else
 
     def _ask(self, message: m.Ask) -> None:
+        _require_new(message.number, self._placed, self._tasks)
         self._in_background(message.number, self._answer(message))
 
     async def _answer(self, message: m.Ask) -> None:
@@ -308,6 +335,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self.send(m.refused(number, PrebleError("placing failed; the log has the details")))
 
     def ended(self) -> None:
+        self._timer.cancel()
         self._host.peers.discard(self)
         for task in list(self._tasks.values()):
             task.cancel()
@@ -319,6 +347,12 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             if not future.done():
                 future.set_result(None)
         self._host.keep(self.readings)
+
+
+def _require_new(number: int, *used: Mapping[int, Any]) -> None:
+    """Raises: DecodeError: the number is in use, so answers to it would mean two things."""
+    if any(number in numbers for numbers in used):
+        raise msgspec.DecodeError(f"the number {number} is in use; use each number once on a connection")
 
 
 def _request(message: m.Place) -> Request:

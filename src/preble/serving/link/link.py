@@ -15,7 +15,7 @@ import structlog
 
 from preble.core.types import Placement, ReplicaId, Request
 from preble.engines import Engine
-from preble.errors import NoReplicaError, PrebleError, UnknownRequest
+from preble.errors import NoReplicaError, UnknownRequest
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import Placed
@@ -94,9 +94,9 @@ class SchedulerLink:
 
     def admit(self, terms: Terms) -> Ticket:
         """Ask for the admission of a request. If the scheduler process is away, we ask when it is back."""
-        number = next(self._numbers)
-        ticket = self._tickets[number] = Ticket(number, terms)
-        self._send(m.Admit(number, terms))
+        ticket = Ticket(next(self._numbers), terms)
+        self._send(m.Admit(ticket.number, terms))
+        self._tickets[ticket.number] = ticket
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -152,10 +152,11 @@ class SchedulerLink:
 
     def report(self, placed: LinkedPlaced, message: m.Message, *, is_last: bool = False) -> None:
         """Report what has happened to a placement, unless the scheduler process that made it has ended."""
-        if placed.number in self._placed:
-            self._send(message)
+        is_known = placed.number in self._placed
         if is_last:
             self._placed.pop(placed.number, None)
+        if is_known:
+            self._send(message)
 
     def tell(self, message: m.Message) -> None:
         """Send a message that is about no placement. Drops it while the scheduler process is away."""
@@ -164,9 +165,9 @@ class SchedulerLink:
     def _ask(self, number: int, message: m.Message, read: Callable[[Any], Any]) -> asyncio.Future[Any]:
         if not self.is_up:
             raise SchedulerAway("the scheduler process is away; it is being started again")
+        self._send(message)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked[number] = (future, read)
-        self._send(message)
         return future
 
     def _send(self, message: m.Message) -> None:
@@ -196,12 +197,15 @@ class SchedulerLink:
 
     def _answered(self, message: m.PlacedOn | m.Answer) -> None:
         future, read = self._asked.pop(message.number, (None, None))
-        if future is None or read is None or future.done():
+        if future is None or read is None:
             return  # nobody waits any more, and `Withdraw` was sent
+        if future.done():  # the client left in this turn of the event loop
+            self._send(m.Withdraw(message.number))
+            return
         try:
             future.set_result(read(message))
-        except PrebleError as error:  # this process cannot use the replica
-            self._send(m.Ended(message.number, (m.CANCELLED, "")))
+        except Exception as error:  # noqa: BLE001 (whoever waits hears it): this process cannot use the replica
+            self._send(m.Withdraw(message.number))
             future.set_exception(error)
 
     def _admitted(self, message: m.Admitted) -> None:
@@ -233,18 +237,25 @@ class SchedulerLink:
     async def _run(self) -> None:
         wait_s = _FIRST_WAIT_S
         while True:
-            with contextlib.suppress(OSError):
-                _, connection = await asyncio.get_running_loop().create_unix_connection(
-                    lambda: _Connection(self), str(self._path)
-                )
-                self._connection = connection
-                try:
-                    await self._watch(connection)
-                finally:
-                    connection.finish()
+            try:
+                await self._connect()
                 wait_s = _FIRST_WAIT_S
+            except OSError:
+                pass  # the scheduler process does not listen yet
+            except Exception:  # noqa: BLE001 (a task's root: without it, this process never finds the scheduler again)
+                self._log.exception("scheduler_link_failed")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def _connect(self) -> None:
+        """Connect, and stay until the connection is over. Raises: OSError."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(self._path))
+        self._connection = connection
+        try:
+            await self._watch(connection)
+        finally:
+            connection.finish()
 
     async def _watch(self, connection: _Connection) -> None:
         """Send a sign of life every second until the connection is over or silent."""
