@@ -96,6 +96,7 @@ async def test_the_scheduler_process_that_is_back_decides_again_and_counts_what_
         async with one.placed("while it was away"):
             await one.start()
             await eventually(lambda: one.front_end.is_led and one.serving.num_admitted == 2)
+            await eventually(lambda: len(one.front_end.replicas) == 2)
             async with one.placed("new") as placed:
                 assert placed.placement.reason is not Reason.SCHEDULER_AWAY
                 assert one.serving.num_in_flight == 1
