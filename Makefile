@@ -49,8 +49,6 @@ $(BIN)/python:
 $(DEV): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "make: installing the package with its development tools into $(VENV) (about 0.5 GB)"
 	@$(PATIENTLY) "installing the development tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
-	@# xds-protos brings an old copy of these modules; whichever is installed last wins.
-	@$(PIP_INSTALL) -c $(CONSTRAINTS) --force-reinstall --no-deps opentelemetry-proto
 	@touch $@
 
 $(DOCS): $(DEV)

