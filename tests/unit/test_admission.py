@@ -130,6 +130,19 @@ def test_a_tenant_that_was_away_catches_up_its_credit_and_no_more() -> None:
     assert now["v"] - before["v"] == pytest.approx(60, abs=5), "2 s of credit, then half of 8 s, at 0.1 s each"
 
 
+def test_a_tenant_that_asked_little_while_nobody_waited_has_its_credit_for_a_burst() -> None:
+    driver = Driver(QueueSettings(credit_s=1.0))
+    for _ in range(10):  # a tenth of what the replica can do
+        driver.offer("v")
+        driver.serve(0.1)
+        driver.now += 0.9
+    driver.offer("f", 400)
+    driver.offer("v", 30)
+    before = served(driver)["v"]
+    driver.serve(2.0)
+    assert 14 <= served(driver)["v"] - before <= 17, "its half of two seconds, and as much again as half of its credit"
+
+
 def test_a_lower_rank_goes_first() -> None:
     driver = Driver()
     driver.offer("x", 3, rank=1)

@@ -92,7 +92,12 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 60.0
     credit_s: Annotated[
         float,
-        about("GPU time that a tenant may catch up after it was away.", unit="s", why="a few long prompts", ge=0),
+        about(
+            "GPU time that a tenant may catch up after it used less than it could have.",
+            unit="s",
+            why="a few long prompts",
+            ge=0,
+        ),
     ] = 2.0
     classes: Annotated[
         tuple[str, ...],

@@ -92,10 +92,12 @@ class Admission:
     def add_replica(self, replica_id: ReplicaId) -> None:
         """A replica joins, with nothing to do."""
         self._gate.add_replica(replica_id)
+        self._queue.num_replicas = self._gate.num_replicas
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """A replica has left; its requests are still to be ended, each by `ended` or by `placed` elsewhere."""
         self._gate.remove_replica(replica_id)
+        self._queue.num_replicas = self._gate.num_replicas
 
     def offer(
         self,

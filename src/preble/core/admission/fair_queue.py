@@ -2,7 +2,8 @@
 
 Each tenant has a counter of the GPU time that it made the fleet spend, divided by its weight; the one with the lowest
 goes next. A prompt that is cached costs next to nothing, so who shares prefixes gets more done for the same counter.
-A tenant that was away has at most a small credit when it returns, or it could shut out the others.
+A tenant that used less than it could have, while nobody had to wait, has a small credit for its next burst. Without a
+bound a tenant that was away could shut out the others when it returns.
 Source: Sheng et al., "Fairness in Serving Large Language Models" (virtual token counter); the credit is ours.
 """
 
@@ -25,7 +26,7 @@ _LEAST_BUSY_S = 1.0
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """`max_waiting`: requests, of all tenants. `max_wait_s`: of one request. `credit_s`: GPU time that a
-    tenant may catch up after it was away."""
+    tenant may catch up after it used less than it could have."""
 
     max_waiting: int = 4096
     max_wait_s: float = 60.0
@@ -75,14 +76,16 @@ class _Tenant:
 
 
 class FairQueue:
-    """The requests that wait. `offer` and `next` are O(tenants)."""
+    """The requests that wait. `offer` and `next` are O(tenants). `num_replicas`: how many do the work."""
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
+        self.num_replicas = 0
         self._tenants: dict[str, _Tenant] = {}
         self._untold_s: dict[str, float] = {}
         self._deadlines: list[tuple[float, int, Waiting]] = []
         self._floor_s = 0.0
+        """What every tenant has used or could have used. Nobody is more than the credit below it."""
         self._busy_s = self._started_s = 0.0
         """Lately: how long anybody waited, and the GPU time of what was started meanwhile."""
         self._measured_at = 0.0
@@ -114,11 +117,11 @@ class FairQueue:
         It is refused where it could not go before its deadline. Where the queue is full, the tenant that waits for the
         most GPU time loses its newest request.
         """
+        self._measure(0.0, now)
         tenant = self._tenant(entry.tenant)
         wait_s = self._expected_wait_s(tenant, entry, in_replicas_s)
         if now + wait_s > entry.deadline:
             return [self._refusal(entry, now + wait_s - entry.deadline)]
-        self._measure(0.0, now)
         self._activate(tenant)
         tenant.lines.setdefault((entry.rank, entry.kind), deque()).append(entry)
         tenant.num_waiting += 1
@@ -228,8 +231,7 @@ class FairQueue:
         return [tenant for tenant in self._tenants.values() if tenant.num_waiting]
 
     def _activate(self, tenant: _Tenant) -> None:
-        if not tenant.is_active:
-            tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
+        tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
 
     def _refusal(self, entry: Waiting, retry_after_s: float) -> Refused:
         """Refuse the request. Its `retry_after_s` is at most the longest time that a request may wait here."""
@@ -248,9 +250,11 @@ class FairQueue:
         return (tenant.waiting_s + entry.cost_s) * self._busy_s / ((self._started_s + in_replicas_s) * share)
 
     def _measure(self, started_s: float, now: float) -> None:
-        """Count the time since the last call as busy if requests wait now."""
+        """Count the time since the last call as busy if requests wait now; else all of it was free to use."""
         if self.num_waiting:
             fade = 0.5 ** ((now - self._measured_at) / _RATE_S)
             self._busy_s = self._busy_s * fade + now - self._measured_at
             self._started_s = self._started_s * fade + started_s
+        else:
+            self._floor_s += self.num_replicas * (now - self._measured_at)
         self._measured_at = now

@@ -59,6 +59,11 @@ class Gate:
         self._depth_s = depth_s
         self._replicas: dict[ReplicaId, _Replica] = {}
 
+    @property
+    def num_replicas(self) -> int:
+        """How many there are."""
+        return len(self._replicas)
+
     def add_replica(self, replica_id: ReplicaId) -> None:
         """A replica joins, with nothing to do."""
         self._replicas[replica_id] = _Replica()
