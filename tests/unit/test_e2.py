@@ -25,7 +25,7 @@ from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
 from preble.profiles import load_profile
 from preble.sim import SimConfig, simulate
 from preble.workloads import WorkloadPlan
-from support.by_hand import MODEL, A, B, C, D, run_of, scheduler_of
+from support.by_hand import MODEL, A, B, C, Cluster, D, chosen, run_of, scheduler_of
 
 
 def scheduler(*replica_ids: ReplicaId, policy: str = "e2", seed: int = 0, **spec: object) -> GlobalScheduler:
@@ -291,6 +291,20 @@ def test_a_removed_replica_returns_its_requests_and_leaves_nothing() -> None:
     made.remove_replica(B, 2.0)
     assert (made.snapshot().num_in_flight, made.snapshot().num_index_tokens) == (0, 0)
     made.check()
+
+
+def test_a_drained_replica_does_not_count_as_the_lightest() -> None:
+    """It is idle, but no request can go there: so the holder is not heavy compared with those that can have it."""
+
+    def where(drained: frozenset[ReplicaId]) -> tuple[ReplicaId, Reason]:
+        made, document = Cluster("e2", A, B, C), run_of(1, 100)
+        made.hold(A, document)
+        made.put(A, run_of(2, 300))
+        made.put(B, run_of(3, 350))
+        return chosen(made.ask([*document, 1], avoid=drained))
+
+    assert where(frozenset()) == (C, Reason.REDIRECT)
+    assert where(frozenset({C})) == (A, Reason.EXPLOIT)
 
 
 def test_errors_say_whose_fault_it_is() -> None:

@@ -9,7 +9,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.errors import NoReplicaError, PromptTooLong
-from support.by_hand import DOC, MODEL, A, B, run_of
+from support.by_hand import DOC, MODEL, A, B, C, run_of
 
 
 def request(name: str, model: str, prompt: list[int], *avoid: ReplicaId) -> Request:
@@ -72,22 +72,25 @@ def test_a_replica_without_a_model_takes_requests_for_any() -> None:
     assert {made.place(request(f"q{i}", "small", run_of(i, 9)), 0.0).replica_id for i in range(8)} == {A, B}
 
 
-def hot_prefix(*models: str) -> list[tuple[ReplicaId, bool]]:
-    """Replicas a, b, ... of these models, all idle but those of the first; what becomes of its hot prefix."""
+def hot_prefix(*models: str, drained: tuple[ReplicaId, ...] = ()) -> list[tuple[ReplicaId, bool]]:
+    """Replicas a, b, ... of these models, all idle but those of the first; what becomes of its hot prefix.
+
+    `drained`: those that get no more requests when its last one comes.
+    """
     settings = RebalanceSettings(threshold=1e9, calm=1e9, min_requests=4, interval_s=1.0)
     made = GlobalScheduler(make_policy("e2"), MODEL, window_s=40.0, belief_ttl_s=1e9, rebalance=settings)
     for name, model in zip("abc", models, strict=False):
         made.add_replica(ReplicaSpec(ReplicaId(name), block_size=1, model=model), 0.0)
     for name, prompt, avoid in (("load", run_of(9, 50), A), ("first", DOC, B)):
-        made.place(request(name, "small", prompt, avoid), 0.0)
+        made.place(request(name, "small", prompt, avoid, C), 0.0)
         made.on_first_token(RequestId(name), 0.1)
         made.on_finish(RequestId(name), 1, 0.1)
     for i in range(12):
-        made.place(request(f"q{i}", "small", [*DOC, i], B), 2.0 + i / 10)
+        made.place(request(f"q{i}", "small", [*DOC, i], B, C), 2.0 + i / 10)
     for i in range(12):
         made.on_first_token(RequestId(f"q{i}"), 6.0)
         made.on_finish(RequestId(f"q{i}"), 1, 6.0)
-    made.place(request("last", "small", [*DOC, 99]), 6.0)
+    made.place(request("last", "small", [*DOC, 99], *drained), 6.0)
     made.on_first_token(RequestId("last"), 7.0)
     changes = [change for second in range(7, 12) for change in made.on_timer(float(second))]
     return [(change.replica_id, change.added) for change in changes]
@@ -96,6 +99,11 @@ def hot_prefix(*models: str) -> list[tuple[ReplicaId, bool]]:
 def test_a_hot_prefix_is_replicated_to_a_replica_of_its_model() -> None:
     assert hot_prefix("small", "small") == [(B, True)]
     assert hot_prefix("small", "small", "large") == [(B, True)]
+
+
+def test_a_hot_prefix_is_not_replicated_to_a_drained_replica() -> None:
+    assert hot_prefix("small", "small", "small") == [(C, True)]
+    assert hot_prefix("small", "small", "small", drained=(C,)) == [(B, True)]
 
 
 def test_the_rate_of_requests_is_that_of_the_models_replicas() -> None:
