@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
@@ -27,6 +28,7 @@ class Belief:
         self.clears = 0
         self.parent_missing = 0
         self._blocks: dict[BlockHash, tuple[BlockHash | None, tuple[int, ...]]] = {}
+        self._copies: Counter[BlockHash] = Counter()
 
     async def follow(self) -> None:
         async with aclosing(self.stream.events()) as events:
@@ -38,9 +40,12 @@ class Belief:
             case CacheCleared():
                 self.clears += 1
                 self._blocks.clear()
+                self._copies.clear()
             case BlocksEvicted():
                 for block in event.block_hashes:
-                    del self._blocks[block]
+                    self._copies[block] -= 1
+                    if not self._copies[block]:
+                        del self._copies[block], self._blocks[block]
             case BlocksStored():
                 self._store(event)
 
@@ -49,6 +54,7 @@ class Belief:
         self.parent_missing += parent is not None and parent not in self._blocks
         for i, block in enumerate(event.block_hashes):
             self._blocks[block] = parent, tokens[i * event.block_size : (i + 1) * event.block_size]
+            self._copies[block] += 1
             parent = block
 
     def __len__(self) -> int:

@@ -14,6 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import stand_ins  # noqa: F401 (importing it is what makes SGLang importable)
 
+if "--enable-hierarchical-cache" in sys.argv:
+    import host_memory  # noqa: F401 (importing it is what makes that option work)
+
 
 def main(argv: list[str]) -> None:
     if argv == ["--version"]:
