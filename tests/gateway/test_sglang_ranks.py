@@ -1,0 +1,58 @@
+"""The gateway in front of one real SGLang server of two data-parallel ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from preble.config import GatewayConfig, ReplicaConfig
+from preble.engines.launch import Fleet
+from preble.gateway.server import serving
+from support.own_sglang import own_sglang
+from support.replicas import KV_TOKENS, MODEL_NAME, TEST_TIMEOUT_S
+from support.waiting import eventually
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
+
+
+async def test_each_rank_is_a_replica_with_its_own_cache_events_and_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|0")  # else it wants a NUMA node for each rank
+    async with Fleet(own_sglang(tmp_path, "--dp-size", "2")) as fleet:
+        [url] = fleet.urls
+        config = GatewayConfig(replicas=(ReplicaConfig(url),), port=0, policy="round_robin")
+        async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
+            await eventually(lambda: len(gateway.serving.replicas) == 2, "both ranks have joined")
+
+            async def complete(start: int, **headers: str) -> tuple[int, str, int]:
+                """Status, rank and the tokens that it had cached."""
+                body = {"model": MODEL_NAME, "prompt": list(range(start, start + 150)), "max_tokens": 2}
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                async with http.post("/v1/completions", json=body, headers=named) as answer:
+                    details = ((await answer.json()).get("usage") or {}).get("prompt_tokens_details") or {}
+                    replica = answer.headers.get("x-preble-replica", "")
+                    return answer.status, replica, details.get("cached_tokens", 0)
+
+            async def pages() -> list[dict[str, Any]]:
+                async with http.get("/debug/replicas") as answer:
+                    return list(json.loads(await answer.text())["replicas"])
+
+            first = [await complete(100), await complete(100)]
+            assert sorted(first) == [(200, f"{url}#0", 0), (200, f"{url}#1", 0)], "each has a cache of its own"
+            assert await complete(100, x_data_parallel_rank="1") == (200, f"{url}#1", 144)
+            assert (await complete(500, x_data_parallel_rank="7"))[0] == 400
+            assert [page["kv_capacity_tokens"] for page in await pages()] == [KV_TOKENS, KV_TOKENS]
+
+            async def are_verified() -> bool:
+                return [page["parity"] for page in await pages()] == ["verified", "verified"]
+
+            async def tell_their_loads() -> bool:
+                return all(page["engine_load"] for page in await pages())
+
+            await eventually(tell_their_loads, "each rank publishes its load")
+            await eventually(are_verified, "the events of each rank are those of its own cache")
