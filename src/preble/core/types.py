@@ -84,10 +84,10 @@ class Request:
     avoid: frozenset[ReplicaId] = frozenset()
     model: str = ""
     keeps_kv: bool = True
+    num_prompt_tokens: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt) // TOKEN_BYTES
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt) // TOKEN_BYTES
 
     @classmethod
     def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:

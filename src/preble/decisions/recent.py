@@ -57,10 +57,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord:
-    """One placement while it is kept. Its driver fills it in."""
+    """One placement while it is kept. Its driver fills it in.
+
+    `client_request_id`: the id that the client knows; a request with several prompts has one placement for each, ID#N.
+    """
 
     __slots__ = (
         "cached_tokens",
+        "client_request_id",
         "end_at",
         "first_token_at",
         "outcome",
@@ -72,6 +76,7 @@ class DecisionRecord:
 
     def __init__(self, placement: Placement, now: float) -> None:
         self.placement = placement
+        self.client_request_id = placement.request_id.partition("#")[0]
         self.placed_at = now
         self.first_token_at: float | None = None
         self.end_at: float | None = None
@@ -79,11 +84,6 @@ class DecisionRecord:
         self.replica_lost = False
         self.output_tokens = 0
         self.cached_tokens: int | None = None
-
-    @property
-    def client_request_id(self) -> str:
-        """Return the id that the client knows; a request with several prompts has one placement for each, ID#N."""
-        return self.placement.request_id.partition("#")[0]
 
     def finished(self, now: float, outcome: str, output_tokens: int, cached_tokens: int | None) -> None:
         self.end_at = now
@@ -105,7 +105,7 @@ class RecentDecisions:
         self._policy = policy
         self._unix_offset_s = unix_offset_s
         self._records: deque[DecisionRecord] = deque()
-        self._by_request: dict[str, deque[DecisionRecord]] = {}
+        self._by_request: dict[str, list[DecisionRecord]] = {}
         self._num_candidates = 0
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class RecentDecisions:
         """Keep a placement and forget old ones; return the record to fill in."""
         record = DecisionRecord(placement, now)
         self._records.append(record)
-        self._by_request.setdefault(record.client_request_id, deque()).append(record)
+        self._by_request.setdefault(record.client_request_id, []).append(record)
         self._num_candidates += len(placement.candidates)
         room = self.limit * CANDIDATES_PER_DECISION
         while len(self._records) > self.limit or (self._num_candidates > room and len(self._records) > 1):
@@ -126,7 +126,7 @@ class RecentDecisions:
         record = self._records.popleft()
         self._num_candidates -= len(record.placement.candidates)
         of_request = self._by_request[record.client_request_id]
-        of_request.popleft()
+        del of_request[0]
         if not of_request:
             del self._by_request[record.client_request_id]
 

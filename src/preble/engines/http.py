@@ -199,7 +199,9 @@ class HttpClient:
             )
         return self._session
 
-    def _headers_of(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def _headers_of(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        if "content-type" in headers and (self._authorization is None or "authorization" in headers):
+            return headers
         sent = dict(headers)
         names = {name.lower() for name in sent}
         if "content-type" not in names:

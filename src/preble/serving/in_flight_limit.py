@@ -9,6 +9,7 @@ from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
 from preble.serving.key_limits import KeyLimits
+from preble.serving.requests import ParsedRequest
 from preble.serving.terms import Terms
 
 _TIMES_WHAT_IS_FREE = 4
@@ -70,3 +71,20 @@ class InFlightLimit:
                 f"{served} prompts of this tenant are being served; the rest of the room is for others; try again soon",
                 retry_after_s=self._limits.retry_after_s,
             )
+
+
+class Admitted:
+    """The context in which a request is admitted; see `Intake.admitted`."""
+
+    __slots__ = ("_limit", "_parsed")
+
+    def __init__(self, limit: InFlightLimit, parsed: ParsedRequest) -> None:
+        self._limit = limit
+        self._parsed = parsed
+
+    async def __aenter__(self) -> ParsedRequest:
+        self._limit.enter(self._parsed.terms)
+        return self._parsed
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self._limit.leave(self._parsed.terms)

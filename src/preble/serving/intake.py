@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import partial
 from math import inf
 
 from msgspec import Raw
@@ -75,14 +74,12 @@ class Intake(ABC):
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
-        now = asyncio.get_running_loop().time()
-        parse = partial(parse_request, endpoint, headers, body, request_id, limits, caller, arrived_at=now)
-        salts = self.replicas.take_cache_salts
+        now, salts = asyncio.get_running_loop().time(), self.replicas.take_cache_salts
+        given = (endpoint, headers, body, request_id, limits, caller, salts, now)
         is_small = len(body) <= _PARSED_AT_ONCE_BYTES
-        parsed = parse(salts=salts) if is_small else await asyncio.to_thread(parse, salts=salts)
+        parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
         if self.tracing is not None:
-            trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id)
-            parsed = dataclasses.replace(parsed, trace=trace)
+            parsed.trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id)
         return parsed
 
     def take(
@@ -129,8 +126,10 @@ class Intake(ABC):
             return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
         tokens = fields.truncated(await self._token_ids(parsed, index))
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
-        namespace = self.replicas.namespace(fields.model, fields.cache_salt)
-        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid)
+        replicas, model = self.replicas, fields.model
+        namespace = replicas.namespace(model, fields.cache_salt)
+        base_model = replicas.base_model(model)
+        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, base_model)
 
     async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
         """Return the body for a replica: the client's own, or one with token ids in place of the text.

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields, Prompt
 from preble.serving.endpoints.bodies import PromptLimits, with_cache_salt
 from preble.serving.telemetry.tracing import Trace
+from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParsedRequest:
-    """One client's request. `body`: for the replica. `headers`: with names in lower case.
+    """One client's request; not changed once it has `terms`. `body`: for the replica. `headers`: names in lower case.
 
     `arrived_at`: when all of it had arrived, by the event loop's clock; None if unknown.
     `trace`: its spans, None where there are none.
@@ -33,6 +33,25 @@ class ParsedRequest:
     caller: Caller = ANYBODY
     arrived_at: float | None = None
     trace: Trace | None = None
+    _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def terms(self) -> Terms:
+        """On which terms it is placed."""
+        if self._terms is None:
+            self._terms = Terms(
+                self.request_id,
+                self.num_prompts,
+                self.fields.model,
+                bool(self.fields.stream),
+                self.caller,
+                _text(self.headers.get(PRIORITY)),
+                _text(self.headers.get(MAX_WAIT)),
+                self.fields.service_tier,
+                self.arrived_at,
+                self.trace is not None and self.trace.is_recording,
+            )
+        return self._terms
 
     @property
     def path(self) -> str:
@@ -55,6 +74,10 @@ class ParsedRequest:
         return max(1, len(self.fields.prompts))
 
 
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
 def parse_request(
     endpoint: Endpoint,
     headers: Mapping[bytes, bytes],
@@ -62,7 +85,6 @@ def parse_request(
     request_id: str,
     limits: PromptLimits,
     caller: Caller = ANYBODY,
-    *,
     salts: bool = False,
     arrived_at: float | None = None,
 ) -> ParsedRequest:
@@ -87,15 +109,11 @@ class RequestIds:
         self._numbers = count()
         self._prefix = secrets.token_hex(4)
 
-    @contextmanager
-    def take(self, headers: Mapping[bytes, bytes]) -> Iterator[str]:
-        """Yield the client's `x-request-id` if it is short, printable and not in use, else a new id."""
-        own = headers.get(b"x-request-id", b"")
-        request_id = self.claim(own.decode() if _SANE_ID.fullmatch(own) else f"{self._prefix}-{next(self._numbers):x}")
-        try:
-            yield request_id
-        finally:
-            self.release(request_id)
+    def take(self, headers: Mapping[bytes, bytes]) -> _Claimed:
+        """A context with the client's `x-request-id` if it is short, printable and not in use, else with a new id."""
+        own = headers.get(b"x-request-id")
+        is_sane = own is not None and _SANE_ID.fullmatch(own)
+        return _Claimed(self, own.decode() if own and is_sane else f"{self._prefix}-{next(self._numbers):x}")
 
     def claim(self, request_id: str) -> str:
         """Return this id, or one made of it if it is in use. The caller gives it back with `release`."""
@@ -107,3 +125,20 @@ class RequestIds:
     def release(self, request_id: str) -> None:
         """The request that claimed this id is over."""
         self._used.discard(request_id)
+
+
+class _Claimed:
+    """The context of `RequestIds.take`."""
+
+    __slots__ = ("_ids", "_request_id")
+
+    def __init__(self, ids: RequestIds, wanted: str) -> None:
+        self._ids = ids
+        self._request_id = wanted
+
+    def __enter__(self) -> str:
+        self._request_id = self._ids.claim(self._request_id)
+        return self._request_id
+
+    def __exit__(self, *_failure: object) -> None:
+        self._ids.release(self._request_id)

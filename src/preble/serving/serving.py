@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,7 +17,7 @@ from preble.discovery import Member, Source, make_source
 from preble.errors import ConfigError
 from preble.logs import LogLosses
 from preble.serving.dispatcher import Dispatcher
-from preble.serving.in_flight_limit import InFlightLimit
+from preble.serving.in_flight_limit import Admitted, InFlightLimit
 from preble.serving.intake import Intake
 from preble.serving.key_limits import KeyLimits
 from preble.serving.link.host import Answering, SchedulerSocket
@@ -38,7 +36,6 @@ from preble.serving.scheduler_setup import Scheduling, gateway_name, start_sched
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
 from preble.serving.telemetry.tracing import make_tracing
-from preble.serving.terms import terms_of
 from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
@@ -262,16 +259,11 @@ class Serving(Intake):
 
     # from a request to a placement
 
-    @asynccontextmanager
-    async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
-        self._in_flight_limit.enter(terms := terms_of(parsed))
-        try:
-            yield parsed
-        finally:
-            self._in_flight_limit.leave(terms)
+    def admitted(self, parsed: ParsedRequest) -> Admitted:
+        return Admitted(self._in_flight_limit, parsed)
 
     async def place(self, request: Request, parsed: ParsedRequest) -> LocalPlaced:
-        return await self._turns.place(request, terms_of(parsed))
+        return await self._turns.place(request, parsed.terms)
 
     # for pages
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from preble.serving.callers import ANYBODY, Caller
-from preble.serving.requests import ParsedRequest
 
 PRIORITY = b"x-preble-priority"
 MAX_WAIT = b"x-preble-max-wait"
@@ -29,23 +28,3 @@ class Terms(Struct, frozen=True, array_like=True):
     tier: str | None = None
     arrived_at: float | None = None
     is_traced: bool = False
-
-
-def terms_of(parsed: ParsedRequest) -> Terms:
-    """Return the terms of a client's request."""
-    return Terms(
-        parsed.request_id,
-        parsed.num_prompts,
-        parsed.model,
-        bool(parsed.fields.stream),
-        parsed.caller,
-        _text(parsed.headers.get(PRIORITY)),
-        _text(parsed.headers.get(MAX_WAIT)),
-        parsed.fields.service_tier,
-        parsed.arrived_at,
-        parsed.trace is not None and parsed.trace.is_recording,
-    )
-
-
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")

@@ -161,8 +161,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse_bad_head(self) -> bool:
         """Refuse a request that the parser accepts but that cannot be served. Return whether it did."""
-        encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        names = [name for name, _ in self.headers]
+        encodings = []
+        if b"transfer-encoding" in names:
+            encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        num_hosts = names.count(b"host")
         if (
             self._room is Access.PROBES
             and self.limit is not None

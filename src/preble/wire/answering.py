@@ -13,7 +13,7 @@ _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     """What a client asks for. `headers`: by name in lower case. `keeps_alive`: whether the connection stays open."""
 

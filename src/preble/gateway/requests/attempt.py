@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout, PrebleError
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.gateway.http.retry_after import retry_after_s
-from preble.serving import Endpoint, HeaderList, Placed
+from preble.serving import Endpoint, HeaderList, Placed, StreamMeter
 from preble.wire.pool import Ongoing
 
 
@@ -33,7 +33,6 @@ class Attempt:
     def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
         """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None."""
         self.placed = placed
-        self.meter = endpoint.meter()
         self.status = 0
         self.headers: HeaderList = []
         self.body = b""
@@ -43,6 +42,7 @@ class Attempt:
         self.on_first: Callable[[], None] | None = None
         self.flaw: EngineProtocolError | None = None
         self._endpoint = endpoint
+        self._meter: StreamMeter | None = None
         self._max_answer_bytes = max_answer_bytes
         self._sink = sink
         self._loop = asyncio.get_running_loop()
@@ -90,6 +90,8 @@ class Attempt:
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
         self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
+        if self.is_stream:
+            self._meter = self._endpoint.meter()
         shown = 400 if self._endpoint.is_unsupported(status) else status
         self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
 
@@ -97,26 +99,26 @@ class Attempt:
         self._heard_at = now = self._loop.time()
         self._late_at = now + self.placed.engine.http.timeouts.idle_s
         try:
-            if self.has_begun:
-                self.meter.feed(data)
-                self._sink.write(data)  # type: ignore[union-attr]
-            elif self.is_stream:
-                self._hold(data)
-            else:
+            if self._meter is None:
                 self._take(data)
+            elif self.has_begun:
+                self._meter.feed(data)
+                self._sink.write(data)  # type: ignore[union-attr]
+            else:
+                self._hold(data, self._meter)
         except PrebleError as error:
             self._fail(error)
 
     def ended(self) -> None:
         try:
-            if not self.is_stream:
+            if self._meter is None:
                 self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
                 self._report_usage()
                 self.answer_id = self._endpoint.id_of(self.body)
             else:
                 if not self.has_begun:
-                    self._begin()
-                self.flaw = self.meter.flaw()
+                    self._begin(self._meter)
+                self.flaw = self._meter.flaw()
         except PrebleError as error:
             self._error = error
         self._finish()
@@ -125,7 +127,7 @@ class Attempt:
         self._error = error
         self._finish()
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, data: bytes, meter: StreamMeter) -> None:
         """Keep the beginning of a stream until the prefill is over. Raises: EngineProtocolError: it is no stream."""
         if not self._pieces and (not self._is_events() or not looks_like_events(data)):
             content_type = self._header(b"content-type")
@@ -133,15 +135,15 @@ class Attempt:
                 f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
             )
         self._pieces.append(data)
-        self.meter.feed(data)
-        if self.meter.has_begun:
-            self._begin()
+        meter.feed(data)
+        if meter.has_begun:
+            self._begin(meter)
 
-    def _begin(self) -> None:
+    def _begin(self, meter: StreamMeter) -> None:
         """Raises: EngineProtocolError: the stream is empty, or begins with an error."""
         if not self._pieces:
             raise EngineProtocolError("the replica's answer is empty")
-        if (error := self.meter.error()) is not None:
+        if (error := meter.error()) is not None:
             raise error
         if not self._endpoint.by_load:
             self.placed.first_token()
@@ -174,7 +176,10 @@ class Attempt:
         return self._header(b"content-type").startswith(EVENT_STREAM.decode())
 
     def _header(self, name: bytes) -> str:
-        return next((value.decode("latin-1") for given, value in self.headers if given == name), "")
+        for given, value in self.headers:
+            if given == name:
+                return value.decode("latin-1")
+        return ""
 
     # what the client and the gateway do
 
@@ -227,8 +232,8 @@ class Attempt:
         # These callbacks refer to this attempt, and it to the placement: only a full collection would free the cycle.
         self.placed.on_lost, self.placed.heard_at = None, _unheard
         self._ongoing = self._sink = None
-        if self.has_begun and not self._endpoint.by_load:
-            self.placed.usage(*self.meter.tokens())
+        if self._meter is not None and self.has_begun and not self._endpoint.by_load:
+            self.placed.usage(*self._meter.tokens())
         if error is None:
             self.placed.end()
         else:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from preble.core.types import Request
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.serving import Intake, ParsedRequest, Placed, Trace
 
+_UNTRACED = nullcontext()
+
+
+def tracing(parsed: ParsedRequest, client: PlacedClient) -> AbstractContextManager[None]:
+    """A context that ends the spans of a request with it."""
+    return _UNTRACED if parsed.trace is None else _traced(parsed.trace, client)
+
 
 @contextmanager
-def tracing(parsed: ParsedRequest, client: PlacedClient) -> Iterator[None]:
-    """A context that ends the spans of a request with it."""
+def _traced(trace: Trace, client: PlacedClient) -> Iterator[None]:
     failure: BaseException | None = None
     try:
         yield
@@ -22,8 +28,7 @@ def tracing(parsed: ParsedRequest, client: PlacedClient) -> Iterator[None]:
         failure = error
         raise
     finally:
-        if parsed.trace is not None:
-            parsed.trace.end(client.status or getattr(failure, "status", None), failure)
+        trace.end(client.status or getattr(failure, "status", None), failure)
 
 
 async def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Placed:
@@ -38,12 +43,15 @@ async def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Pla
     return placed
 
 
-@contextmanager
-def replica_span(trace: Trace | None, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def replica_span(
+    trace: Trace | None, attempt: Attempt, headers: Mapping[str, str]
+) -> AbstractContextManager[Mapping[str, str]]:
     """A context with the span of one replica. Gives the headers that put the replica's own spans below it."""
-    if trace is None:
-        yield headers
-        return
+    return nullcontext(headers) if trace is None else _replica_span(trace, attempt, headers)
+
+
+@contextmanager
+def _replica_span(trace: Trace, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     failure: BaseException | None = None
     own = trace.sent(attempt.placed.placement)
     attempt.on_first = own.first_token

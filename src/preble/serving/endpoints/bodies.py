@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -135,6 +136,8 @@ class ChatBody(Reserved, kw_only=True):
 
 
 _RESERVED = tuple(field.name for field in msgspec.structs.fields(Reserved) if field.type is Raw)
+_reserved_of = attrgetter(*_RESERVED, "vllm_xargs")
+_NOTHING_RESERVED = _reserved_of(Reserved())
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
@@ -203,6 +206,8 @@ def positive(limit: int | None) -> int | None:
 
 def refuse_reserved(fields: Reserved, nested: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({})) -> None:
     """`nested`: objects of the body, by name, that an engine also takes such fields from. Raises: RequestError."""
+    if not nested and _reserved_of(fields) == _NOTHING_RESERVED:
+        return
     given = [name for name in _RESERVED if bytes(getattr(fields, name)) not in (b"", b"null")]
     for where, inner in ("vllm_xargs", fields.vllm_xargs), *nested.items():
         given += [f"{where}.{name}" for name in inner or () if name in _RESERVED]
@@ -234,8 +239,7 @@ def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | 
         raise RequestError(f"the body is not valid JSON: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLimits:
+class PromptLimits(NamedTuple):
     """`prompts`: in one request. `tokens`: of one prompt; infinity for any number."""
 
     prompts: int

@@ -23,7 +23,6 @@ from preble.serving.placed import Placed
 from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.tracing import make_tracing
-from preble.serving.terms import terms_of
 from preble.serving.tokens import make_token_source
 
 _OWN_ID = b"x-request-id"
@@ -94,7 +93,7 @@ class FrontEnd(Intake):
 
     @asynccontextmanager
     async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
-        terms, limit = terms_of(parsed), self._here.limit
+        terms, limit = parsed.terms, self._here.limit
         if not (is_led := self._link.is_up):
             limit.enter(terms)
         ticket = self._link.admit(terms)

@@ -75,12 +75,35 @@ class LiveReplica:
     resync_backoff: ResyncBackoff = field(default_factory=ResyncBackoff)
 
 
+class _OfModel:
+    """What requests for one model need to know of the replicas: worked out once for all of them, not for each.
+
+    `others`: the replicas that do not serve it.
+    """
+
+    __slots__ = ("base_model", "engine", "is_adapter", "longest_prompt", "others", "shortest_prompt")
+
+    def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
+        infos = [replica.info for replica_id, replica in replicas.items() if replica_id not in others]
+        lengths = [longest_prompt(info.spec) for info in infos]
+        base_models = {info.spec.model for info in infos}
+        self.others = others
+        self.base_model = base_models.pop() if len(base_models) == 1 else ""
+        self.engine = infos[0].engine if infos else ""
+        self.is_adapter = any(model in info.adapters for info in infos)
+        self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)
+
+
 class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
-    """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them."""
+    """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them.
+
+    `take_cache_salts`: whether every live replica keeps KV of different cache salts apart.
+    """
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, LiveReplica] = {}
-        self._not_serving: dict[str, frozenset[ReplicaId]] = {}
+        self._of_model: dict[str | None, _OfModel] = {}
+        self.take_cache_salts = True
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
         self.on_change: Callable[[], None] = lambda: None
@@ -115,7 +138,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self._changed()
 
     def _changed(self) -> None:
-        self._not_serving.clear()
+        self._of_model.clear()
+        self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
         self.on_change()
 
     def of_other_ranks(self, rank: bytes | None) -> frozenset[ReplicaId]:
@@ -132,31 +156,30 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Return every model served now, each with a replica that serves it."""
         return {name: replica for replica in self.values() for name in replica.info.models}
 
-    @property
-    def take_cache_salts(self) -> bool:
-        """Whether every live replica keeps KV of different cache salts apart."""
-        return all(replica.engine.takes_cache_salt for replica in self.values())
-
     def check_model(self, model: str | None) -> None:
         """Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self._replicas:
             raise NoReplicaError("no replica is up")
-        self.not_serving(model)
+        self._of(model)
+
+    def _of(self, model: str | None) -> _OfModel:
+        """Raises: UnknownModel: no live replica serves the model, though there are some."""
+        found = self._of_model.get(model)
+        if found is None:
+            others = frozenset(
+                r for r, replica in self.items() if model is not None and model not in replica.info.models
+            )
+            if self._replicas and len(others) == len(self._replicas):
+                raise UnknownModel(
+                    f"no replica serves the model {str(model)[:200]!r}; there are: {', '.join(sorted(self.models()))}",
+                    param="model",
+                )
+            found = self._of_model[model] = _OfModel(model, self._replicas, others)
+        return found
 
     def not_serving(self, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that do not serve `model`; every replica serves None. Raises: UnknownModel."""
-        if model is None:
-            return frozenset()
-        if (others := self._not_serving.get(model)) is not None:
-            return others
-        others = frozenset(r for r, replica in self.items() if model not in replica.info.models)
-        if self._replicas and len(others) == len(self._replicas):
-            raise UnknownModel(
-                f"no replica serves the model {model[:200]!r}; there are: {', '.join(sorted(self.models()))}",
-                param="model",
-            )
-        self._not_serving[model] = others
-        return others
+        return self._of(model).others
 
     def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that take requests for the model and can hold the prompt. Raises: UnknownModel."""
@@ -165,10 +188,9 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
         return frozenset(able)
 
-    def base_model(self, others: frozenset[ReplicaId]) -> str:
-        """Return the base model of the live replicas other than these; "" where they have several."""
-        models = {replica.info.spec.model for replica_id, replica in self.items() if replica_id not in others}
-        return models.pop() if len(models) == 1 else ""
+    def base_model(self, model: str | None) -> str:
+        """Return the base model of the live replicas that serve `model`; "" where they have several."""
+        return self._of(model).base_model
 
     def with_base_model(self, info: EngineInfo) -> EngineInfo:
         """Return `info` with the replica's base model, named as on the live replicas that share one of its names."""
@@ -183,19 +205,22 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
 
     def longest_prompt(self, model: str | None = None) -> float:
-        """Return the tokens of the longest prompt that a replica with `model` takes, infinity if it is not known."""
-        specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
-        return max(map(longest_prompt, specs), default=inf)
+        """Return the tokens of the longest prompt that a replica with `model` takes, infinity if it is not known.
+
+        Raises: UnknownModel.
+        """
+        return self._of(model).longest_prompt
 
     def engine_of(self, model: str | None) -> str:
-        """Return the program that the first live replica of a model runs; "" if there is none."""
-        named = (r.info.engine for r in self.values() if model is None or model in r.info.models)
-        return next(named, "")
+        """Return the program that the first live replica of a model runs; "" if none is live. Raises: UnknownModel."""
+        return self._of(model).engine
 
     def shortest_prompt(self, model: str | None = None) -> float:
-        """Return the tokens of a prompt that every replica with `model` takes, infinity if it is not known."""
-        specs = (r.info.spec for r in self.values() if model is None or model in r.info.models)
-        return min(map(longest_prompt, specs), default=inf)
+        """Return the tokens of a prompt that every replica with `model` takes, infinity if it is not known.
+
+        Raises: UnknownModel.
+        """
+        return self._of(model).shortest_prompt
 
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""
@@ -204,9 +229,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         return self._replicas[replica_id].engine
 
     def namespace(self, model: str | None, cache_salt: str | None) -> str:
-        """Return the namespace in which prompts with this model and salt share KV."""
-        is_adapter = any(model in replica.info.adapters for replica in self.values())
-        return namespace_of(model if is_adapter else None, cache_salt)
+        """Return the namespace in which prompts with this model and salt share KV. Raises: UnknownModel."""
+        return namespace_of(model if self._of(model).is_adapter else None, cache_salt)
 
     def suspect(self, replica_id: ReplicaId) -> None:
         """Have a replica checked at once; nothing happens if it has left the rotation."""

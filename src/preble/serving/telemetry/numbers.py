@@ -35,7 +35,7 @@ class Numbers:
 
     def add(self, name: str, *values: str, by: float = 1.0) -> None:
         """Add to a counter or a gauge."""
-        self.cell(name, *values)[0] += by
+        (self._cells[name].get(values) or self.cell(name, *values))[0] += by
 
     def set(self, name: str, *values: str, to: float) -> None:
         """Set a gauge."""
@@ -43,7 +43,7 @@ class Numbers:
 
     def observe(self, name: str, *values: str, value: float) -> None:
         """Count a value in a histogram."""
-        note(self.cell(name, *values), BY_NAME[name].bounds, value)
+        note(self._cells[name].get(values) or self.cell(name, *values), BY_NAME[name].bounds, value)
 
     def sum_by(self, label: str, name: str) -> dict[str, Cell]:
         """Return the sums of a metric's series by one label; for "", that of all of them, zeros if there are none."""
