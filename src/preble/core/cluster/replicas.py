@@ -8,6 +8,7 @@ from preble.core.cluster.load_window import WindowEntry
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, ReplicaSpec, Request
+from preble.errors import NoReplicaError, PromptTooLong
 
 
 def longest_prompt(spec: ReplicaSpec) -> float:
@@ -203,6 +204,24 @@ class ReplicaTable:
     def mask(self, replica_ids: frozenset[ReplicaId]) -> ReplicaSet:
         """Those of them that are in the table."""
         return sum(1 << self._index_of[r] for r in replica_ids if r in self._index_of)
+
+    def eligible(self, request: Request) -> ReplicaSet:
+        """Return the replicas that may take a request. Raises: NoReplicaError. PromptTooLong."""
+        if not self.live:
+            raise NoReplicaError("no replica is available")
+        serving = self.serving(request.model)
+        if not serving:
+            raise NoReplicaError(f"no replica that serves the model {request.model!r} is available")
+        fitting = serving & self.fitting(request.num_prompt_tokens)
+        if not fitting:
+            raise PromptTooLong(
+                f"the prompt has {request.num_prompt_tokens} tokens; "
+                f"the longest that a replica takes is {self.longest_prompt(serving)}"
+            )
+        eligible = fitting & ~self.mask(request.avoid)
+        if not eligible:
+            raise NoReplicaError("no other replica is available")
+        return eligible
 
     def _note_change(self) -> None:
         self.live_replicas = sorted(self.specs)

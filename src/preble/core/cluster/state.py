@@ -13,9 +13,9 @@ from preble.core.cluster.tiers import Tiers
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
-from preble.core.prefixes.radix_tree import Node
+from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.replica_index import ReplicaIndex, replicas_in
-from preble.core.types import ReplicaSpec, Tier
+from preble.core.types import ReplicaSpec, Request, Tier
 
 
 class ClusterState:
@@ -97,6 +97,16 @@ class ClusterState:
                 expected = node.history.expected_tokens(expected)
         return expected
 
+    def match(self, request: Request, model: str) -> Match:
+        """Where the request's prompt leads in the tree of its model and namespace."""
+        return self.index.match(request.prompt, scoped_namespace(model, request.namespace))
+
+    def expire(self, now: float) -> None:
+        """Move the load window to `now`, and the speeds with it."""
+        for replica, leaf in self.window.expire(now):
+            self.index.forget_use(replica, leaf)
+        self.speeds.update(now, self.replicas.waiting_prefill_s)
+
     # -- what `Rebalancer.search` asks: only trusted replicas count, on others no match would ------------------------
 
     @property
@@ -119,3 +129,8 @@ class ClusterState:
 
     def load_below(self, node: Node) -> dict[Node, float]:
         return self.window.load_below(node)
+
+
+def scoped_namespace(model: str, namespace: str) -> str:
+    """Return the namespace inside a base model: two models share no KV, whatever the client or the engine gives."""
+    return f"{model}\x1e{namespace}" if model else namespace

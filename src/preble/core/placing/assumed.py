@@ -10,31 +10,108 @@ placement does not count. If the end of a request is lost, the caller must end i
 
 from __future__ import annotations
 
+from preble.core.cluster.replicas import longest_prompt
+from preble.core.cluster.state import ClusterState
+from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
-from preble.core.types import PeerEnded, PeerId, PeerPlaced, RequestId
+from preble.core.types import (
+    TOKEN_BYTES,
+    PackedTokens,
+    PeerEnded,
+    PeerEvent,
+    PeerFirstToken,
+    PeerHeld,
+    PeerId,
+    PeerPlaced,
+    Request,
+    RequestId,
+)
 
 REMEMBERED_ENDS = 4096
 """Of each peer: how many ids of its ended requests we remember."""
 
 
 class AssumedRequests:
-    """The ids under which other gateways' requests are in flight here, by gateway."""
+    """Other gateways' requests in flight here, by gateway."""
 
-    def __init__(self, in_flight: InFlightTable) -> None:
+    def __init__(self, cluster: ClusterState, tracker: CacheTracker, in_flight: InFlightTable) -> None:
+        self._cluster = cluster
+        self._replicas = cluster.replicas
+        self._tracker = tracker
         self._in_flight = in_flight
         self._live: dict[PeerId, set[RequestId]] = {}
         self._ended: dict[PeerId, dict[RequestId, None]] = {}
 
-    def is_new(self, event: PeerPlaced) -> bool:
+    def assume(self, event: PeerEvent, now: float) -> bool:
+        """Take what another gateway reports; return whether it changed anything. See `GlobalScheduler.assume`."""
+        if isinstance(event, PeerPlaced):
+            return self._take_placed(event, now)
+        if isinstance(event, PeerFirstToken):
+            return self._take_first_token(event, now)
+        return self._take_held(event, now) if isinstance(event, PeerHeld) else self._take_ended(event, now)
+
+    def forget(self, peer: PeerId, now: float) -> int:
+        """Forget all of a gateway. Return how many of its requests were in flight here. O(its requests)."""
+        self._ended.pop(peer, None)
+        owns = [own_id(peer, request_id) for request_id in self._live.pop(peer, ())]
+        here = [own for own in owns if own in self._in_flight]
+        for own in here:
+            self._in_flight.finish(self._in_flight.get(own), 0, None, now)
+        return len(here)
+
+    def _take_placed(self, event: PeerPlaced, now: float) -> bool:
+        num_tokens, prompt = event.num_prompt_tokens, event.prompt or PackedTokens(b"")
+        if event.replica_id not in self._replicas or not self._is_new(event):
+            return False
+        replica = self._replicas.replica(event.replica_id)
+        spec = self._replicas.specs[replica]
+        if not 0 < num_tokens <= longest_prompt(spec) or len(prompt) not in (0, num_tokens * TOKEN_BYTES):
+            return False
+        self._tracker.expire(now)
+        own = own_id(event.peer, event.request_id)
+        request = Request(own, prompt, namespace=event.namespace, model=spec.model)
+        match = self._cluster.match(request, spec.model)
+        matched = event.matched_tokens
+        if matched is None:
+            matched = self._tracker.trusted_tokens(replica, request, match)
+        matched = min(max(matched, 0), num_tokens)
+        prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
+        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now, assumed_tokens=num_tokens)
+        self._live.setdefault(event.peer, set()).add(event.request_id)
+        return True
+
+    def _take_first_token(self, event: PeerFirstToken, now: float) -> bool:
+        own = own_id(event.peer, event.request_id)
+        if own not in self._in_flight:
+            return False
+        self._in_flight.first_token(self._in_flight.get(own), now, seen=False)
+        return True
+
+    def _take_held(self, event: PeerHeld, now: float) -> bool:
+        if event.replica_id not in self._replicas or len(event.prompt) % TOKEN_BYTES:
+            return False
+        replica = self._replicas.replica(event.replica_id)
+        model = self._replicas.specs[replica].model
+        request = Request(RequestId(""), event.prompt, namespace=event.namespace, model=model)
+        if request.num_prompt_tokens > longest_prompt(self._replicas.specs[replica]):
+            return False
+        self._tracker.expire(now)
+        return self._tracker.computed_elsewhere(replica, request, self._cluster.match(request, model), now)
+
+    def _take_ended(self, event: PeerEnded, now: float) -> bool:
+        own = self._end(event)
+        if own is None:
+            return False
+        cached = None if event.cached_tokens is None else max(event.cached_tokens, 0)
+        self._in_flight.finish(self._in_flight.get(own), max(event.output_tokens, 0), cached, now)
+        return True
+
+    def _is_new(self, event: PeerPlaced) -> bool:
         """Whether we have heard of neither its placement nor its end."""
         own = own_id(event.peer, event.request_id)
         return own not in self._in_flight and event.request_id not in self._ended.get(event.peer, ())
 
-    def start(self, event: PeerPlaced) -> None:
-        """The request is in flight here from now on."""
-        self._live.setdefault(event.peer, set()).add(event.request_id)
-
-    def end(self, event: PeerEnded) -> RequestId | None:
+    def _end(self, event: PeerEnded) -> RequestId | None:
         """The request is over. Return the id under which it is in flight here, None if it is not."""
         ended = self._ended.setdefault(event.peer, {})
         ended[event.request_id] = None
@@ -43,12 +120,6 @@ class AssumedRequests:
         self._live.get(event.peer, set()).discard(event.request_id)
         own = own_id(event.peer, event.request_id)
         return own if own in self._in_flight else None
-
-    def forget(self, peer: PeerId) -> list[RequestId]:
-        """Forget all of a gateway. Return the ids of its requests that are in flight here. O(its requests)."""
-        self._ended.pop(peer, None)
-        owns = [own_id(peer, request_id) for request_id in self._live.pop(peer, ())]
-        return [own for own in owns if own in self._in_flight]
 
 
 def own_id(peer: PeerId, request_id: RequestId) -> RequestId:

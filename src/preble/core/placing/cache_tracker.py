@@ -135,6 +135,10 @@ class CacheTracker:
         held = self._tiers.matched_on(replica, match, caches) if self._tiers else matched_on(match, caches[replica])
         return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
+    def trusted_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
+        """As `usable_tokens`; 0 on a replica that is not trusted."""
+        return self.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
+
     def confirmed(self, replica: ReplicaIndex, match: Match) -> tuple[int, float]:
         """As `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
         tokens, used_s = confirmed_on(match, self._index.caches[replica])
@@ -286,8 +290,9 @@ class CacheTracker:
         overdue_s = self._pending_reports[0].until if self._pending_reports else inf
         return overdue_s if self._check_age_at is None else min(overdue_s, self._check_age_at)
 
-    def expire_pending_reports(self, now: float) -> None:
-        """Stop waiting for reports that must have come. Amortised O(1)."""
+    def expire(self, now: float) -> None:
+        """End what is over by now: requests of the load window, and reports that must have come. Amortised O(1)."""
+        self._cluster.expire(now)
         while self._pending_reports and self._pending_reports[0].until <= now:
             report = self._pending_reports.popleft()
             self._index.release(report.replica, report.leaf)

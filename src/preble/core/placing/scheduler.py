@@ -6,42 +6,30 @@ Source: Preble, "E2 Global Scheduler". For policies that rebalance, `on_timer` r
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import blake2b
 from math import inf
 from random import Random
 
 from preble.core.cluster.rebalance import RebalanceSettings
-from preble.core.cluster.replicas import longest_prompt
-from preble.core.cluster.state import ClusterState
+from preble.core.cluster.state import ClusterState, scoped_namespace
 from preble.core.costs.model import CostModel
-from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
-from preble.core.placing.assumed import AssumedRequests, own_id
+from preble.core.costs.refit import CostRefit, RefitSettings
+from preble.core.placing.assumed import AssumedRequests
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.listener import SchedulerListener
-from preble.core.placing.snapshot import HotPrefix, ReplicaState, SchedulerState
+from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Policy
 from preble.core.policies.view import ClusterView
-from preble.core.prefixes.cache_entry import NAME_BYTES
-from preble.core.prefixes.hottest import hottest
-from preble.core.prefixes.radix_tree import Match
-from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import (
-    TOKEN_BYTES,
     BlocksDemoted,
     BlocksShared,
     BlocksStored,
     CacheChange,
     CacheCleared,
     EventsLost,
-    PackedTokens,
-    PeerEnded,
     PeerEvent,
-    PeerFirstToken,
-    PeerHeld,
     PeerId,
-    PeerPlaced,
     Placement,
     PrefixReplication,
     ReplicaId,
@@ -50,12 +38,6 @@ from preble.core.types import (
     RequestId,
 )
 from preble.errors import NoReplicaError, PolicyError, PromptTooLong, UnknownRequest
-
-_INDEX_BYTES_PER_TOKEN = 5.5
-"""Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
-
-_NAMED_BYTES = 64 * TOKEN_BYTES
-"""How much of a prefix's run its name is a hash of."""
 
 
 class GlobalScheduler:
@@ -98,7 +80,7 @@ class GlobalScheduler:
         self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
         timing = TimingSamples(self._cluster, self._refit)
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
-        self._assumed = AssumedRequests(self._in_flight)
+        self._assumed = AssumedRequests(self._cluster, self._tracker, self._in_flight)
 
     def listen(self, listener: SchedulerListener) -> None:
         """Report each later call that changes the scheduler to `listener`."""
@@ -127,9 +109,9 @@ class GlobalScheduler:
         return placement
 
     def _place(self, request: Request, now: float) -> Placement:
-        self._expire(now)
-        eligible = self._eligible(request)
-        match = self._match(request, request.model)
+        self._tracker.expire(now)
+        eligible = self._replicas.eligible(request)
+        match = self._cluster.match(request, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
         choice = self.policy.choose(view, self._rng)
         if choice.replica < 0 or not eligible >> choice.replica & 1:
@@ -160,8 +142,8 @@ class GlobalScheduler:
         entry = self._in_flight.get(request_id)
         self._in_flight.withdraw(entry, now)
         request, replica = entry.request, self._replicas.replica(to)
-        match = self._match(request, request.model)
-        matched = self._tracker.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
+        match = self._cluster.match(request, request.model)
+        matched = self._tracker.trusted_tokens(replica, request, match)
         prefill_s = self._cluster.cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
         self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now)
         for listener in self._listeners:
@@ -198,69 +180,17 @@ class GlobalScheduler:
         come twice, in any order, or not at all. Returns whether the event changed anything: we ignore one of an unknown
         request or replica, and one that makes no sense.
         """
-        if isinstance(event, PeerPlaced):
-            changed = self._assume_placed(event, now)
-        elif isinstance(event, PeerFirstToken):
-            changed = (own := own_id(event.peer, event.request_id)) in self._in_flight
-            if changed:
-                self._in_flight.first_token(self._in_flight.get(own), now, seen=False)
-        elif isinstance(event, PeerHeld):
-            changed = self._assume_held(event, now)
-        else:
-            changed = self._assume_ended(event, now)
+        changed = self._assumed.assume(event, now)
         for listener in self._listeners:
             listener.assumed(event, now)
         return changed
 
-    def _assume_placed(self, event: PeerPlaced, now: float) -> bool:
-        num_tokens, prompt = event.num_prompt_tokens, event.prompt or PackedTokens(b"")
-        if event.replica_id not in self._replicas or not self._assumed.is_new(event):
-            return False
-        replica = self._replicas.replica(event.replica_id)
-        spec = self._replicas.specs[replica]
-        if not 0 < num_tokens <= longest_prompt(spec) or len(prompt) not in (0, num_tokens * TOKEN_BYTES):
-            return False
-        self._expire(now)
-        own = own_id(event.peer, event.request_id)
-        request = Request(own, prompt, namespace=event.namespace, model=spec.model)
-        match = self._match(request, spec.model)
-        matched = event.matched_tokens
-        if matched is None:
-            matched = self._tracker.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
-        matched = min(max(matched, 0), num_tokens)
-        prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now, assumed_tokens=num_tokens)
-        self._assumed.start(event)
-        return True
-
-    def _assume_held(self, event: PeerHeld, now: float) -> bool:
-        if event.replica_id not in self._replicas or len(event.prompt) % TOKEN_BYTES:
-            return False
-        replica = self._replicas.replica(event.replica_id)
-        model = self._replicas.specs[replica].model
-        request = Request(RequestId(""), event.prompt, namespace=event.namespace, model=model)
-        if request.num_prompt_tokens > longest_prompt(self._replicas.specs[replica]):
-            return False
-        self._expire(now)
-        return self._tracker.computed_elsewhere(replica, request, self._match(request, model), now)
-
-    def _assume_ended(self, event: PeerEnded, now: float) -> bool:
-        own = self._assumed.end(event)
-        if own is None:
-            return False
-        cached = None if event.cached_tokens is None else max(event.cached_tokens, 0)
-        self._in_flight.finish(self._in_flight.get(own), max(event.output_tokens, 0), cached, now)
-        return True
-
     def forget_peer(self, peer: PeerId, now: float) -> int:
         """Another gateway is gone: its requests in flight no longer count. Returns how many there were."""
-        forgotten = self._assumed.forget(peer)
-        for own in forgotten:
-            entry = self._in_flight.get(own)
-            self._in_flight.finish(entry, 0, None, now)
+        num_forgotten = self._assumed.forget(peer, now)
         for listener in self._listeners:
             listener.peer_forgotten(peer, now)
-        return len(forgotten)
+        return num_forgotten
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -273,7 +203,7 @@ class GlobalScheduler:
         if event.replica_id in self._replicas and event.block_hashes:
             replica = self._replicas.replica(event.replica_id)
             model = self._replicas.specs[replica].model
-            scoped = replace(event, namespace=_namespace(model, event.namespace)) if model else event
+            scoped = replace(event, namespace=scoped_namespace(model, event.namespace)) if model else event
             located = self._tracker.stored(replica, scoped, now)
         for listener in self._listeners:
             listener.stored(event, located, now)
@@ -350,7 +280,7 @@ class GlobalScheduler:
 
         Returns the prefixes that were replicated or retired. The caller only reports them.
         """
-        self._expire(now)
+        self._tracker.expire(now)
         changes = self._rebalance(now)
         self._tracker.expire_old(now)
         corrected = self._refit.refit(now) if self._refit is not None else None
@@ -378,44 +308,15 @@ class GlobalScheduler:
         """The cost model, as corrected so far."""
         return self._cluster.cost_model
 
-    def _enough_index_bytes(self) -> int:
-        """What the index takes about, where the KV capacity of the replicas is known."""
-        bytes_of = [
-            (spec.kv_capacity_tokens or 0) * (_INDEX_BYTES_PER_TOKEN + NAME_BYTES / spec.block_size)
-            for spec in self._replicas.specs.values()
-        ]
-        return int(sum(bytes_of))
-
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
-        return SchedulerState(
-            num_in_flight=len(self._in_flight) - self._in_flight.num_assumed,
-            num_assumed=self._in_flight.num_assumed,
-            num_index_tokens=self._cluster.index.tree.num_tokens,
-            num_index_bytes=self._cluster.index.num_bytes,
-            index_budget_bytes=self._index_budget_bytes,
-            enough_index_bytes=self._enough_index_bytes(),
-            num_unindexed=self._tracker.num_unindexed,
-            num_replicated_prefixes=self._cluster.rebalancer.num_replicated,
-            cost_factors=self._refit.factors if self._refit is not None else CostFactors(),
-            window_s=self._cluster.window.window_s,
-            replicas={
-                self._replicas.replica_id(replica): self._replica(replica) for replica in self._replicas.live_replicas
-            },
+        return take_snapshot(
+            self._cluster, self._tracker, self._in_flight, self._refit, index_budget_bytes=self._index_budget_bytes
         )
 
     def hottest(self, at_most: int) -> list[HotPrefix]:
         """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
-        found: list[HotPrefix] = []
-        for shared in hottest(self._cluster.index.tree, at_most):
-            node = shared.node
-            above = found[shared.parent].name if shared.parent is not None else shared.namespace
-            name = blake2b(above.encode() + node.tokens[:_NAMED_BYTES], digest_size=6).hexdigest()
-            whole, ids = node.full_holders, self._replicas.ids
-            holders = tuple(r for i in replicas_in(whole) if (r := ids[i]) is not None)
-            partly = tuple(r for i in replicas_in(node.holders & ~whole) if (r := ids[i]) is not None)
-            found.append(HotPrefix(name, shared.parent, node.start, node.end, node.recent_uses, holders, partly))
-        return found
+        return hot_prefixes(self._cluster, at_most)
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
         """Leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.
@@ -423,7 +324,7 @@ class GlobalScheduler:
         Changes nothing. Raises: KeyError: there is no replica of that name.
         """
         replica = self._replicas.replica(replica_id)
-        match = self._match(request, request.model or self._replicas.specs[replica].model)
+        match = self._cluster.match(request, request.model or self._replicas.specs[replica].model)
         return self._tracker.usable_tokens(replica, request, match)
 
     def check(self) -> None:
@@ -431,49 +332,3 @@ class GlobalScheduler:
         self._cluster.index.check()
         self._cluster.window.check()
         self._in_flight.check()
-
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _replica(self, replica: ReplicaIndex) -> ReplicaState:
-        return ReplicaState(
-            num_requests=self._replicas.num_requests[replica],
-            waiting_prefill_tokens=self._replicas.waiting_prefill_tokens[replica],
-            waiting_prefill_s=self._replicas.waiting_prefill_s[replica],
-            load_s=self._cluster.window.load_s[replica],
-            cached_tokens=self._cluster.index.caches[replica].used_tokens,
-            in_use_tokens=self._cluster.index.caches[replica].in_use_tokens,
-            kv_capacity_tokens=self._replicas.specs[replica].kv_capacity_tokens,
-            drift=replace(self._tracker.drift(replica)),
-            trusted=self._replicas.trusts(replica),
-        )
-
-    def _eligible(self, request: Request) -> ReplicaSet:
-        if not self._replicas.live:
-            raise NoReplicaError("no replica is available")
-        serving = self._replicas.serving(request.model)
-        if not serving:
-            raise NoReplicaError(f"no replica that serves the model {request.model!r} is available")
-        fitting = serving & self._replicas.fitting(request.num_prompt_tokens)
-        if not fitting:
-            raise PromptTooLong(
-                f"the prompt has {request.num_prompt_tokens} tokens; "
-                f"the longest that a replica takes is {self._replicas.longest_prompt(serving)}"
-            )
-        eligible = fitting & ~self._replicas.mask(request.avoid)
-        if not eligible:
-            raise NoReplicaError("no other replica is available")
-        return eligible
-
-    def _match(self, request: Request, model: str) -> Match:
-        return self._cluster.index.match(request.prompt, _namespace(model, request.namespace))
-
-    def _expire(self, now: float) -> None:
-        for replica, leaf in self._cluster.window.expire(now):
-            self._cluster.index.forget_use(replica, leaf)
-        self._tracker.expire_pending_reports(now)
-        self._cluster.speeds.update(now, self._replicas.waiting_prefill_s)
-
-
-def _namespace(model: str, namespace: str) -> str:
-    """Prompts of different base models share no KV, whatever namespace the client or the engine gives."""
-    return f"{model}\x1e{namespace}" if model else namespace

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 
-from preble.core.costs.refit import CostFactors
-from preble.core.types import CacheDrift, ReplicaId
+from preble.core.cluster.replicas import ReplicaTable
+from preble.core.cluster.state import ClusterState
+from preble.core.costs.refit import CostFactors, CostRefit
+from preble.core.placing.cache_tracker import CacheTracker
+from preble.core.placing.in_flight import InFlightTable
+from preble.core.prefixes.cache_entry import NAME_BYTES
+from preble.core.prefixes.hottest import hottest
+from preble.core.replica_index import ReplicaIndex, replicas_in
+from preble.core.types import TOKEN_BYTES, CacheDrift, ReplicaId
+
+_INDEX_BYTES_PER_TOKEN = 5.5
+"""Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
+_NAMED_BYTES = 64 * TOKEN_BYTES
+"""How much of a prefix's run its name is a hash of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +87,67 @@ class SchedulerState:
     window_s: float
     replicas: Mapping[ReplicaId, ReplicaState]
     num_assumed: int = 0
+
+
+def take_snapshot(
+    cluster: ClusterState,
+    tracker: CacheTracker,
+    in_flight: InFlightTable,
+    refit: CostRefit | None,
+    *,
+    index_budget_bytes: int | None,
+) -> SchedulerState:
+    """Return the state of the scheduler that these are parts of. O(replicas)."""
+    return SchedulerState(
+        num_in_flight=len(in_flight) - in_flight.num_assumed,
+        num_assumed=in_flight.num_assumed,
+        num_index_tokens=cluster.index.tree.num_tokens,
+        num_index_bytes=cluster.index.num_bytes,
+        index_budget_bytes=index_budget_bytes,
+        enough_index_bytes=_enough_index_bytes(cluster.replicas),
+        num_unindexed=tracker.num_unindexed,
+        num_replicated_prefixes=cluster.rebalancer.num_replicated,
+        cost_factors=refit.factors if refit is not None else CostFactors(),
+        window_s=cluster.window.window_s,
+        replicas={
+            cluster.replicas.replica_id(replica): _replica_state(cluster, tracker, replica)
+            for replica in cluster.replicas.live_replicas
+        },
+    )
+
+
+def _replica_state(cluster: ClusterState, tracker: CacheTracker, replica: ReplicaIndex) -> ReplicaState:
+    return ReplicaState(
+        num_requests=cluster.replicas.num_requests[replica],
+        waiting_prefill_tokens=cluster.replicas.waiting_prefill_tokens[replica],
+        waiting_prefill_s=cluster.replicas.waiting_prefill_s[replica],
+        load_s=cluster.window.load_s[replica],
+        cached_tokens=cluster.index.caches[replica].used_tokens,
+        in_use_tokens=cluster.index.caches[replica].in_use_tokens,
+        kv_capacity_tokens=cluster.replicas.specs[replica].kv_capacity_tokens,
+        drift=replace(tracker.drift(replica)),
+        trusted=cluster.replicas.trusts(replica),
+    )
+
+
+def _enough_index_bytes(replicas: ReplicaTable) -> int:
+    """What the index takes about, where the KV capacity of the replicas is known."""
+    bytes_of = [
+        (spec.kv_capacity_tokens or 0) * (_INDEX_BYTES_PER_TOKEN + NAME_BYTES / spec.block_size)
+        for spec in replicas.specs.values()
+    ]
+    return int(sum(bytes_of))
+
+
+def hot_prefixes(cluster: ClusterState, at_most: int) -> list[HotPrefix]:
+    """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
+    found: list[HotPrefix] = []
+    for shared in hottest(cluster.index.tree, at_most):
+        node = shared.node
+        above = found[shared.parent].name if shared.parent is not None else shared.namespace
+        name = blake2b(above.encode() + node.tokens[:_NAMED_BYTES], digest_size=6).hexdigest()
+        whole, ids = node.full_holders, cluster.replicas.ids
+        holders = tuple(r for i in replicas_in(whole) if (r := ids[i]) is not None)
+        partly = tuple(r for i in replicas_in(node.holders & ~whole) if (r := ids[i]) is not None)
+        found.append(HotPrefix(name, shared.parent, node.start, node.end, node.recent_uses, holders, partly))
+    return found
