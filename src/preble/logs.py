@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import select
+import stat
 import sys
+from datetime import UTC, datetime
 from typing import TextIO, cast
 
 import msgspec
@@ -63,6 +65,7 @@ class LossyStream(io.TextIOBase):
             self._fd: int | None = target.fileno()
         except (OSError, ValueError):  # a test's buffer
             self._fd = None
+        self._is_file = self._fd is not None and _is_file(self._fd)
 
     def isatty(self) -> bool:
         try:
@@ -89,10 +92,18 @@ class LossyStream(io.TextIOBase):
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[_write_now(self._fd, rest) :]
+                # A file never blocks, so it need not be asked.
+                rest = rest[os.write(self._fd, rest) if self._is_file else _write_now(self._fd, rest) :]
         finally:
             if len(rest) < len(data):
                 self._is_cut = bool(rest)
+
+
+def _is_file(fd: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False
 
 
 def _write_now(fd: int, data: memoryview) -> int:
@@ -139,9 +150,8 @@ def configure_logging(level: str, log_format: str) -> LogLosses:
     stream = LossyStream(sys.stderr, losses)
     log_format = log_format if log_format != "auto" else "console" if stream.isatty() else "json"
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _stamped,
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
@@ -152,6 +162,11 @@ def configure_logging(level: str, log_format: str) -> LogLosses:
     )
     _configure_standard_library(threshold, log_format, shared, stream)
     return losses
+
+
+def _stamped(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return event
 
 
 def _renderer(log_format: str, stream: LossyStream) -> Processor:

@@ -296,3 +296,11 @@ def decisions(serving: Serving) -> list[Any]:
         )
         for decision in serving.recent.latest(1000)
     ]
+
+
+async def test_a_front_end_knows_which_replicas_are_trusted(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, [fake, _]):
+        replica = next(live for live in one.serving.replicas.values() if live.engine.url == fake.url)
+        one.serving._rotation.set_trust(replica, False)
+        await eventually(lambda: not one.front_end.replicas[replica.engine.replica_id].trusted)
+        assert sum(live.trusted for live in one.front_end.replicas.values()) == 1

@@ -101,6 +101,7 @@ class SchedulerSocket:
                     replica.engine.rank,
                     replica.engine.model_path,
                     replica_id in held_back,
+                    replica.trusted,
                 )
                 for replica_id, replica in self._replicas.items()
             ]

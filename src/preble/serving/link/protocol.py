@@ -144,7 +144,7 @@ class Welcome(Message, tag=0):
 
 
 class LinkedReplica(Struct, array_like=True, frozen=True):
-    """One live replica. `url`: of its server. `adapter`: `module:Class` of its client."""
+    """One live replica. `url`: of its server. `adapter`: `module:Class` of its client. `trusted`: matches count."""
 
     replica_id: str
     url: str
@@ -153,6 +153,7 @@ class LinkedReplica(Struct, array_like=True, frozen=True):
     rank: int | None = None
     model_path: str | None = None
     held_back: bool = False
+    trusted: bool = True
 
 
 class Replicas(Message, tag=1):
