@@ -364,13 +364,15 @@ async def test_settings_change_while_serving_and_those_that_cannot_are_named(tmp
         assert await status_of(http, "root") == 200
         text = FAST.replace("port = 0", "port = 1").replace('["root"]', '["other"]').replace("round_robin", "e2")
         with structlog.testing.capture_logs() as logs:
-            write(path, listing(one) + text + "[limits]\nmax_body_bytes = 200\n")
+            write(path, listing(one) + text + "[limits]\nmax_body_bytes = 200\n[queue]\nclasses = ['fast', 'slow']\n")
             await eventually(lambda: any(entry["event"] == "restart_needed" for entry in logs))
         [warned] = [entry for entry in logs if entry["event"] == "restart_needed"]
         assert warned["settings"] == ["policy", "port"]
         assert await status_of(http, "root") == 401
         assert await status_of(http, "other") == 200
         assert await status_of(http, "other", prompt="x" * 300) == 413
+        assert await status_of(http, "other", **{"x-preble-priority": "slow"}) == 200
+        assert await status_of(http, "other", **{"x-preble-priority": "batch"}) == 400
 
 
 # Kubernetes
@@ -426,9 +428,9 @@ async def ask(gateway: Served, key: str = "root") -> int:
     return await status_of(gateway.http, key)
 
 
-async def status_of(http: aiohttp.ClientSession, key: str, prompt: str = "hello") -> int:
-    body = {"model": "tiny", "prompt": prompt}
-    async with http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
+async def status_of(http: aiohttp.ClientSession, key: str, prompt: str = "hello", **headers: str) -> int:
+    body, given = {"model": "tiny", "prompt": prompt}, {"Authorization": f"Bearer {key}", **headers}
+    async with http.post("/v1/completions", json=body, headers=given) as answer:
         return answer.status
 
 

@@ -63,6 +63,17 @@ async def test_a_named_key_is_let_in_by_either_header(serve: Serve, keys_file: P
         assert (await ask(gateway, None)).status == 401
 
 
+async def test_a_key_in_the_configuration_can_have_a_name_and_be_a_hash(serve: Serve) -> None:
+    ann, ron = (f"{name}=sha256:{sha256(key).hexdigest()}" for name, key in (("ann", b"key-a"), ("ron", b"key-r")))
+    auth = AuthConfig(api_keys=(ann,), admin_keys=(ron,))
+    async with replicas(1) as [one], serve([one], auth=auth) as gateway:
+        assert (await ask(gateway, "key-a")).status == 200
+        assert (await ask(gateway, ann)).status == 401, "a hash is no key"
+        headers = {"Authorization": "Bearer key-r"}
+        async with gateway.http.get("/metrics", headers=headers) as page:
+            assert 'key="ann"' in await page.text()
+
+
 async def test_only_an_admin_sees_where_a_request_went(serve: Serve, keys_file: Path) -> None:
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
         told = {

@@ -167,7 +167,8 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: Annotated[
         tuple[str, ...],
         about(
-            "Keys of clients, each a tenant of its own. Without any key, here or below, everyone may ask.",
+            "Keys of clients, each a tenant of its own: the key, or `NAME=sha256:HASH`. Without any key, here or "
+            "below, everyone may ask.",
             why="like the engines themselves",
         ),
     ] = ()

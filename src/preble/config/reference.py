@@ -9,6 +9,7 @@ import msgspec
 
 from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.config.load import ENV_PREFIX
+from preble.config.reloading import is_changeable
 
 _HEAD = """\
 # Configuration of the gateway
@@ -32,6 +33,16 @@ max_in_flight = 1024
 PREBLE_REPLICAS=http://10.0.0.1:8000,http://10.0.0.2:8000 PREBLE_LIMITS__MAX_IN_FLIGHT=1024 preble serve
 ```
 """
+_WHILE_SERVING = """\
+## While serving
+
+A reload, by SIGHUP or because the file has changed, changes {0}.
+
+Only after a restart count {1}.
+
+The log names those that have changed (`restart_needed`). The ones about replicas, such as `timeouts.connect_s`, count
+for replicas that join later.
+"""
 _TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|---|---|"
 
 
@@ -47,7 +58,21 @@ def reference_page() -> str:
     for title, struct in (("A replica's table in `replicas`", ReplicaConfig), ("A table in `groups`", GroupConfig)):
         rows = "\n".join(_row(knob, environment=False) for knob in knobs(struct))
         parts.append(f"## {title}\n\n{_TABLE}\n{rows}\n")
+    parts.append(_WHILE_SERVING.format(*_by_reload()))
     return "\n".join(parts)
+
+
+def _by_reload() -> list[str]:
+    """The settings that a reload changes, and the others. A section stands for all its settings."""
+    keys = [knob.key for knob in knobs(GatewayConfig)]
+    lists: dict[bool, list[str]] = {True: [], False: []}
+    for key in keys:
+        section = key.rpartition(".")[0]
+        whole = {is_changeable(other) for other in keys if other.rpartition(".")[0] == section}
+        name = section if section and len(whole) == 1 else key
+        if name not in lists[is_changeable(key)]:
+            lists[is_changeable(key)].append(name)
+    return [", ".join(f"`{name}`" for name in lists[changes]) for changes in (True, False)]
 
 
 def _meaning(section: str) -> str:

@@ -42,8 +42,7 @@ class App:
     def __init__(self, config: GatewayConfig, serving: Serving) -> None:
         self.bodies = BodyMemoryBudget(0, retry_after_s=0)
         self._serving = serving
-        self._classes = config.queue.classes
-        self._use(config, KeyRing(config.auth, self._classes))
+        self._use(config, KeyRing(config.auth, config.queue.classes))
         self._pages = Pages(serving, self)
         self._log = structlog.get_logger()
         serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
@@ -55,7 +54,7 @@ class App:
 
         Raises: ConfigError: a setting or the file is unusable; then nothing has changed.
         """
-        keys = KeyRing(config.auth, self._classes)
+        keys = KeyRing(config.auth, config.queue.classes)
         self._serving.reconfigure(config)
         self._use(config, keys)
         return keys.num_keys

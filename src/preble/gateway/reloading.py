@@ -8,20 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from preble.serving import CHANGEABLE
-
 Contents = list[bytes | None]
 
 _OFF_S = 60.0
-
-
-def is_changeable(key: str) -> bool:
-    """Return whether a setting can be changed while serving.
-
-    >>> is_changeable("limits.max_in_flight"), is_changeable("port")
-    (True, False)
-    """
-    return key in CHANGEABLE or key.rpartition(".")[0] in CHANGEABLE
 
 
 async def watch_files(

@@ -20,6 +20,7 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.config.load import ConfigSources, changed_settings
+from preble.config.reloading import is_changeable
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import App
@@ -27,7 +28,7 @@ from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.pages.table import PROBES
-from preble.gateway.reloading import Contents, contents, is_changeable, watch_files
+from preble.gateway.reloading import Contents, contents, watch_files
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of

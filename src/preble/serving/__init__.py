@@ -35,13 +35,12 @@ from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
 from preble.serving.requests import ParsedRequest
-from preble.serving.serving import CHANGEABLE, Serving
+from preble.serving.serving import Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
 from preble.serving.telemetry.tracing import Trace
 
 __all__ = [
     "ANYBODY",
-    "CHANGEABLE",
     "CHAT",
     "COMPLETIONS",
     "ENDPOINTS",

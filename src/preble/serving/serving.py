@@ -41,14 +41,6 @@ from preble.serving.turns import Turns
 
 CONFIGURATION = "configuration"
 """The source that the configuration's `replicas` are."""
-CHANGEABLE = frozenset(
-    {
-        *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
-        *("limits", "health", "ejection", "retries", "parity", "discovery"),
-        *("auth.api_keys", "auth.admin_keys", "auth.keys_file", "auth.metrics_need_key", "auth.forward_authorization"),
-    }
-)
-"""Settings, and sections, that a reload changes."""
 _EJECTION_CHECK_S = 1.0
 
 
@@ -171,7 +163,7 @@ class Serving(Intake):
         return ReplicaMonitor(server_of(self._config, replica), self._rotation, self._config.health, self._parity)
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Use other settings from now on, where they can be changed: see `CHANGEABLE`.
+        """Use other settings from now on, where they can be changed: see `preble.config.reloading`.
 
         Raises: ConfigError: one is unusable; then nothing has changed.
         """
@@ -186,6 +178,7 @@ class Serving(Intake):
         self._placements.ejection.configure(config.ejection)
         self._dispatcher.retries.configure(config.retries)
         self._in_flight_limit.configure(config.limits)
+        self._turns.configure(config.queue, max_waiting=config.limits.max_in_flight)
         self._parity.configure(config.parity)
 
     def add_replica(self, replica: ReplicaConfig) -> bool:

@@ -42,15 +42,19 @@ class Turns:
         *,
         max_waiting: int,
     ) -> None:
-        settings = QueueSettings(max_waiting, config.max_wait_s, config.credit_s)
-        self._admission = Admission(dispatcher.placements.scheduler.cost_model, settings, depth_s=config.depth_s)
-        self._config = config
+        self._admission = Admission(dispatcher.placements.scheduler.cost_model)
+        self.configure(config, max_waiting=max_waiting)
         self._limits = limits
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         dispatcher.placements.observer = self
+
+    def configure(self, config: QueueConfig, *, max_waiting: int) -> None:
+        """Use other settings from now on. Requests that wait keep their rank and the time by which they must go."""
+        self._config = config
+        self._admission.configure(QueueSettings(max_waiting, config.max_wait_s, config.credit_s), config.depth_s)
 
     @property
     def admission(self) -> Admission:

@@ -59,6 +59,11 @@ class Admission:
         self._waiting: dict[RequestId, Waiting] = {}
         self._running: dict[RequestId, _Running] = {}
 
+    def configure(self, settings: QueueSettings, depth_s: float) -> None:
+        """Use other settings from now on. Deadlines that have been set stay."""
+        self._settings = self._queue.settings = settings
+        self._gate.depth_s = depth_s
+
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""

@@ -79,7 +79,7 @@ class FairQueue:
     """The requests that wait. `offer` and `next` are O(tenants). `num_replicas`: how many do the work."""
 
     def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.num_replicas = 0
         self._tenants: dict[str, _Tenant] = {}
         self._untold_s: dict[str, float] = {}
@@ -130,7 +130,7 @@ class FairQueue:
         self._num_offers += 1
         if entry.deadline < inf:
             heappush(self._deadlines, (entry.deadline, self._num_offers, entry))
-        if self.num_waiting <= self._settings.max_waiting:
+        if self.num_waiting <= self.settings.max_waiting:
             return []
         greediest = max(self._waiting_tenants(), key=lambda other: other.waiting_s / other.weight)
         newest = max((line[-1] for line in greediest.lines.values()), key=lambda waiting: waiting.arrived_at)
@@ -231,11 +231,11 @@ class FairQueue:
         return [tenant for tenant in self._tenants.values() if tenant.num_waiting]
 
     def _activate(self, tenant: _Tenant) -> None:
-        tenant.used_s = max(tenant.used_s, self._floor_s - self._settings.credit_s / tenant.weight)
+        tenant.used_s = max(tenant.used_s, self._floor_s - self.settings.credit_s / tenant.weight)
 
     def _refusal(self, entry: Waiting, retry_after_s: float) -> Refused:
         """Refuse the request. Its `retry_after_s` is at most the longest time that a request may wait here."""
-        return Refused(entry.request_id, min(retry_after_s, self._settings.max_wait_s))
+        return Refused(entry.request_id, min(retry_after_s, self.settings.max_wait_s))
 
     def _expected_wait_s(self, tenant: _Tenant, entry: Waiting, in_replicas_s: float) -> float:
         """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known.

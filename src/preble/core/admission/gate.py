@@ -56,7 +56,7 @@ class Gate:
     """
 
     def __init__(self, depth_s: float) -> None:
-        self._depth_s = depth_s
+        self.depth_s = depth_s
         self._replicas: dict[ReplicaId, _Replica] = {}
 
     @property
@@ -80,7 +80,7 @@ class Gate:
         if replica is not None:
             replica.pending_s += prefill_s
             begun_at = None if told else now + replica.pending_s
-            late_at = now + replica.pending_s + _LATE * self._depth_s
+            late_at = now + replica.pending_s + _LATE * self.depth_s
             replica.pending[request_id] = _Pending(tenant, prefill_s, late_at, begun_at)
 
     def begun(self, replica_id: ReplicaId, request_id: RequestId) -> None:
@@ -96,13 +96,13 @@ class Gate:
 
     def has_room(self, where: Where, now: float, *, is_shared: bool = False) -> bool:
         """Whether any of these replicas should get more. `is_shared`: whether several tenants ask. O(replicas)."""
-        depth_s = 0.0 if is_shared else self._depth_s
+        depth_s = 0.0 if is_shared else self.depth_s
         return any(self._is_open(replica, now, depth_s) for replica in self._among(where))
 
     def has_room_of_its_own(self, where: Where, tenant: str) -> bool:
         """Whether at any of these replicas next to nothing waits of this tenant. O(what waits inside replicas)."""
         return any(
-            sum(pending.prefill_s for pending in replica.pending.values() if pending.tenant == tenant) < self._depth_s
+            sum(pending.prefill_s for pending in replica.pending.values() if pending.tenant == tenant) < self.depth_s
             for replica in self._among(where)
         )
 

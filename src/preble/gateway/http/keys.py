@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 
@@ -15,6 +16,9 @@ UNAUTHORIZED = ErrorForm(
     "invalid_api_key",
     "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
 )
+
+_NAMED = re.compile(r"([\w.-]+)=sha256:([0-9a-f]{64})")
+"""A key in the configuration that has a name, and is its hash."""
 
 NOBODY = Caller(is_admin=False)
 """The caller whose key is missing or wrong."""
@@ -32,9 +36,8 @@ class KeyRing:
         self._classes = classes
         callers = {}
         for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
-            for key in given:
-                digest = sha256(key.encode()).hexdigest()
-                callers[digest] = _caller(f"key-{digest[:8]}", KeyConfig(digest, admin=is_admin))
+            for name, digest in map(_named, given):
+                callers[digest] = _caller(name, KeyConfig(digest, admin=is_admin))
         if self._config.keys_file is not None:
             named = load_keys(self._config.keys_file, self._classes)
             callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
@@ -55,6 +58,14 @@ class KeyRing:
         if not self.has_keys:
             return ANYBODY
         return self._callers.get(sha256(_given(headers)).hexdigest())
+
+
+def _named(key: str) -> tuple[str, str]:
+    """Return the name and the hash of a key in the configuration."""
+    if (named := _NAMED.fullmatch(key)) is not None:
+        return named[1], named[2]
+    digest = sha256(key.encode()).hexdigest()
+    return f"key-{digest[:8]}", digest
 
 
 def _given(headers: Mapping[bytes, bytes]) -> bytes:

@@ -72,7 +72,7 @@ class FrontEnd(Intake):
         return self._link.is_up
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Use other settings from now on, where they can be changed: see `CHANGEABLE`."""
+        """Use other settings from now on, where they can be changed: see `preble.config.reloading`."""
         self._config = config
         self._here.limit.configure(_shared(config, self._share).limits)
 
