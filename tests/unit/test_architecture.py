@@ -46,6 +46,7 @@ FLOORS = {
     "profiling": 7,
     "reservations": 7,
     "picker": 8,
+    "selection": 8,
     "api": 9,
     "cli": 9,
     "__main__": 10,
@@ -65,7 +66,7 @@ CORE_FLOORS = {
 }
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
-CARRIERS = {"gateway", "integrations", "picker", "reservations"}
+CARRIERS = {"gateway", "integrations", "picker", "reservations", "selection"}
 HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
 IMPURE_STDLIB = {"asyncio", "logging", "os", "pathlib", "socket", "subprocess", "threading", "time", "datetime"}
 

@@ -23,6 +23,7 @@ COMMANDS = MappingProxyType(
     {
         "serve": "preble.cli.serve",
         "epp": "preble.cli.epp",
+        "select": "preble.cli.select",
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
         "explain": "preble.cli.explain",

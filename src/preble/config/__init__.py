@@ -12,6 +12,7 @@ from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+from preble.config.selection import SelectionConfig
 
 __all__ = [
     "AuthConfig",
@@ -33,6 +34,7 @@ __all__ = [
     "RequestLogConfig",
     "RetryConfig",
     "SchedulerConfig",
+    "SelectionConfig",
     "TimeoutsConfig",
     "TokenizerConfig",
     "TracingConfig",

@@ -14,6 +14,7 @@ from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
 from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+from preble.config.selection import SelectionConfig
 from preble.core.policies.registry import policy_names
 
 
@@ -102,3 +103,4 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tracing: TracingConfig = TracingConfig()
     log: RequestLogConfig = RequestLogConfig()
     picker: PickerConfig = PickerConfig()
+    selection: SelectionConfig = SelectionConfig()

@@ -20,7 +20,7 @@ from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed
 from preble.gateway.pages.debug import DEBUG
 from preble.gateway.pages.models import MODELS
 from preble.gateway.pages.status import METRICS
-from preble.gateway.pages.table import FOR_ADMINS, PATHS, Pages
+from preble.gateway.pages.table import PATHS, Pages
 from preble.gateway.requests.json_requests import JsonRequests
 from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
 from preble.gateway.requests.stored import STORED, answer_stored
@@ -43,7 +43,7 @@ class App:
         self.bodies = BodyMemoryBudget(0, retry_after_s=0)
         self._serving = serving
         self._use(config, KeyRing(config.auth, config.queue.classes))
-        self._pages = Pages(serving, self)
+        self.pages = Pages(serving, self)
         self._log = structlog.get_logger()
         serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
         self.is_draining = False
@@ -65,14 +65,14 @@ class App:
         held = max(1, _BODIES_HELD // self.num_processes)
         self.bodies.configure(held * config.limits.max_body_bytes, retry_after_s=config.limits.retry_after_s)
         self.keys = keys
-        self._for_admins = (*FOR_ADMINS, METRICS) if config.auth.metrics_need_key else FOR_ADMINS
+        self._metrics_need_key = config.auth.metrics_need_key
         self._uploads = Uploads(self._serving, config)
         answer = JsonRequests(self._serving, config).answer
         self._intake = IntakeSettings(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""
-        if self._pages.name_of(head.path) is not None or head.path.startswith(STORED):
+        if self.pages.name_of(head.path) is not None or head.path.startswith(STORED):
             return None
         endpoint = endpoint_of(head.path)
         if endpoint is None or is_upload(endpoint, head.headers):
@@ -107,7 +107,7 @@ class App:
     def _counted_as(self, path: str) -> str:
         """Return the path as metrics name it: one of few."""
         endpoint = endpoint_of(path)
-        return self._pages.name_of(path) or (endpoint.counted_as if endpoint is not None else OTHER)
+        return self.pages.name_of(path) or (endpoint.counted_as if endpoint is not None else OTHER)
 
     def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
         """Return the answer for an error. Logs the error unless it is the client's."""
@@ -134,8 +134,9 @@ class App:
 
     async def _is_let_in(self, client: AsgiClient) -> bool:
         """Find out who sends the request; refuse it if the caller may not."""
-        path, needs_admin = client.path, client.path.startswith(self._for_admins)
-        is_open = endpoint_of(path) is None or (path != MODELS and self._pages.name_of(path) is not None)
+        path = client.path
+        needs_admin = self.pages.is_for_admins(path) or (self._metrics_need_key and path == METRICS)
+        is_open = endpoint_of(path) is None or (path != MODELS and self.pages.name_of(path) is not None)
         if is_open and not needs_admin:
             return True
         caller = self.keys.caller(client.headers)
@@ -153,7 +154,7 @@ class App:
         path, endpoint = client.path, endpoint_of(client.path)
         if endpoint is not None:
             client.errors = endpoint.errors
-        if not await self._is_let_in(client) or await self._pages.answer(method, client):
+        if not await self._is_let_in(client) or await self.pages.answer(method, client):
             return
         if path.startswith(STORED):
             await answer_stored(client, self._serving, method, path)

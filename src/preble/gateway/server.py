@@ -24,10 +24,11 @@ from preble.config.reloading import is_changeable
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import App
+from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
-from preble.gateway.pages.table import PROBES
+from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import Contents, contents, watch_files
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
@@ -183,6 +184,15 @@ class Gateway:
     def bodies(self) -> BodyMemoryBudget:
         """The memory for requests' bodies, for all that this process serves."""
         return self._app.bodies
+
+    @property
+    def pages(self) -> Pages:
+        """What is answered besides requests that go to replicas."""
+        return self._app.pages
+
+    async def read_body(self, client: AsgiClient) -> bytes:
+        """Return the body sent to a page. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""
+        return await self._app.read_body(client, self.config.limits.max_body_bytes)
 
     @property
     def is_draining(self) -> bool:

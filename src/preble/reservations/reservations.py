@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from preble.core.types import ReplicaId
-from preble.errors import RequestError
+from preble.errors import NoReplicaError, RequestError
 from preble.reservations.reservation import Reservation
 from preble.reservations.table import ReservationTable
 from preble.serving import ANYBODY, Caller, Endpoint, Fields, Intake
@@ -51,6 +51,7 @@ class Reservations(ReservationTable):
         self._loop = asyncio.get_running_loop()
         self._stacks: dict[str, AsyncExitStack] = {}
         """What is given back for every id in use. One is in use from before its request is placed."""
+        self._is_closed = False
         self._closing: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -76,6 +77,9 @@ class Reservations(ReservationTable):
         reservation_id = self._claim(reservation_id)
         try:
             reservation = await self._placed(endpoint, headers, body, caller, reservation_id, avoid, lease_s)
+            if self._is_closed:
+                reservation.cancelled()
+                raise NoReplicaError("no reservations are made any more: this process ends")
         except BaseException:
             await self._stacks.pop(reservation_id).aclose()
             raise
@@ -143,7 +147,8 @@ class Reservations(ReservationTable):
         self._arm()
 
     async def close(self) -> None:
-        """End every reservation, as cancelled."""
+        """End every reservation, as cancelled. There are no further ones."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         for reservation_id in list(self):

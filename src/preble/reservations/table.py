@@ -9,11 +9,12 @@ from preble.reservations.leases import Leases
 from preble.reservations.reservation import Reservation
 
 
-class UnknownReservation(RequestError):
+class UnknownReservation(RequestError, KeyError):
     """There is no such reservation: it has ended, its lease has expired, or there never was one."""
 
     status = 404
     code = "reservation_not_found"
+    __str__ = RequestError.__str__
 
 
 class ReservationTable(Mapping[str, Reservation]):
@@ -28,7 +29,7 @@ class ReservationTable(Mapping[str, Reservation]):
         self._leases = Leases()
 
     def __getitem__(self, reservation_id: str) -> Reservation:
-        """Raises: UnknownReservation, which is no KeyError."""
+        """Raises: UnknownReservation."""
         found = self._reservations.get(reservation_id)
         if found is None:
             raise UnknownReservation(f"no reservation {reservation_id[:200]!r} is held: it has ended or expired")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preble.errors import BodyTooLarge
-from preble.gateway.http.body_memory import BodyReservation
+from preble.gateway.http.body_memory import BodyShare
 
 _DRAINED_TIMES = 4
 """Of a body that is too large, up to this many times the limit is read and dropped: a client that is still sending may
@@ -18,7 +18,7 @@ class ArrivingBody:
 
     __slots__ = ("_declared", "_limit", "_memory", "_pieces", "_size")
 
-    def __init__(self, limit: int, declared: int, memory: BodyReservation) -> None:
+    def __init__(self, limit: int, declared: int, memory: BodyShare) -> None:
         self._limit = limit
         self._declared = declared
         self._memory = memory

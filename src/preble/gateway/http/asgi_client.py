@@ -9,7 +9,7 @@ from typing import Any
 
 from preble.errors import BodyTooSlow
 from preble.gateway.http.arriving_body import ArrivingBody
-from preble.gateway.http.body_memory import BodyReservation
+from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.placement_headers import shown_headers
 from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
 
@@ -49,7 +49,7 @@ class AsgiClient:
         self._complete = False
         self._uploads: asyncio.Event | None = None
 
-    async def read_body(self, limit: int, timeout_s: float, share: BodyReservation) -> bytes:
+    async def read_body(self, limit: int, timeout_s: float, share: BodyShare) -> bytes:
         """Return the whole body; `share` grows as it arrives.
 
         Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
@@ -78,7 +78,7 @@ class AsgiClient:
                 done.set()
             yield message["body"]
 
-    async def _read(self, limit: int, share: BodyReservation) -> bytes:
+    async def _read(self, limit: int, share: BodyShare) -> bytes:
         body = ArrivingBody(limit, self.declared_length(), share)
         body.check_declared()
         more = True

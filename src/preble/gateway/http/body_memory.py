@@ -31,7 +31,7 @@ class BodyMemoryBudget:
         self._retry_after_s = retry_after_s
 
     @contextmanager
-    def share(self) -> Iterator[BodyReservation]:
+    def share(self) -> Iterator[BodyShare]:
         """A context with one request's reservation, released at its end."""
         share = self.reserve()
         failed = True
@@ -41,9 +41,9 @@ class BodyMemoryBudget:
         finally:
             share.release(failed=failed)
 
-    def reserve(self) -> BodyReservation:
+    def reserve(self) -> BodyShare:
         """Return one request's reservation, empty at first. The caller must release it."""
-        return BodyReservation(self)
+        return BodyShare(self)
 
     def failed(self, size: int) -> None:
         """A request that held `size` bytes has failed."""
@@ -72,7 +72,7 @@ class BodyMemoryBudget:
         self.held += size
 
 
-class BodyReservation:
+class BodyShare:
     """The bytes that one request has taken."""
 
     __slots__ = ("_room", "held", "most")

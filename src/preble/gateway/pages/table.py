@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.refusals import not_allowed
@@ -25,10 +26,21 @@ FOR_ADMINS = (DEBUG, REPLICAS, UI_EVENTS, UI_PICTURE)
 """How the paths begin that only admins may ask for; with `auth.metrics_need_key`, also `METRICS`."""
 
 
+class AddedPages(Protocol):
+    """Pages of a room above, for admins only."""
+
+    def name_of(self, path: str) -> str | None:
+        """Return a page as metrics name it: one of few. None for a path that is no page."""
+
+    async def answer(self, method: str, client: AsgiClient) -> None:
+        """Answer a path that has a name. Raises: PrebleError, ClientGone."""
+
+
 class Pages:
-    """Answers what operators and clients ask of the gateway itself."""
+    """Answers what operators and clients ask of the gateway itself. `added`: pages of a room above, None for none."""
 
     def __init__(self, serving: Serving, front: Front) -> None:
+        self.added: AddedPages | None = None
         status, models, debug = StatusPages(serving, front), ModelPages(serving), DebugPages(serving)
         replicas, live = ReplicaPages(serving, front), LivePage(front)
         self._debug: Handlers = {"GET": debug.answer}
@@ -52,7 +64,13 @@ class Pages:
         """Return a page as metrics name it: one of few. None for a path that is no page."""
         if path.startswith(DEBUG):
             return DEBUG
-        return (REPLICAS if path.startswith(REPLICAS) else path) if path in self._table else None
+        if path in self._table:
+            return REPLICAS if path.startswith(REPLICAS) else path
+        return self.added.name_of(path) if self.added is not None else None
+
+    def is_for_admins(self, path: str) -> bool:
+        """Whether only admins may ask for a page."""
+        return path.startswith(FOR_ADMINS) or (self.added is not None and self.added.name_of(path) is not None)
 
     async def answer(self, method: str, client: AsgiClient) -> bool:
         """Answer, if the path is a page's. Return whether it is. Raises: PrebleError, ClientGone."""
@@ -61,6 +79,9 @@ class Pages:
             handlers = self._debug
         elif handlers is None and client.path.startswith(f"{MODELS}/") and method in ("GET", "HEAD"):
             handlers = self._model
+        if handlers is None and self.added is not None and self.added.name_of(client.path) is not None:
+            await self.added.answer(method, client)
+            return True
         if handlers is None:
             return False
         handler = handlers.get("GET" if method == "HEAD" else method)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from preble.config import GatewayConfig
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.gateway.http.body_memory import BodyReservation
+from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.headers import PassedHeaders
 from preble.gateway.requests.replies import pass_on
@@ -25,7 +25,7 @@ def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
 class Upload:
     """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
 
-    def __init__(self, client: AsgiClient, limit: int, piece_s: float, memory: BodyReservation) -> None:
+    def __init__(self, client: AsgiClient, limit: int, piece_s: float, memory: BodyShare) -> None:
         """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
         self._pieces = client.pieces(piece_s)
         self._num_declared = client.declared_length()
@@ -79,7 +79,7 @@ class Uploads:
         self._timeouts = config.timeouts
         self._passed = PassedHeaders(config.auth, of_body=True)
 
-    async def answer(self, endpoint: Endpoint, client: AsgiClient, memory: BodyReservation) -> None:
+    async def answer(self, endpoint: Endpoint, client: AsgiClient, memory: BodyShare) -> None:
         """Answer one request. Raises: PrebleError. ClientGone: the client has left."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id

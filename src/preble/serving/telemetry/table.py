@@ -195,6 +195,10 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _counter("peer_bad_packets", "Packets of peers that are malformed, or of another version."),
             _counter("peer_unknown_prompts", "Placements of peers whose prompt was unknown here: they count as load."),
         ),
+        "Selection service": (
+            _gauge("reservations", "Reservations that have not ended."),
+            _counter("reservations_expired", "Reservations whose caller reported nothing for a whole lease."),
+        ),
         "Keys and tenants": (
             _counter("key_requests", "Placements that ended, by key.", "key"),
             _counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind"),

@@ -1,0 +1,65 @@
+"""`preble select`: the selection service, for programs that carry the bytes themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preble.cli.options import PORT, log_options, replica_options
+from preble.logs import configure_logging
+
+
+@click.command("select", short_help="The selection service: your program carries the bytes, Preble chooses.")
+@replica_options
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
+@click.option(
+    "--lease", type=float, metavar="S", help="Seconds that a reservation lasts without a report.  [default: 300]"
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched.",
+)
+@log_options
+def command(
+    config_path: Path | None,
+    log_level: str,
+    log_format: str,
+    lease: float | None,
+    peers: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Choose a replica for each request of a program that carries the bytes itself.
+
+    The program asks where a request goes (/select_and_reserve), sends it there, and reports when the prompt is computed
+    and when the answer is over. A program that dies leaks nothing: its reservations expire. Replicas come from flags
+    and the configuration, or are registered over HTTP (/workers). Paths and fields are those of NVIDIA Dynamo's
+    standalone selection service where they mean the same (docs/howto/selection-service.md). The service answers all
+    that `preble serve` answers, too.
+
+    \b
+    Examples:
+      preble select --replica http://gpu1:8000 --replica http://gpu2:8000
+      preble select --config preble.toml --port 8092
+    \b
+    Then:
+      curl http://127.0.0.1:8000/select_and_reserve -d '{"token_ids": [1, 2, 3], "expected_output_tokens": 16}'
+    """
+    from preble.config.load import ConfigSources
+
+    sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers, "selection.lease_s": lease})
+    config = sources.load()
+    log_losses = configure_logging(log_level, log_format)
+
+    from preble.gateway.server import run
+    from preble.selection.server import selecting
+
+    def tell(url: str) -> None:
+        click.echo(f"preble select: listening on {url}")
+
+    run(config, tell, sources=sources, log_losses=log_losses, beside=selecting)

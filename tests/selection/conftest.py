@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from gateway.conftest import PROFILE
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.core.costs.model import CostModel
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
+from preble.gateway.server import Gateway, serving
+from preble.selection.server import selecting
+from preble.selection.service import SelectionService
+from support.waiting import eventually
+
+CONFIG = GatewayConfig(
+    engine="openai",
+    port=0,
+    health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
+    timeouts=TimeoutsConfig(shutdown_s=10.0),
+    parity=ParityConfig(enabled=False),
+)
+
+
+class Selecting:
+    """A selection service that runs, and a client of it."""
+
+    def __init__(self, gateway: Gateway, service: SelectionService, http: aiohttp.ClientSession) -> None:
+        self.gateway = gateway
+        self.service = service
+        self.serving = gateway.serving
+        self.url = gateway.url
+        self.http = http
+
+    async def ask(self, method: str, path: str, key: str = "", /, **fields: Any) -> tuple[int, Any]:
+        """Status and JSON of an answer."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        async with self.http.request(method, path, json=fields or None, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def post(self, path: str, /, **fields: Any) -> tuple[int, Any]:
+        return await self.ask("POST", path, **fields)
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight any more, and have everything check itself."""
+        serving = self.serving
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        self.service.reservations.check()
+        serving.scheduler.check()
+
+    def outcomes(self, request_id: str) -> list[str | None]:
+        return [decision.outcome for decision in self.serving.recent.of_request(request_id)]
+
+
+Select = Callable[..., AbstractAsyncContextManager[Selecting]]
+
+
+@pytest.fixture
+def select() -> Select:
+    """Start a selection service for replicas and wait until they are live; at its end nothing may be in flight."""
+
+    @asynccontextmanager
+    async def start(urls: list[str], *, policy: str = "preble", **changes: Any) -> AsyncIterator[Selecting]:
+        config = msgspec.structs.replace(CONFIG, replicas=tuple(map(ReplicaConfig, urls)), **changes)
+        scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
+        async with AsyncExitStack() as stack:
+            gateway = await stack.enter_async_context(serving(config, scheduler))
+            service = await stack.enter_async_context(selecting(gateway))
+            http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
+            await eventually(lambda: len(gateway.serving.replicas) == len(urls))
+            running = Selecting(gateway, service, http)
+            stack.push_async_callback(running.idle)
+            stack.push_async_callback(service.reservations.close)
+            yield running
+
+    return start
