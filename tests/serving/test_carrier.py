@@ -102,7 +102,7 @@ async def carrier(decided: str, count: int = 2, **changes: Any) -> AsyncIterator
 
 
 async def test_the_carrier_on_the_page_carries_a_request(decided: str) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("serving = await Serving.start(config)\n", "").replace("await serving.close()\n", "")
     names: dict[str, Any] = {"Serving": Serving, "COMPLETIONS": COMPLETIONS, "headers": {}, "body": BODY}
     exec("async def carry(serving):\n" + textwrap.indent(code, "    ") + "    return answer, placed\n", names)
