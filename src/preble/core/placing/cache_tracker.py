@@ -184,31 +184,34 @@ class CacheTracker:
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
-    def stored(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> bool:
-        """The replica stored blocks. False if nobody knows where they belong: their parent is unknown, or events that
-        arrive again after a loss have not started over."""
+    def stored(self, replica: ReplicaIndex, event: BlocksStored, namespace: str, now: float) -> bool:
+        """The replica stored blocks, of this namespace of the index.
+
+        False if nobody knows where they belong: their parent is unknown, or events that arrive again after a loss have
+        not started over.
+        """
         if replica in self._lost_events:
             return False
-        match = self._locate(replica, event, now)
+        match = self._locate(replica, event, namespace, now)
         while match is not None and not self._has_room(_growth_of_stored(match, event)):
             if not self._make_room(now):
                 self.num_unindexed += 1
                 return True
-            match = self._index.locate(replica, event)
+            match = self._index.locate(replica, event, namespace)
         if match is not None:
             self._index.stored(replica, match, event, now)
         return match is not None
 
-    def _locate(self, replica: ReplicaIndex, event: BlocksStored, now: float) -> Match | None:
+    def _locate(self, replica: ReplicaIndex, event: BlocksStored, namespace: str, now: float) -> Match | None:
         """Where the blocks belong: below their parent, or in a prompt that was just served there."""
-        match = self._index.locate(replica, event)
+        match = self._index.locate(replica, event, namespace)
         if match is not None:
             return match
         for leaf, end in reversed(self._served[replica]):
-            parent = find_parent(leaf, end, event)
+            parent = find_parent(leaf, end, event, namespace)
             if parent is not None:
                 self._index.name_parent(replica, *parent, event, now)
-                return self._index.locate(replica, event)
+                return self._index.locate(replica, event, namespace)
         return None
 
     def evicted(self, replica: ReplicaIndex, event: BlocksEvicted, now: float) -> None:

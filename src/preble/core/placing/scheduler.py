@@ -5,7 +5,6 @@ Source: Preble, "E2 Global Scheduler". For policies that rebalance, `on_timer` r
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -203,8 +202,7 @@ class GlobalScheduler:
         if event.replica_id in self._replicas and event.block_hashes:
             replica = self._replicas.replica(event.replica_id)
             model = self._replicas.specs[replica].model
-            scoped = replace(event, namespace=scoped_namespace(model, event.namespace)) if model else event
-            located = self._tracker.stored(replica, scoped, now)
+            located = self._tracker.stored(replica, event, scoped_namespace(model, event.namespace), now)
         for listener in self._listeners:
             listener.stored(event, located, now)
         return located

@@ -113,11 +113,11 @@ class PrefixIndex:
 
     # -- reports and forgetting ---------------------------------------------------------------------------------------
 
-    def locate(self, replica: int, event: BlocksStored) -> Match | None:
+    def locate(self, replica: int, event: BlocksStored, namespace: str) -> Match | None:
         """The match of the event's tokens with the tree below its parent; None if the replica has no such parent."""
-        found = (
-            (self.tree.root(event.namespace), 0) if event.parent is None else self.caches[replica].block(event.parent)
-        )
+        if event.parent is None:
+            return self.tree.match(event.tokens, namespace)
+        found = self.caches[replica].block(event.parent)
         return None if found is None else self.tree.match_below(found[0], found[1], event.tokens)
 
     def name_parent(self, replica: int, node: Node, end: int, event: BlocksStored, now: float) -> None:

@@ -116,10 +116,10 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
     return match.num_tokens, used_s
 
 
-def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] | None:
+def find_parent(leaf: Node, end: int, event: BlocksStored, namespace: str) -> tuple[Node, int] | None:
     """The place in a prompt that the event's blocks continue, as the node and the token at which their parent ends.
 
-    The prompt is the one of `end` tokens whose last node was `leaf`. None if it is of another namespace, does
+    The prompt is the one of `end` tokens whose last node was `leaf`. None if it is not of this namespace, does
     not have the first of the blocks, or has too few of their tokens to decide. O(tokens).
     """
     leaf = live_node(leaf, end)
@@ -127,7 +127,7 @@ def find_parent(leaf: Node, end: int, event: BlocksStored) -> tuple[Node, int] |
         return None
     path = leaf.ancestors()
     root = path[-1].parent if path else leaf
-    if not isinstance(root, Root) or root.namespace != event.namespace:
+    if not isinstance(root, Root) or root.namespace != namespace:
         return None
     prompt = b"".join([node.tokens for node in reversed(path)])
     size = max(event.block_size, _MIN_LOCATED) * TOKEN_BYTES
