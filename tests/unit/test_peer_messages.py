@@ -22,7 +22,7 @@ from preble.peers.packets import (
     Held,
     Left,
     Message,
-    PlacedHere,
+    PlacedRequest,
     Tokens,
     Unknown,
     Used,
@@ -33,7 +33,7 @@ from preble.peers.packets import (
 EAST = PeerId("east")
 MESSAGES: tuple[Message, ...] = (
     Tokens(b"h" * 16, b"1234"),
-    PlacedHere(1, "r0", 100, None, b"", b"12345678", "salted"),
+    PlacedRequest(1, "r0", 100, None, b"", b"12345678", "salted"),
     Held("r0", b"h" * 16, b"1234", "salted"),
     FirstToken(1),
     Ended(1, 20, 16),

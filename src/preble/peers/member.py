@@ -32,7 +32,7 @@ from preble.core.types import (
     RequestId,
 )
 from preble.errors import NoReplicaError, PromptTooLong
-from preble.peers.packets import Again, Beat, Ended, FirstToken, Held, Left, Message, PlacedHere, Tokens, Unknown
+from preble.peers.packets import Again, Beat, Ended, FirstToken, Held, Left, Message, PlacedRequest, Tokens, Unknown
 from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptName
 
 BEAT_S = 1.0
@@ -197,7 +197,7 @@ class GroupMember:
             return
         request, name = own.request, self._name(own.request, whole=whole)
         self._send(
-            PlacedHere(
+            PlacedRequest(
                 own.number,
                 own.replica_id,
                 request.num_prompt_tokens,
@@ -256,7 +256,7 @@ class GroupMember:
         match message:
             case Tokens(head, tail):
                 self._book.read(PromptName(head, tail))
-            case PlacedHere():
+            case PlacedRequest():
                 self._take_placed(sender, peer, message, now)
             case Held(replica, head, tail, namespace):
                 prompt = self._book.read(PromptName(head, tail))
@@ -286,7 +286,7 @@ class GroupMember:
             self._tell_placed(own)
         return peer
 
-    def _take_placed(self, sender: PeerId, peer: _Peer, message: PlacedHere, now: float) -> None:
+    def _take_placed(self, sender: PeerId, peer: _Peer, message: PlacedRequest, now: float) -> None:
         if len(peer.live) + len(peer.elsewhere) >= MOST_IN_FLIGHT:
             return
         prompt = self._book.read(PromptName(message.head, message.tail))

@@ -32,7 +32,7 @@ class Tokens(_Message, frozen=True, tag="t"):
     tail: bytes
 
 
-class PlacedHere(_Message, frozen=True, tag="p"):
+class PlacedRequest(_Message, frozen=True, tag="p"):
     """The sender has placed a request. `matched_tokens`: None if it does not know."""
 
     number: Number
@@ -108,7 +108,7 @@ class Left(_Message, frozen=True, tag="l"):
     """The sender stops, and has nothing in flight any more."""
 
 
-Message = Tokens | PlacedHere | Held | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
+Message = Tokens | PlacedRequest | Held | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
@@ -155,6 +155,6 @@ def decode(data: bytes) -> Packet:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadPacket(str(error)) from error
     for message in packet.messages:
-        if isinstance(message, PlacedHere | Held | Tokens) and len(message.tail) % TOKEN_BYTES:
+        if isinstance(message, PlacedRequest | Held | Tokens) and len(message.tail) % TOKEN_BYTES:
             raise BadPacket(f"a prompt's tokens are no multiple of {TOKEN_BYTES} bytes")
     return packet

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from preble.errors import BodyTooSlow
-from preble.gateway.http.arriving_body import ArrivingBody
 from preble.gateway.http.body_memory import BodyShare
+from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
 from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
 
@@ -79,7 +79,7 @@ class AsgiClient:
             yield message["body"]
 
     async def _read(self, limit: int, share: BodyShare) -> bytes:
-        body = ArrivingBody(limit, self.declared_length(), share)
+        body = LimitedBody(limit, self.declared_length(), share)
         body.check_declared()
         more = True
         while more:

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from preble.config import LimitsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
-from preble.gateway.http.arriving_body import ArrivingBody
 from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
 from preble.gateway.http.refusals import STOPPING
 from preble.gateway.requests.attempt import Attempt
@@ -69,7 +69,7 @@ class PlacedClient(Answering):
         self._settings = settings
         self._tasks = connection.tasks
         self._loop = asyncio.get_running_loop()
-        self._body = ArrivingBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
+        self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
         self._late_at = inf
         self._time_s = 0.0
         self._task: asyncio.Task[None] | None = None

@@ -21,7 +21,7 @@ from preble.peers.packets import (
     Beat,
     Ejected,
     Message,
-    PlacedHere,
+    PlacedRequest,
     Tokens,
     Used,
     decode,
@@ -210,7 +210,7 @@ class Group:
 
 def _size(message: Message) -> int:
     """Return about how many bytes a message takes in a packet."""
-    if isinstance(message, PlacedHere | Tokens):
+    if isinstance(message, PlacedRequest | Tokens):
         return len(message.tail) + 200
     if isinstance(message, Beat):
         return 5 * (len(message.waiting) + len(message.decoding)) + 2000

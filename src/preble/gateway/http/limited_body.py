@@ -10,7 +10,7 @@ _DRAINED_TIMES = 4
 take a closed connection for a network failure and never see the answer."""
 
 
-class ArrivingBody:
+class LimitedBody:
     """The body of one request. `limit`: in bytes. `declared`: the length that the client gave, 0 for none.
 
     `memory` grows with it; whoever made the reservation gives it back.
