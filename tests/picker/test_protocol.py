@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from picker.conftest import Pick
+from picker.conftest import Pick, Picking
 from picker.gateway_by_hand import BODY, DESTINATION, EVENTS, USAGE, Exchange, Refused, Sent, header_map
 from preble.config import AuthConfig, LimitsConfig, TimeoutsConfig
 from preble.picker.envoy import pb
@@ -111,9 +111,43 @@ async def test_requests_that_are_no_completions_take_turns_over_the_endpoints(pi
             found.add(sent.destinations[0])
             await exchange.answer([b"{}"], headers={"content-type": "application/json"})
         assert found == set(endpoints(fakes)) and picking.serving.num_in_flight == 0
-        posted = picking.exchange()
-        assert (await posted.placed(b"anything", path="/health")).body == b"anything"
-        posted.abort()
+        assert not isinstance(await page(picking, "/v1/models/tiny"), Refused)
+
+
+async def page(picking: Picking, path: str, headers: dict[str, str] | None = None) -> Sent | Refused:
+    exchange = picking.exchange()
+    await exchange.head(path, headers, method="GET", ends=True)
+    found = await exchange.decision()
+    exchange.abort()
+    return found
+
+
+UNKNOWN = ["/sleep", "/v1", "//v1/completions", "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"]
+
+
+@pytest.mark.parametrize("path", UNKNOWN)
+async def test_a_path_that_the_gateway_refuses_is_refused_here_too(pick: Pick, path: str) -> None:
+    async with replicas(1) as fakes, pick(fakes, auth=AuthConfig(engine_api_key="theirs")) as picking:
+        for found in (await refusal(picking.exchange(), path=path), await page(picking, path)):
+            assert isinstance(found, Refused) and (found.status, found.error["code"]) == (404, "not_found")
+
+
+async def test_a_path_is_placed_as_the_engine_reads_it(pick: Pick) -> None:
+    async with replicas(1) as fakes, pick(fakes) as picking:
+        exchange = picking.exchange()
+        await exchange.placed(path="/v1/%63ompletions")
+        assert picking.serving.num_in_flight == 1
+        exchange.abort()
+
+
+async def test_a_stored_response_is_nobodys_where_there_are_keys(pick: Pick) -> None:
+    async with replicas(1) as fakes:
+        async with pick(fakes) as picking:
+            assert isinstance(await page(picking, "/v1/responses/resp_1"), Sent)
+        async with pick(fakes, auth=AuthConfig(api_keys=(KEY,))) as picking:
+            own = {"authorization": f"Bearer {KEY}"}
+            assert isinstance(await page(picking, "/v1/responses/resp_1", own), Refused)
+            assert (await refusal(picking.exchange(), path="/v1/responses/resp_1/cancel", headers=own)).status == 404
 
 
 async def test_a_clients_own_destination_is_overwritten(pick: Pick) -> None:

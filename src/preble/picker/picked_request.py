@@ -7,12 +7,15 @@ from contextlib import AsyncExitStack
 from itertools import count
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote
 
 from preble.core.types import ReplicaId
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
 from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.http.placement_headers import placement_headers
+from preble.gateway.pages.models import MODELS
+from preble.gateway.requests.stored import STORED
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
 from preble.picker.answer import Answer
@@ -22,6 +25,14 @@ from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedReque
 
 _RANK = b"x-data-parallel-rank"
 _KEYS = ("authorization", "x-api-key")
+_PAGES = frozenset({"/v1/models", "/health", "/ping", "/version"})
+"""What a replica is asked by `GET`, besides pages of one model or of one stored response."""
+_NOT_PASSED = ErrorForm(
+    404,
+    "invalid_request_error",
+    "not_found",
+    "the endpoint picker passes on requests to models and nothing else; ask the replica itself for its own paths",
+)
 _TURNS = count()
 """Requests that need no placing take turns over the endpoints."""
 
@@ -113,13 +124,19 @@ class PickedRequest:
     def _begin(self, message: Message) -> Sequence[bytes]:
         self._headers = ext_proc.headers_of(message.request_headers)
         self._subset = ext_proc.subset_of(message)
-        if self._headers.get(b":method") == b"POST":
-            path = self._headers.get(b":path", b"").partition(b"?")[0]
-            self._endpoint = endpoint_of(path.decode("latin-1"))
+        # Engines unquote too: a path that only we took for another one would reach them unplaced.
+        path = unquote(self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1"))
+        method = self._headers.get(b":method", b"")
+        if method == b"POST":
+            self._endpoint = endpoint_of(path)
         caller = self._gateway.keys.caller(self._headers)
         if caller is None:
             return (self._refused(UNAUTHORIZED),)
         self._caller = caller
+        if self._endpoint is None and not (method in (b"GET", b"HEAD") and _is_page(path)):
+            return (self._refused(_NOT_PASSED),)
+        if path.startswith(STORED) and caller.name:  # nobody here knows whose response it is
+            return (self._refused(_NOT_PASSED),)
         if message.request_headers.end_of_stream:
             self._on_body()
             return (self._to(self._any_endpoint()),)
@@ -210,3 +227,8 @@ class PickedRequest:
         self.has_ended = True
         if self._answer is not None:
             self._answer.end()
+
+
+def _is_page(path: str) -> bool:
+    # `endpoint_of` takes plain segments only, so no `..`.
+    return path in _PAGES or (path.startswith((f"{MODELS}/", STORED)) and endpoint_of(path) is not None)
