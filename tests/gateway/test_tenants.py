@@ -16,6 +16,7 @@ from gateway.fakes import gated, replicas, rubbish, status
 from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded
+from preble.gateway.http.keys import KeyRing
 from preble.serving.callers import Caller
 from preble.serving.endpoints.bodies import decode_chat, with_cache_salt
 from preble.serving.key_limits import KeyLimits
@@ -128,6 +129,20 @@ async def test_a_client_cannot_choose_the_salt_of_another_tenant(
         for forged in (salt, sha256(b"tenant\0alice\0").hexdigest()[:32], sha256(b"alice\0").hexdigest()[:32]):
             await ask(gateway, "key-r", cache_salt=forged)
             assert one.requests[-1]["cache_salt"] not in (forged, salt, mine)
+
+
+def test_a_salt_takes_the_tenants_key_to_compute_and_is_the_same_wherever_that_is_accepted(tmp_path: Path) -> None:
+    def salt(*keys: str) -> str | None:
+        digests = [sha256(key.encode()).hexdigest() for key in keys]
+        tables = (f'[k{number}]\nsha256 = "{digest}"\ntenant = "t"\n' for number, digest in enumerate(digests))
+        file.write_text("".join(tables), encoding="utf-8")
+        caller = KeyRing(AuthConfig(keys_file=str(file))).caller({b"x-api-key": keys[-1].encode()})
+        assert caller is not None and caller.tenant == "t"
+        return caller.cache_salt(None)
+
+    file = tmp_path / "keys.toml"
+    assert salt("one") == salt("one") != salt("another")
+    assert salt("one", "two") == salt("two", "one"), "all keys of a tenant share its caches"
 
 
 async def test_a_replica_that_knows_no_salts_is_sent_none(serve: Serve, keys_file: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from hashlib import sha256
+import hmac
+from dataclasses import dataclass, field
 
 from preble.config.keys import KeyConfig
 
@@ -14,6 +14,7 @@ class Caller:
 
     `name`: of the key, "" for anybody. `tenant`: callers of one tenant share caches. `is_admin`: may see everything.
     `shares_cache`: with all other callers that do. `limits`: None for none.
+    `secret`: of the tenant, so that nobody else can compute the salts of its prompts.
     """
 
     name: str = ""
@@ -22,6 +23,7 @@ class Caller:
     shares_cache: bool = True
     weight: float = 1.0
     limits: KeyConfig | None = None
+    secret: str = field(default="", repr=False)
 
     def cache_salt(self, own: str | None) -> str | None:
         """Return the salt of its prompts' KV blocks, given the one that the client chose. None: no salt.
@@ -36,12 +38,12 @@ class Caller:
             return own
         # A key's own salt is hashed too, apart from those of tenants: nobody can send the salt of somebody else.
         if not self.shares_cache:
-            return _hashed("tenant", self.tenant, own or "")
-        return _hashed("shared", own) if own else None
+            return _hashed(self.secret, "tenant", self.tenant, own or "")
+        return _hashed("", "shared", own) if own else None
 
 
-def _hashed(*parts: str) -> str:
-    return sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:32]
+def _hashed(secret: str, *parts: str) -> str:
+    return hmac.digest(secret.encode(), "\0".join(parts).encode(errors="surrogatepass"), "sha256").hex()[:32]
 
 
 ANYBODY = Caller()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 
 from preble.config import AuthConfig
@@ -34,14 +35,18 @@ class KeyRing:
         """`classes`: of priority, which keys may name. Raises: ConfigError: the file of keys is unusable."""
         self._config = config
         self._classes = classes
-        callers = {}
+        callers: dict[str, Caller] = {}
         for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
             for name, digest in map(_named, given):
                 callers[digest] = _caller(name, KeyConfig(digest, admin=is_admin))
         if self._config.keys_file is not None:
             named = load_keys(self._config.keys_file, self._classes)
             callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
-        self._callers: Mapping[str, Caller] = callers
+        # The same in every gateway that has these keys, also after a restart: what is cached stays usable.
+        secrets = {callers[digest].tenant: digest for digest in sorted(callers, reverse=True)}
+        self._callers: Mapping[str, Caller] = {
+            digest: replace(caller, secret=secrets[caller.tenant]) for digest, caller in callers.items()
+        }
 
     @property
     def has_keys(self) -> bool:
