@@ -233,6 +233,39 @@ async def test_an_engine_that_sends_no_first_byte_times_out(sent: bytes) -> None
         assert len(server.peers) <= 1, "not sent again"
 
 
+async def slowly(times: int, pause_s: float) -> AsyncIterator[bytes]:
+    """A body whose pieces come one after the other, as from a client far away."""
+    now = asyncio.get_running_loop().time
+    for _ in range(times):
+        since = now()
+        await eventually(lambda since=since: now() > since + pause_s)  # type: ignore[misc]
+        yield b"piece"
+
+
+async def test_the_time_that_a_body_takes_is_not_the_engines() -> None:
+    async def takes_all(peer: Peer, _: int) -> None:
+        await peer.reader.readuntil(b"0\r\n\r\n")
+        await peer.answer(ANSWER)
+
+    timeouts = HttpTimeouts(first_byte_s=1.0)
+    async with (
+        serving(takes_all) as server,
+        client_of(server.url, timeouts) as client,
+        client.forward("POST", "/", {}, slowly(2, 0.75)) as answer,
+    ):
+        assert answer.status == 200
+
+
+async def test_an_engine_that_does_not_answer_a_body_that_is_complete_times_out() -> None:
+    async def never(peer: Peer, _: int) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(never) as server, client_of(server.url, HttpTimeouts(first_byte_s=0.1)) as client:
+        with pytest.raises(EngineTimeout):
+            async with client.forward("POST", "/", {}, slowly(1, 0.0)):
+                pass
+
+
 async def test_an_engine_that_falls_silent_times_out() -> None:
     async def silent(peer: Peer, _: int) -> None:
         await peer.request()

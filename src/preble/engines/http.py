@@ -9,7 +9,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from io import BytesIO
@@ -50,10 +50,10 @@ T = TypeVar("T")
 class HttpTimeouts:
     """Upper bounds on every wait, in seconds.
 
-    `connect_s`: until a connection is made. `first_byte_s`: from the request to the first byte of the answer's body,
-    queueing in the engine included. `idle_s`: between two pieces of a body. `control_s`: for a whole question of our
-    own. `keep_alive_s`: how long an unused connection is kept; below the 5 s after which uvicorn, and so vLLM, closes
-    it, because a request sent in that moment is lost.
+    `connect_s`: until a connection is made. `first_byte_s`: from the request's end to the first byte of the answer's
+    body, queueing in the engine included. `idle_s`: between two pieces of a body. `control_s`: for a whole question of
+    our own. `keep_alive_s`: how long an unused connection is kept; below the 5 s after which uvicorn, and so vLLM,
+    closes it, because a request sent in that moment is lost.
     """
 
     connect_s: float = 5.0
@@ -127,12 +127,15 @@ class HttpClient:
     ) -> AsyncIterator[Forwarded]:
         """Pass on a request as its body comes. Leaving before the answer's end aborts the work in the engine.
 
+        The time in which `body` gives no piece does not count for `first_byte_s`.
+
         Raises, on entering: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
         """
         with self._own_errors():
-            async with asyncio.timeout(self.timeouts.first_byte_s):
+            async with asyncio.timeout(self.timeouts.first_byte_s) as limit:
+                data = None if body is None else _timed(body, limit, self.timeouts.first_byte_s)
                 response = await self._session_now().request(
-                    method, self.url + path, data=body, headers=self._headers_of(headers), allow_redirects=False
+                    method, self.url + path, data=data, headers=self._headers_of(headers), allow_redirects=False
                 )
         try:
             yield Forwarded(self, response)
@@ -222,6 +225,21 @@ def _is_silent(error: BaseException) -> bool:
     """Whether no machine answered: none that refuses the connection, and no name server that knows none."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     return not isinstance(cause, (ConnectionRefusedError, socket.gaierror))
+
+
+async def _timed(body: AsyncIterable[bytes], limit: asyncio.Timeout, most_s: float) -> AsyncIterator[bytes]:
+    """Yield the pieces. `limit`: runs out `most_s` after each of them and after the end, if the server does nothing."""
+
+    def restart(after_s: float | None) -> None:
+        with suppress(RuntimeError):  # the server has answered before the body's end
+            limit.reschedule(None if after_s is None else asyncio.get_running_loop().time() + after_s)
+
+    restart(None)
+    async for piece in body:
+        restart(most_s)
+        yield piece
+        restart(None)
+    restart(most_s)
 
 
 @lru_cache(256)
