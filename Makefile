@@ -118,7 +118,7 @@ test: ## Everything that CI checks: lint, types, docs, all tests, real engines a
 test-fast: $(DEV) ## The tests that need no engine and take seconds
 	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)
 
-# An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 280 --vllm 0 --json chaos.json'
+# An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 285 --vllm 0 --json chaos.json'
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
 
