@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import aiohttp
@@ -11,24 +10,19 @@ import pytest
 from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
 from preble.engines.launch import Fleet
 from preble.gateway.server import serving
-from support.own_vllm import SUPPORT, own_vllm
+from support.adapters import make_tiny_lora
+from support.own_vllm import own_vllm
 from support.replicas import MODEL_NAME, TEST_TIMEOUT_S, VLLM
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
 
-def make_tiny_lora(target: Path) -> None:
-    program = [str(VLLM.with_name("python")), str(SUPPORT / "make_tiny_lora.py"), str(target)]
-    subprocess.run(program, check=True, capture_output=True)
-
-
 async def test_an_adapter_is_noticed_when_it_comes_and_when_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = own_vllm(tmp_path, "--enable-lora", "--max-lora-rank", "8")
-    adapter = tmp_path / "adapter"
-    make_tiny_lora(adapter)
+    adapter = make_tiny_lora(VLLM.with_name("python"), tmp_path / "adapter")
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     async with Fleet(options) as fleet, aiohttp.ClientSession(fleet.urls[0]) as engine:
         config = GatewayConfig(

@@ -16,6 +16,8 @@ import stand_ins  # noqa: F401 (importing it is what makes SGLang importable)
 
 if "--enable-hierarchical-cache" in sys.argv:
     import host_memory  # noqa: F401 (importing it is what makes that option work)
+if "--enable-lora" in sys.argv:
+    import unpinned  # noqa: F401 (likewise)
 
 
 def main(argv: list[str]) -> None:

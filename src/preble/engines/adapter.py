@@ -72,6 +72,8 @@ class Engine(ABC):
     """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
     model_path: str | None = None
     """What it was started with, where a probe has learned it."""
+    adapters: tuple[str, ...] = ()
+    """Model adapters that the server is known to have loaded. Set by whoever keeps the live replicas."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
 

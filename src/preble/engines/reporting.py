@@ -150,6 +150,14 @@ class RankEngine(Engine):
     def adapter(self) -> str:
         return self._server.adapter
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._server.adapters
+
+    @adapters.setter
+    def adapters(self, names: tuple[str, ...]) -> None:
+        self._server.adapters = names
+
     async def probe(self) -> EngineInfo:
         return await self._server.probe()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Container, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 import msgspec
@@ -130,11 +130,16 @@ class SglangEngine(ReportingEngine):
         return self._endpoints_at(at(port), None if replay_port is None else at(replay_port), topic)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
-        """Send the request under an id of our own, by which the engine aborts it if we leave before its end."""
+        """Send the request under an id of our own, by which the engine aborts it if we leave before its end.
+
+        SGLang ignores a body's model: it answers with the base model, even where it lists an adapter of that name.
+        So the adapter is named apart.
+        """
         request_id = f"preble-{uuid4().hex}"
-        named = with_request_id(body, request_id)
+        changed = with_adapter(body, self.adapters)
+        named = with_request_id(changed, request_id)
         if named is None:
-            return self.http.begin(path, body, headers, receiver)
+            return self.http.begin(path, changed, headers, receiver)
         return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
 
     def _abort_soon(self, request_id: str) -> None:
@@ -172,6 +177,30 @@ class _Body(msgspec.Struct):
     rid: Raw | None = None
 
 
+class _Named(msgspec.Struct):
+    """What says which adapter a body asks for."""
+
+    model: Any = None
+    lora_path: Raw | None = None
+
+
+def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
+    """The same JSON body, with the adapter apart if its model is one of these.
+
+    >>> with_adapter(b'{"model": "sql", "prompt": "x"}', ("sql",))
+    b'{"lora_path":"sql","model": "sql", "prompt": "x"}'
+    """
+    if not adapters:
+        return body
+    try:
+        named = msgspec.json.decode(body, type=_Named)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body
+    if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
+        return body
+    return _with_field(body, "lora_path", named.model)
+
+
 def with_request_id(body: bytes, request_id: str) -> bytes | None:
     """The same JSON body with this `rid`; None where it has one, or asks for several answers: they need several ids.
 
@@ -189,8 +218,12 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
         or _is_list_of_prompts(bytes(shape.prompt))
     ):
         return None
-    rest = body.lstrip()[1:].lstrip()
-    return None if rest.startswith(b"}") else b'{"rid":"%b",%b' % (request_id.encode(), rest)
+    return None if body.lstrip()[1:].lstrip().startswith(b"}") else _with_field(body, "rid", request_id)
+
+
+def _with_field(body: bytes, name: str, value: str) -> bytes:
+    """A JSON object that is not empty, with one field more in front of the others."""
+    return b'{"%b":%b,%b' % (name.encode(), msgspec.json.encode(value), body.lstrip()[1:].lstrip())
 
 
 def _is_list_of_prompts(prompt: bytes) -> bool:

@@ -120,11 +120,13 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def add(self, replica: LiveReplica) -> None:
         self._replicas[replica.engine.replica_id] = replica
+        replica.engine.adapters = replica.info.adapters
         self._changed()
 
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
         """A replica in the table serves other names from now on."""
         replica.info = dataclasses.replace(replica.info, **names._asdict())
+        replica.engine.adapters = names.adapters
         self._changed()
 
     def hold_back(self, replica_ids: frozenset[ReplicaId]) -> None:
