@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,27 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from gateway.fakes import replicas
 from picker.conftest import Pick, Picking
 from picker.gateway_by_hand import EVENTS, USAGE, GatewayByHand
-from preble.config import GatewayConfig, PickerConfig, ReplicaConfig
+from preble.config import GatewayConfig, HealthConfig, PickerConfig, ReplicaConfig, TimeoutsConfig
 from preble.errors import ConfigError
-from preble.gateway.server import serving
+from preble.gateway.server import Gateway, serving
 from preble.picker.endpoints import require_address
 from preble.picker.server import READY, picking
 from support.waiting import eventually
 
+QUICK = HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05)
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+
+
+@asynccontextmanager
+async def grpc_end_of(url: str) -> AsyncIterator[tuple[Gateway, Any, grpc.aio.Channel]]:
+    """A gateway, its picker's context, which the test ends, and a channel that outlives it. Its grace has no end."""
+    config = GatewayConfig(replicas=(ReplicaConfig(url),), engine="openai", port=0, health=QUICK)
+    config = msgspec.structs.replace(config, picker=PickerConfig(port=0), timeouts=TimeoutsConfig(shutdown_s=3600.0))
+    async with serving(config) as gateway:
+        context = picking(gateway)
+        picker = await context.__aenter__()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{picker.port}") as channel:
+            yield gateway, context, channel
 
 
 async def health(picking: Picking, name: str) -> int:
@@ -52,6 +67,23 @@ async def test_health_says_ready_from_the_first_replica_on(pick: Pick) -> None:
             assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_who_watches_a_health_hears_when_it_changes_until_the_picker_ends() -> None:
+    async with replicas(1) as [fake], grpc_end_of(fake.url) as (gateway, context, channel):
+        await fake.stop()
+        await eventually(lambda: not gateway.serving.replicas)
+        watch = HealthStub(channel).Watch
+        calls = {name: watch(HealthCheckRequest(service=name)) for name in ("", "readiness", "something")}
+        heard = {name: (await call.read()).status for name, call in calls.items()}
+        assert heard == {"": SERVING, "readiness": NOT_SERVING, "something": HealthCheckResponse.SERVICE_UNKNOWN}
+        await fake.start()
+        assert (await calls["readiness"].read()).status == SERVING
+        gateway.drain()
+        assert (await calls["readiness"].read()).status == NOT_SERVING
+        calls["something"].cancel()
+        await context.__aexit__(None, None, None)
+        assert {await calls[name].code() for name in ("", "readiness")} == {grpc.StatusCode.UNAVAILABLE}
+
+
 async def test_a_picker_that_drains_is_not_ready_and_serves_on(pick: Pick) -> None:
     async with replicas(1) as fakes, pick(fakes) as picking:
         assert await is_ready(picking)
@@ -64,23 +96,17 @@ async def test_a_picker_that_drains_is_not_ready_and_serves_on(pick: Pick) -> No
 
 
 async def test_the_end_waits_for_running_requests(pick: Pick) -> None:
-    async with replicas(1) as fakes:
-        config = GatewayConfig(replicas=(ReplicaConfig(fakes[0].url),), engine="openai", port=0)
-        config = msgspec.structs.replace(config, picker=PickerConfig(port=0))
-        async with serving(config) as gateway:
-            context = picking(gateway)
-            picker = await context.__aenter__()
-            await eventually(lambda: bool(gateway.serving.replicas))
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{picker.port}") as channel:
-                exchange = GatewayByHand(channel).exchange()
-                await exchange.placed()
-                end = asyncio.create_task(context.__aexit__(None, None, None))
-                await exchange.answer_head()
-                assert not end.done()
-                await exchange.answer_piece(USAGE, ends=True)
-                await exchange.close()
-                await end
-            assert next(iter(gateway.serving.recent.latest(1))).outcome == "ok"
+    async with replicas(1) as fakes, grpc_end_of(fakes[0].url) as (gateway, context, channel):
+        await eventually(lambda: bool(gateway.serving.replicas))
+        exchange = GatewayByHand(channel).exchange()
+        await exchange.placed()
+        end = asyncio.create_task(context.__aexit__(None, None, None))
+        await exchange.answer_head()
+        assert not end.done()
+        await exchange.answer_piece(USAGE, ends=True)
+        await exchange.close()
+        await end
+        assert next(iter(gateway.serving.recent.latest(1))).outcome == "ok"
 
 
 @pytest.mark.parametrize("url", ["http://gpu1:8000", "https://10.0.0.1:8000", "http://10.0.0.1", "http://10.0.0.1:1/x"])

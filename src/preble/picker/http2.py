@@ -58,6 +58,7 @@ class Status(IntEnum):
     FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
+    UNAVAILABLE = 14
 
 
 class ProtocolError(Exception):

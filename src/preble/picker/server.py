@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,8 +26,10 @@ from preble.web.listening import listen, url_of
 ALIVE = ("", "liveness")
 READY = ("readiness", SERVICE)
 """Names that the health service knows: SERVING always, and SERVING while gateways may ask."""
-_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 """`grpc.health.v1.HealthCheckResponse`, encoded."""
+_LOOK_S = 0.2
+"""How often a watched health is looked at: Kubernetes and gateways ask every second or less."""
 _WRONG_MODE = "set request_body_mode and response_body_mode of the gateway's ext_proc filter to FULL_DUPLEX_STREAMED"
 
 
@@ -38,6 +41,7 @@ class Picker:
         self._gateway = gateway
         self._leadership = leadership
         self._has_been_ready = False
+        self._ends = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
@@ -48,11 +52,29 @@ class Picker:
 
     async def check_health(self, call: Call) -> None:
         """Answer `grpc.health.v1.Health/Check`, by which gateways and Kubernetes ask."""
-        question = await call.read() or b""
-        name = question[2:].decode("latin-1")  # one field, a short text
-        if name not in (*ALIVE, *READY):
+        health = self._health(name := _name_in(await call.read()))
+        if health == _SERVICE_UNKNOWN:
             raise CallError(Status.NOT_FOUND, f"there is no service {name[:100]!r}")
-        await call.write(_SERVING if name in ALIVE or self.is_ready else _NOT_SERVING)
+        await call.write(health)
+
+    async def watch_health(self, call: Call) -> None:
+        """Answer `grpc.health.v1.Health/Watch`: the health now, and whenever it changes, until the picker ends."""
+        name, told = _name_in(await call.read()), b""
+        while not self._ends.is_set():
+            if (health := self._health(name)) != told:
+                await call.write(told := health)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), _LOOK_S)
+        raise CallError(Status.UNAVAILABLE, "the picker ends")
+
+    def end_watches(self) -> None:
+        """Nobody watches the health of a picker that ends: their calls would hold up its end."""
+        self._ends.set()
+
+    def _health(self, name: str) -> bytes:
+        if name not in (*ALIVE, *READY):
+            return _SERVICE_UNKNOWN
+        return _SERVING if name in ALIVE or self.is_ready else _NOT_SERVING
 
     async def process(self, call: Call) -> None:
         """Serve one stream: one request and its answer."""
@@ -76,6 +98,11 @@ class Picker:
                 await call.write(reply)
 
 
+def _name_in(question: bytes | None) -> str:
+    """Return the service that a health question names: its one field, a short text."""
+    return (question or b"")[2:].decode("latin-1")
+
+
 @asynccontextmanager
 async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     """A picker that answers within the context, beside the gateway's own pages.
@@ -89,7 +116,13 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     tls = _tls(config.picker)
     leadership = Leadership(config) if config.picker.lease is not None else None
     picker = Picker(gateway, leadership)
-    server = CallServer({f"/{SERVICE}/Process": picker.process, "/grpc.health.v1.Health/Check": picker.check_health})
+    server = CallServer(
+        {
+            f"/{SERVICE}/Process": picker.process,
+            "/grpc.health.v1.Health/Check": picker.check_health,
+            "/grpc.health.v1.Health/Watch": picker.watch_health,
+        }
+    )
     sock = listen(config.host, config.picker.port)
     picker.port = sock.getsockname()[1]
     await server.start(sock, tls)
@@ -101,6 +134,7 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
         if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+        picker.end_watches()
         await server.stop(config.timeouts.shutdown_s)
 
 
