@@ -51,9 +51,10 @@ class Dispatcher:
 
     def _place(self, request: Request, terms: Terms) -> LocalPlaced:
         now, started = self._loop.time(), time.perf_counter()
-        others = self.replicas.not_serving(terms.model)
-        if (base_model := self.replicas.base_model(terms.model)) != request.model:
-            request = dataclasses.replace(request, model=base_model)
+        of_model = self.replicas.of_model(terms.model)
+        others = of_model.others
+        if of_model.base_model != request.model:
+            request = dataclasses.replace(request, model=of_model.base_model)
         if held_back := self.replicas.held_back:
             others |= held_back
         placement = self._chosen(request, others, now)

@@ -73,7 +73,7 @@ class Intake(ABC):
         caller: Caller = ANYBODY,
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
-        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt())
+        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.of_model(None).longest_prompt)
         now, salts = asyncio.get_running_loop().time(), self.replicas.take_cache_salts
         given = (endpoint, headers, body, request_id, limits, caller, salts, now)
         is_small = len(body) <= _PARSED_AT_ONCE_BYTES
@@ -121,15 +121,14 @@ class Intake(ABC):
             elif parsed.caller.name:  # it may be another tenant's, and the replica would not know
                 raise UnknownResponse(f"no replica has a response with the id {fields.continues[:200]!r}")
         if fields.by_load:
-            shortest = self.replicas.shortest_prompt(fields.model)
+            shortest = self.replicas.of_model(fields.model).shortest_prompt
             tokens = stand_in_tokens(int(min(fields.load_tokens, shortest)))
             return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
         tokens = fields.truncated(await self._token_ids(parsed, index))
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
-        replicas, model = self.replicas, fields.model
-        namespace = replicas.namespace(model, fields.cache_salt)
-        base_model = replicas.base_model(model)
-        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, base_model)
+        of_model = self.replicas.of_model(fields.model)
+        namespace = of_model.namespace(fields.cache_salt)
+        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
 
     async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
         """Return the body for a replica: the client's own, or one with token ids in place of the text.
@@ -147,7 +146,7 @@ class Intake(ABC):
         fields = parsed.fields
         started = time.perf_counter()
         is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
-        most_tokens = self.replicas.longest_prompt(fields.model) if is_long else inf
+        most_tokens = self.replicas.of_model(fields.model).longest_prompt if is_long else inf
         if not fields.prompts:
             tokens = await self._chat_ids(fields, most_tokens)
         elif isinstance(prompt := fields.prompts[index], (str, Raw)):
@@ -161,7 +160,7 @@ class Intake(ABC):
 
     async def _chat_ids(self, fields: Fields, most_tokens: float) -> PackedTokens:
         chat = fields.chat
-        if fields.special_tokens_on_vllm and self.replicas.engine_of(fields.model) == "vllm":
+        if fields.special_tokens_on_vllm and self.replicas.of_model(fields.model).engine == "vllm":
             chat = chat[:-1] + b',"add_special_tokens":true}'
         try:
             return await self._tokens.chat(chat, fields.model, most_tokens)

@@ -22,7 +22,7 @@ class ParsedRequest:
     """One client's request; not changed once it has `terms`. `body`: for the replica. `headers`: names in lower case.
 
     `arrived_at`: when all of it had arrived, by the event loop's clock; None if unknown.
-    `trace`: its spans, None where there are none.
+    `trace`: its spans, None where there are none. `num_prompts`: how many placements it needs.
     """
 
     endpoint: Endpoint
@@ -33,7 +33,11 @@ class ParsedRequest:
     caller: Caller = ANYBODY
     arrived_at: float | None = None
     trace: Trace | None = None
+    num_prompts: int = field(init=False)
     _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompts = max(1, len(self.fields.prompts))
 
     @property
     def terms(self) -> Terms:
@@ -67,11 +71,6 @@ class ParsedRequest:
     def prompts(self) -> Sequence[Prompt]:
         """The prompts of a completion; a chat has none."""
         return self.fields.prompts
-
-    @property
-    def num_prompts(self) -> int:
-        """How many placements the request needs."""
-        return max(1, len(self.fields.prompts))
 
 
 def _text(header: bytes | None) -> str | None:

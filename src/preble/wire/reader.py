@@ -97,9 +97,8 @@ class AnswerReader:
         self.status = status
         self.has_head = True
         self._keeps_alive = self._parser.should_keep_alive()
-        self._until_close = not any(
-            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
-            for name, value in self.headers
+        self._until_close = b"content-length" not in dict(self.headers) and not any(
+            name == b"transfer-encoding" and b"chunked" in value.lower() for name, value in self.headers
         )
 
     def on_body(self, body: bytes) -> None:

@@ -93,7 +93,7 @@ class Attempt:
         if self.is_stream:
             self._meter = self._endpoint.meter()
         shown = 400 if self._endpoint.is_unsupported(status) else status
-        self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
+        self.placed.answered(shown, retry_after_s(self._header(b"retry-after")) if status >= 400 else 0.0)
 
     def received(self, data: bytes) -> None:
         self._heard_at = now = self._loop.time()

@@ -75,23 +75,30 @@ class LiveReplica:
     resync_backoff: ResyncBackoff = field(default_factory=ResyncBackoff)
 
 
-class _OfModel:
+class ModelReplicas:
     """What requests for one model need to know of the replicas: worked out once for all of them, not for each.
 
-    `others`: the replicas that do not serve it.
+    `others`: the live replicas that do not serve it. `base_model`: of those that do, "" where they have several.
+    `engine`: the program that the first of them runs, "" if there is none. `longest_prompt`: in tokens, that one of
+    them takes, `shortest_prompt`: that all of them take; infinity where it is not known.
     """
 
-    __slots__ = ("base_model", "engine", "is_adapter", "longest_prompt", "others", "shortest_prompt")
+    __slots__ = ("_is_adapter", "_name", "base_model", "engine", "longest_prompt", "others", "shortest_prompt")
 
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
         infos = [replica.info for replica_id, replica in replicas.items() if replica_id not in others]
         lengths = [longest_prompt(info.spec) for info in infos]
         base_models = {info.spec.model for info in infos}
         self.others = others
+        self._name = model
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
         self.engine = infos[0].engine if infos else ""
-        self.is_adapter = any(model in info.adapters for info in infos)
+        self._is_adapter = any(model in info.adapters for info in infos)
         self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)
+
+    def namespace(self, cache_salt: str | None) -> str:
+        """Return the namespace in which prompts with this model and salt share KV."""
+        return namespace_of(self._name if self._is_adapter else None, cache_salt)
 
 
 class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
@@ -102,7 +109,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, LiveReplica] = {}
-        self._of_model: dict[str | None, _OfModel] = {}
+        self._of_model: dict[str | None, ModelReplicas] = {}
         self.take_cache_salts = True
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
@@ -162,10 +169,13 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self._replicas:
             raise NoReplicaError("no replica is up")
-        self._of(model)
+        self.of_model(model)
 
-    def _of(self, model: str | None) -> _OfModel:
-        """Raises: UnknownModel: no live replica serves the model, though there are some."""
+    def of_model(self, model: str | None) -> ModelReplicas:
+        """Return the replicas of a model; every replica serves None.
+
+        Raises: UnknownModel: no live replica serves it, though there are some.
+        """
         found = self._of_model.get(model)
         if found is None:
             others = frozenset(
@@ -176,12 +186,14 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
                     f"no replica serves the model {str(model)[:200]!r}; there are: {', '.join(sorted(self.models()))}",
                     param="model",
                 )
-            found = self._of_model[model] = _OfModel(model, self._replicas, others)
+            found = ModelReplicas(model, self._replicas, others)
+            if self._replicas:  # else clients would choose which names are kept
+                self._of_model[model] = found
         return found
 
     def not_serving(self, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that do not serve `model`; every replica serves None. Raises: UnknownModel."""
-        return self._of(model).others
+        return self.of_model(model).others
 
     def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that take requests for the model and can hold the prompt. Raises: UnknownModel."""
@@ -189,10 +201,6 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         length = request.num_prompt_tokens
         able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
         return frozenset(able)
-
-    def base_model(self, model: str | None) -> str:
-        """Return the base model of the live replicas that serve `model`; "" where they have several."""
-        return self._of(model).base_model
 
     def with_base_model(self, info: EngineInfo) -> EngineInfo:
         """Return `info` with the replica's base model, named as on the live replicas that share one of its names."""
@@ -206,33 +214,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         others = self.not_serving(model) | self.held_back
         return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
 
-    def longest_prompt(self, model: str | None = None) -> float:
-        """Return the tokens of the longest prompt that a replica with `model` takes, infinity if it is not known.
-
-        Raises: UnknownModel.
-        """
-        return self._of(model).longest_prompt
-
-    def engine_of(self, model: str | None) -> str:
-        """Return the program that the first live replica of a model runs; "" if none is live. Raises: UnknownModel."""
-        return self._of(model).engine
-
-    def shortest_prompt(self, model: str | None = None) -> float:
-        """Return the tokens of a prompt that every replica with `model` takes, infinity if it is not known.
-
-        Raises: UnknownModel.
-        """
-        return self._of(model).shortest_prompt
-
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""
         if replica_id not in self._replicas:
             raise NoReplicaError(f"replica {replica_id} is not live")
         return self._replicas[replica_id].engine
-
-    def namespace(self, model: str | None, cache_salt: str | None) -> str:
-        """Return the namespace in which prompts with this model and salt share KV. Raises: UnknownModel."""
-        return namespace_of(model if self._of(model).is_adapter else None, cache_salt)
 
     def suspect(self, replica_id: ReplicaId) -> None:
         """Have a replica checked at once; nothing happens if it has left the rotation."""
