@@ -102,19 +102,30 @@ def tables(results: Results) -> dict[str, str]:
 
 def values(results: Results) -> dict[str, str]:
     """What sentences of docs/bursts.md quote, by marker; nothing until all cases that they quote have run."""
-    four, sizes = ([case.name for case in CASES.values() if case.group in groups] for groups in (("four",), SIZES))
-    if not results.keys() >= {*four, *sizes}:
+    of_groups = (("four",), ("harm",), SIZES)
+    four, harm, sizes = ([case.name for case in CASES.values() if case.group in groups] for groups in of_groups)
+    if not results.keys() >= {*four, *harm, *sizes}:
         return {}
     standing = {(case, one.policy): one for case in results for one in results[case].standings_of(case)}
 
     def shares(policy: str, cases: list[str]) -> list[float]:
         return [standing[case, policy].share_of_best for case in cases]
 
+    def worst_of(policy: str, cases: list[str]) -> str:
+        return min(cases, key=lambda case: standing[case, policy].share_of_best)
+
     def carried(policy: str) -> str:
         estimate = standing["video", policy].capacity_rps
         return f"{estimate.mean:.1f} ± {estimate.half_width:.1f}"
 
+    worst_size = worst_of("preble", sizes)
+    others = {policy for case, policy in standing if case in sizes} - {"preble"}
     made = {
+        "preble-worst": CASES[worst_of("preble", four)].title,
+        "preble-harm": f"{min(shares('preble', harm)):.0%}",
+        "preble-worst-size": CASES[worst_size].title,
+        "first-at-worst-size": f"`{results[worst_size].standings_of(worst_size)[0].policy}`",
+        "others-sizes": f"{max(min(shares(policy, sizes)) for policy in others):.0%}",
         "preble-video": f"{standing['video', 'preble'].share_of_best:.0%}",
         "preble-video-rps": carried("preble"),
         "slim-video-rps": carried("slim_router"),

@@ -99,23 +99,3 @@ def test_the_tables_of_decision_0008_are_those_of_the_kept_results() -> None:
     page = steps.PAGE.read_text(encoding="utf-8")
     assert [page.count(f"| {name} |") for name in ("e2", "+ what is evicted", "sticky_until_saturated")] == [1, 1, 1]
     assert steps.filled(page) == page, "fill it in: python benchmarks/repro/policy_steps.py --draw"
-
-
-def test_what_the_page_says_of_the_first_and_the_last_is_so(
-    evaluation: ModuleType, results: dict[str, CompareResult]
-) -> None:
-    share = {
-        (case, one.policy): round(100 * one.share_of_best)
-        for case in results
-        for one in results[case].standings_of(case)
-    }
-
-    def below(policy: str, groups: tuple[str, ...], limit: int = 100) -> set[str]:
-        return {name for name, case in evaluation.CASES.items() if case.group in groups and share[name, policy] < limit}
-
-    assert below("preble", ("four",)) == {"video"}
-    assert not {"no-sharing", "hot-prefix", "little-sharing", "on-off"} & below("preble", ("harm",))
-    assert share["video-half", "preble"] == min(share[case, "preble"] for case in below("preble", evaluation.SIZES))
-    assert share["video-half", "sglang_cache_aware"] == 100
-    others = {policy for case, policy in share if evaluation.CASES[case].group in evaluation.SIZES} - {"preble"}
-    assert [policy for policy in others if not below(policy, evaluation.SIZES, 90)] == []
