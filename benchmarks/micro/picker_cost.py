@@ -94,7 +94,7 @@ async def started_envoy(picker_port: int, urls: list[str], folder: Path) -> Asyn
         text = text.replace(f"@{name}@", str(value))
     config = folder / "envoy.yaml"
     config.write_text(text)
-    argv = (str(ENVOY), "-c", str(config), "--concurrency", "1", "--log-level", "warn", "--use-dynamic-base-id")
+    argv = (str(ENVOY), "-c", str(config), "--concurrency", "1", "--log-level", "warn", "--disable-hot-restart")
     process = ReplicaProcess("envoy", Command(argv, dict(os.environ), admin_port, "/ready"), folder / "envoy.log")
     try:
         await process.start()

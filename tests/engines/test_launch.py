@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from preble.engines import commands, connect
+from preble.engines import commands, connect, guard
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.errors import ConfigError, EngineGone, EngineTimeout
@@ -168,6 +169,26 @@ def test_a_program_whose_guard_was_killed_while_it_started_does_not_start(guard_
     """It is too late then for the kernel to tell it of the guard's death."""
     started = f"import os; from preble.engines.guard import prepare_program; prepare_program({guard_pid})"
     assert subprocess.run([sys.executable, "-c", started], check=False).returncode == status
+
+
+SHARING = """
+import multiprocessing, sys, time
+semaphore = multiprocessing.get_context("spawn").Semaphore(1)
+print(semaphore._semlock.name, file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_program_that_is_killed_leaves_no_shared_memory_behind() -> None:
+    command = [sys.executable, "-I", "-S", guard.__file__, "5", sys.executable, "-c", SHARING]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    pid = int(process.stdout.readline())
+    semaphore = Path(f"/dev/shm/sem.{process.stderr.readline().decode().strip().removeprefix('/')}")
+    assert semaphore.exists()
+    os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert not semaphore.exists()
 
 
 def test_a_missing_program_says_what_to_do(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

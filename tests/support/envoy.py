@@ -45,7 +45,7 @@ async def running_envoy(picker_port: int, endpoints: Sequence[str], folder: Path
         "1",
         "--log-level",
         "warn",
-        "--use-dynamic-base-id",
+        "--disable-hot-restart",  # it leaves shared memory behind
     )
     process = ReplicaProcess("envoy", Command(argv, dict(os.environ), admin_port, "/ready"), folder / "envoy.log")
     try:

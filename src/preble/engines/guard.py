@@ -25,6 +25,9 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 REAP_S = 5.0
+TIDY_S = 2.0
+"""How long Python's own helpers may take to remove the shared memory of processes that were killed."""
+TIDIES = b"multiprocessing.resource_tracker"
 
 
 def prctl(option: int, value: int) -> None:
@@ -42,16 +45,22 @@ def stop_at_end_of_input(program: subprocess.Popen[bytes], grace_s: float) -> No
     while os.read(0, 4096):
         pass
     signal_group(program.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         program.wait(grace_s)
-    signal_group(program.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        program.kill()  # the rest follows in `run`
 
 
 def end_descendants() -> None:
-    """Kill and reap what the program has left: as its subreaper, we have inherited even those that left its group."""
-    until = time.monotonic() + REAP_S
-    while time.monotonic() < until:
+    """Kill and reap what the program has left: as its subreaper, we have inherited even those that left its group.
+
+    Python's resource trackers end by themselves once the others are gone; they are killed only after a while.
+    """
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < REAP_S:
         for pid in children():
+            if waited_s < TIDY_S and is_tracker(pid):
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -60,6 +69,13 @@ def end_descendants() -> None:
             return
         if reaped == 0:
             time.sleep(0.01)
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process removes the shared memory of others."""
+    with contextlib.suppress(OSError):
+        return TIDIES in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def children() -> list[int]:
@@ -93,8 +109,8 @@ def run(grace_s: float, command: list[str], temporary_folder: str) -> int:
     print(program.pid, flush=True)
     threading.Thread(target=stop_at_end_of_input, args=(program, grace_s), daemon=True).start()
     status = program.wait()
-    signal_group(program.pid, signal.SIGKILL)
     end_descendants()
+    signal_group(program.pid, signal.SIGKILL)  # what is not ours to reap, where there are no subreapers
     return status if status >= 0 else 128 - status
 
 

@@ -165,7 +165,7 @@ class ReplicaProcess:
             return
         if self.is_alive and self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)  # its guard ends the rest
         await self._guard.wait()
         self._forget_address()
 
