@@ -29,6 +29,11 @@ def mean(metric: str, matcher: str = _MODEL) -> str:
     return f"sum(rate({metric}_sum{matcher}{_RATE})) / sum(rate({metric}_count{matcher}{_RATE}))"
 
 
+def of_replicas(metric: str, by: str = "replica") -> str:
+    """A gauge of each replica, once: every gateway of a group has all replicas."""
+    return f"max by ({by}) ({metric}{_ON})"
+
+
 def rate(metric: str, by: str = "", matcher: str = _ON) -> str:
     """How fast a counter grows, over everything or by a label."""
     return f"sum {f'by ({by}) ' if by else ''}(rate({metric}{matcher}{_RATE}))"
@@ -39,7 +44,7 @@ def share(part: str, whole: str) -> str:
     return f"{rate(part, matcher=_MODEL)} / {rate(whole, matcher=_MODEL)}"
 
 
-_LOAD = f"preble_load_seconds{_ON} / on (instance) group_left () preble_load_window_seconds{_ON}"
+_LOAD = f"max by (replica) (preble_load_seconds{_ON} / on (instance) group_left () preble_load_window_seconds{_ON})"
 _CACHED = share("preble_cached_tokens_total", "preble_prompt_tokens_total")
 _ERRORS = '{job=~"$job", status=~"5.."}'
 
@@ -63,7 +68,7 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
         ),
         ("Prompt tokens from caches", "percentunit", "stat", 4, [(_CACHED, "")]),
         ("Work waiting", "s", "stat", 4, [(f"sum(max by (job) (preble_work_waiting_seconds{_ON}))", "")]),
-        ("Replicas up", "short", "stat", 4, [(f"sum(preble_replica_up{_ON})", "")]),
+        ("Replicas up", "short", "stat", 4, [(f"sum({of_replicas('preble_replica_up')})", "")]),
     ],
     "Requests": [
         ("Answers, by status", "reqps", "timeseries", 8, [(rate("preble_responses_total", "status"), "{{status}}")]),
@@ -141,14 +146,14 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
                 )
             ],
         ),
-        ("KV cache in use", "percentunit", "timeseries", 8, [(f"preble_kv_in_use_ratio{_ON}", "{{replica}}")]),
+        ("KV cache in use", "percentunit", "timeseries", 8, [(of_replicas("preble_kv_in_use_ratio"), "{{replica}}")]),
         (
             "Hot prefixes",
             "short",
             "timeseries",
             8,
             [
-                (f"sum(preble_replicated_prefixes{_ON})", "on several replicas by choice"),
+                (f"sum(max by (job) (preble_replicated_prefixes{_ON}))", "on several replicas by choice"),
                 (rate("preble_prefix_replications_total", "change"), "{{change}} a second"),
             ],
         ),
@@ -167,7 +172,7 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             "s",
             "timeseries",
             8,
-            [(f"preble_waiting_prefill_seconds{_ON}", "{{replica}}")],
+            [(of_replicas("preble_waiting_prefill_seconds"), "{{replica}}")],
         ),
         (
             "Requests at each replica",
@@ -193,9 +198,9 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             "timeseries",
             8,
             [
-                (f"sum by (state) (preble_replica_state{_ON})", "{{state}}"),
-                (f"sum(preble_replica_ejected{_ON})", "ejected"),
-                (f"sum(preble_kv_events_arrive{_ON} == bool 0)", "without KV events"),
+                (f"sum by (state) ({of_replicas('preble_replica_state', 'replica, state')})", "{{state}}"),
+                (f"sum({of_replicas('preble_replica_ejected')})", "ejected"),
+                (f"sum(min by (replica) (preble_kv_events_arrive{_ON}) == bool 0)", "without KV events"),
             ],
         ),
     ],

