@@ -173,7 +173,7 @@ async def test_an_adapter_is_served_from_when_it_is_loaded_until_it_is_unloaded(
         assert await is_unknown()
         one.models.append({"id": "sql", "parent": "tiny"})
         await eventually(is_served, "the adapter is served")
-        assert replica.info.adapters == ("sql",)
+        assert replica.info.adapters == replica.engine.adapters == ("sql",)
         one.models.pop()
         await eventually(is_unknown, "the adapter is served no more")
         assert list(gateway.gateway.serving.replicas.values()) == [replica], "it has never left the rotation"
