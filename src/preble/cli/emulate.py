@@ -56,11 +56,11 @@ from preble.logs import configure_logging
 )
 @click.option("--store", metavar="FOLDER", help="Where it shares KV with other emulated replicas.  [default: nowhere]")
 @click.option("--block-size", type=POSITIVE, default=16, show_default=True, help="Tokens of a KV block.")
-@click.option("--metrics-block-size", type=POSITIVE, help="What its metrics say of it.  [default: the truth]")
+@click.option("--metrics-block-size", type=POSITIVE, help="Block size that its metrics report.  [default: its own]")
 @click.option(
     "--replay-batches", type=POSITIVE, default=10_000, show_default=True, help="Batches of KV events kept for replay."
 )
-@click.option("--said-events-port", type=PORT, help="Where it says that its KV events are.  [default: the truth]")
+@click.option("--said-events-port", type=PORT, help="Port that it reports for its KV events.  [default: the real one]")
 @click.option("--drops-last-block", is_flag=True, help="Compute the last cached block again, as some speculation does.")
 @click.option(
     "--speed", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Run this many times faster than the profile."

@@ -14,7 +14,7 @@ WIDTH = 100
 HEAD = """\
 # Command line
 
-Made from `--help` by `make reference`; a test holds it to that.
+Made from `--help` by `make reference`; a test compares the two.
 """
 
 
