@@ -145,6 +145,15 @@ def test_a_salt_takes_the_tenants_key_to_compute_and_is_the_same_wherever_that_i
     assert salt("one", "two") == salt("two", "one"), "all keys of a tenant share its caches"
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/.x", "/v1/responses/:x/cancel", "/v1/models/@x", "/v1/responses/"])
+async def test_odd_names_need_a_key_too(serve: Serve, path: str) -> None:
+    async with replicas(1) as fakes, serve(fakes, auth=AuthConfig(api_keys=("k",))) as gateway:
+        async with gateway.http.get(path) as answer:
+            assert answer.status == 401
+        async with gateway.http.get(path, headers={"x-api-key": "k"}) as answer:
+            assert answer.status == 404
+
+
 async def test_a_replica_that_knows_no_salts_is_sent_none(serve: Serve, keys_file: Path) -> None:
     async with replicas(1) as [one], serve([one], auth=AuthConfig(keys_file=str(keys_file))) as gateway:
         await ask(gateway, "key-a")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from gateway.conftest import Serve
 from gateway.fakes import replicas
-from preble.config import TokenizerConfig
+from preble.config import AuthConfig, TokenizerConfig
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, PromptTooLong, RequestError
-from preble.serving import intake
+from preble.serving import ENDPOINTS, intake
+from preble.serving.replicas.live import LiveReplicas
+from preble.serving.token_answers import TokenAnswers
 from preble.serving.tokens import pool as token_pool
 from preble.serving.tokens import tokenizer as tokens
 from preble.serving.tokens.pool import LocalTokens, approximate_tokens
@@ -276,3 +279,38 @@ async def test_ids_go_to_engines_that_take_them_while_the_replicas_are_trusted(
             sent = json.loads(one.bodies[-1])
             prompt = list(unpack_tokens(PromptTokenizer(model).completion("dull boy"))) if trusted else "dull boy"
             assert sent == body | {"prompt": prompt}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/detokenize", "/v1/responses/resp_1"])
+async def test_requests_that_are_answered_unplaced_count_for_their_key(
+    serve: Serve, model: Path, tmp_path: Path, path: str
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[a]\nsha256 = "{sha256(b"k").hexdigest()}"\nrequests_per_minute = 1\n', encoding="utf-8")
+    auth, own = AuthConfig(keys_file=str(keys)), {"x-api-key": "k"}
+    method = "GET" if "responses" in path else "POST"
+    body = None if method == "GET" else {"prompt": "a", "tokens": [1]}
+    async with replicas(1) as fakes, serve(fakes, tokenizer=str(model), auth=auth) as gateway:
+        statuses = []
+        for _ in range(2):
+            async with gateway.http.request(method, path, json=body, headers=own) as answer:
+                statuses.append(answer.status)
+        assert statuses == [404 if method == "GET" else 200, 429]
+        await gateway.idle()
+
+
+async def test_ids_become_a_text_beside_the_event_loop(model: Path) -> None:
+    class Slow:
+        def decode_batch(self, ids: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+            assert goes_on.wait(60), "the event loop waits for us"
+            return ["text"]
+
+    goes_on = threading.Event()
+    tokens = LocalTokens(model, None, inline_bytes=100, workers=1)
+    answers = TokenAnswers(str(model), tokens, LiveReplicas())
+    answers._detokenizer = Slow()  # type: ignore[assignment]
+    answers._replicas.check_model = lambda name: None  # type: ignore[method-assign]
+    asked = asyncio.create_task(answers.answer(ENDPOINTS["/detokenize"], b'{"tokens": [1]}'))
+    asyncio.get_running_loop().call_later(0, goes_on.set)
+    assert await asked == b'{"prompt":"text"}'
+    tokens.close()

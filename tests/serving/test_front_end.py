@@ -16,7 +16,7 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
 from preble.core.types import Reason
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
-from preble.serving import COMPLETIONS, FrontEnd, Intake, Placed, SchedulerAway, Serving
+from preble.serving import COMPLETIONS, ENDPOINTS, FrontEnd, Intake, Placed, SchedulerAway, Serving
 from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
@@ -191,6 +191,13 @@ async def test_the_limit_is_shared_out_while_nobody_counts_for_all(tmp_path: Pat
         async with one.placed("a"):
             with pytest.raises(Overloaded):
                 await one.placed("b").__aenter__()
+
+
+async def test_a_request_that_is_answered_unplaced_waits_for_its_admission(tmp_path: Path) -> None:
+    async with host(tmp_path, limits=LimitsConfig(max_in_flight=1)) as (one, _), one.placed():
+        parsed = await one.front_end.parse(ENDPOINTS["/tokenize"], {}, b"{}", "b")
+        with pytest.raises(Overloaded):
+            await one.front_end.admitted(parsed).__aenter__()
 
 
 async def test_a_front_end_before_its_scheduler_process_says_what_is_wrong(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ class App:
         """Find out who sends the request; refuse it if the caller may not."""
         path = client.path
         needs_admin = self.pages.is_for_admins(path) or (self._metrics_need_key and path == METRICS)
-        is_open = endpoint_of(path) is None or (path != MODELS and self.pages.name_of(path) is not None)
-        if is_open and not needs_admin:
+        is_open = endpoint_of(path) is None or self.pages.name_of(path) is not None
+        if is_open and not needs_admin and not path.startswith((MODELS, STORED)):  # whatever follows these
             return True
         caller = self.keys.caller(client.headers)
         if caller is None:

@@ -13,7 +13,7 @@ from preble.serving.callers import Caller
 from preble.serving.replicas.live import LiveReplicas
 
 _MOST_REMEMBERED = 100_000
-_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
+_ID = re.compile(r"\w[\w.:-]{0,199}", re.ASCII)
 
 
 class StoredResponses:

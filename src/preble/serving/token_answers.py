@@ -78,7 +78,8 @@ class TokenAnswers:
         self._replicas.check_model(given.model or None)
         if self._detokenizer is None:
             self._detokenizer = await asyncio.to_thread(_loaded, self._name)
-        return {"prompt": self._detokenizer.decode(given.tokens, skip_special_tokens=False)}
+        [text] = await asyncio.to_thread(self._detokenizer.decode_batch, [given.tokens], skip_special_tokens=False)
+        return {"prompt": text}
 
 
 def _loaded(name: str) -> tokenizers.Tokenizer:

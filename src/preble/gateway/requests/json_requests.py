@@ -23,9 +23,6 @@ class JsonRequests:
 
     async def answer(self, client: PlacedClient, body: bytes) -> None:
         """Answer one request. Raises: PrebleError."""
-        if client.endpoint.of_tokens and (own := await self._serving.answer_here(client.endpoint, body)) is not None:
-            client.reply(200, [JSON_TYPE], own)
-            return
         headers = client.head.headers
         with self._serving.request_id(headers) as request_id:
             client.request_id = request_id
@@ -34,7 +31,11 @@ class JsonRequests:
                 async with self._serving.admitted(parsed) as parsed:
                     client.request_id = parsed.request_id
                     client.limit(self._total_s)
-                    await self._answer(client, parsed)
+                    own = await self._serving.answer_here(client.endpoint, body)
+                    if own is not None:
+                        client.reply(200, [JSON_TYPE], own)
+                    else:
+                        await self._answer(client, parsed)
                     await client.until_read()
 
     async def _answer(self, client: PlacedClient, parsed: ParsedRequest) -> None:

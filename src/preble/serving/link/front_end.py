@@ -128,7 +128,10 @@ class FrontEnd(Intake):
 
 
 def _waits(parsed: ParsedRequest) -> bool:
-    """Whether to wait for the answer about the admission: the client chose the id, or the request is much work."""
+    """Whether to wait for the answer about the admission: the client chose the id, the request is much work, or it is
+    placed late or not at all."""
+    if parsed.endpoint.of_tokens or not parsed.body:
+        return True
     return _OWN_ID in parsed.headers or len(parsed.body) > _PLACED_UNASKED_BYTES or parsed.num_prompts > 1
 
 
