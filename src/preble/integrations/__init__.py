@@ -1,4 +1,4 @@
-"""Preble's local scheduling inside engines, which call it through their plug-in points.
+"""Preble inside other programs: its local scheduling in engines, through their plug-in points, and its router in Ray.
 
-It runs in an engine's own environment, so it needs only the standard library and what `preble.core` needs.
+What runs in an engine's environment needs only the standard library and what `preble.core` needs.
 """

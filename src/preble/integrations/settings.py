@@ -62,6 +62,6 @@ def require_version(engine: str, version: str, known: str, environ: Mapping[str,
     if re.match(rf"{re.escape(known)}(?![0-9])", version) or environ.get(ANY_VERSION_VARIABLE) == "1":
         return
     raise ConfigError(
-        f"this version of Preble knows the scheduler of {engine} {known}, and this is {engine} {version}: install "
+        f"this version of Preble knows the inside of {engine} {known}, and this is {engine} {version}: install "
         f"{engine} {known} or a Preble that knows yours, or set {ANY_VERSION_VARIABLE}=1 to try it anyway"
     )

@@ -29,6 +29,7 @@ from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
 from preble.serving.link.protocol import Answer, Ask
 from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.peers import NewBus
 from preble.serving.picture import Picture
 from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplica
@@ -60,6 +61,7 @@ __all__ = [
     "Intake",
     "LiveReplica",
     "MemberRow",
+    "NewBus",
     "Outcome",
     "ParityReport",
     "ParsedRequest",

@@ -80,9 +80,9 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
 
 def gateway_name(config: GatewayConfig) -> str:
     """What this gateway is called in its group; "" where it has no peers."""
-    if not config.peers.servers:
-        return ""
-    return config.peers.name or f"{socket.gethostname()}:{os.getpid()}"
+    if config.peers.name or not config.peers.servers:
+        return config.peers.name
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _open_log(config: GatewayConfig) -> LogWriter | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from preble.serving.key_limits import KeyLimits
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.peers import Group, Shares
+from preble.serving.peers import Group, NatsBus, NewBus, Shares
 from preble.serving.picture import Picture, take_picture
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import server_of
@@ -98,11 +99,12 @@ class Serving(Intake):
         *,
         log_losses: LogLosses | None = None,
         process: str = "gateway",
+        bus: NewBus | None = None,
     ) -> Serving:
         """Load the tokenizer and start to watch the replicas; does not wait until they are up.
 
         `scheduler`: as configured unless given; one that is given is not logged. `log_losses`: shown in the metrics,
-        as is `process`, the name of this one.
+        as is `process`, the name of this one. `bus`: to the peers, None for NATS if `peers.servers` has any.
         Raises: ConfigError: a setting is unusable.
         """
         sources, tracing = _sources(config), make_tracing(config.tracing)
@@ -121,19 +123,22 @@ class Serving(Intake):
         serving = cls(config, scheduling, placements, tokens)
         serving.tracing = tracing
         try:
-            serving._join_group(config)
+            serving._join_group(config, bus)
             serving._follow(config, sources)
         except BaseException:
             await serving.close()
             raise
         return serving
 
-    def _join_group(self, config: GatewayConfig) -> None:
+    def _join_group(self, config: GatewayConfig, bus: NewBus | None) -> None:
         """Raises: ConfigError: a setting of `peers` is unusable."""
-        if config.peers.servers:
+        if bus is None and config.peers.servers:
+            bus = partial(NatsBus, config.peers)
+        if bus is not None:
             group = Group(
                 config.peers,
                 gateway_name(config),
+                bus,
                 self.scheduler,
                 Shares(self._placements.ejection, self._key_limits, self._turns.admission),
                 self._placements.timer.arm,

@@ -1,4 +1,4 @@
-"""This gateway's part in its group, on the event loop: it sends what `preble.peers` decides over NATS.
+"""This gateway's part in its group, on the event loop: it sends what `preble.peers` decides over a bus, such as NATS.
 
 Messages go out as soon as the loop is free; those that come up until then share one packet.
 """
@@ -27,7 +27,7 @@ from preble.peers.packets import (
     decode,
     encode,
 )
-from preble.serving.peers.nats import NatsBus
+from preble.serving.peers.bus import NewBus
 from preble.serving.peers.shares import Shares
 
 _PACKET_BYTES = MAX_PACKET_BYTES // 2
@@ -48,14 +48,15 @@ class Group:
         self,
         config: PeersConfig,
         name: str,
+        new_bus: NewBus,
         scheduler: GlobalScheduler,
         shares: Shares,
         on_assumed: Callable[[], None],
         knows_caches: Callable[[], bool],
     ) -> None:
-        """`name`: this gateway's. `shares`: what else the group shares. `on_assumed`: called after each packet of a
-        peer, since the scheduler's next timer may have changed. `knows_caches`: whether we know all
-        that the replicas cache.
+        """`name`: this gateway's. `new_bus`: makes what carries the packets. `shares`: what else the group shares.
+        `on_assumed`: called after each packet of a peer, since the scheduler's next timer may have changed.
+        `knows_caches`: whether we know all that the replicas cache.
 
         Raises: ConfigError: a setting is unusable, or the library is not installed.
         """
@@ -79,7 +80,7 @@ class Group:
         self._peers: frozenset[PeerId] = frozenset()
         self._warm_by = self._loop.time() + config.warm_s
         self._beats_connected = 0
-        self._bus = NatsBus(config, self.me, self._take, self._bus_changed)
+        self._bus = new_bus(self.me, self._take, self._bus_changed)
         scheduler.listen(self._member)
         shares.follow(self._tell)
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._beat())]
@@ -91,7 +92,7 @@ class Group:
 
     @property
     def is_connected(self) -> bool:
-        """Whether NATS is connected. Without it, this gateway places on its own."""
+        """Whether the bus is connected. Without it, this gateway places on its own."""
         return self._bus.is_connected
 
     @property
@@ -168,7 +169,7 @@ class Group:
         if is_connected:
             self._log.info("peers_connected")
         else:
-            self._log.warning("peers_disconnected", consequence="this gateway places on its own until NATS is back")
+            self._log.warning("peers_disconnected", consequence="this gateway places on its own until the bus is back")
 
     # time
 

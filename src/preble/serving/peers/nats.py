@@ -27,11 +27,7 @@ _PING_S = 2
 
 
 class NatsBus:
-    """Carries packets to all other gateways of the cluster, at most once, each sender's in order.
-
-    It connects in the background, and reconnects whenever the connection is lost. `on_packet`: called with each packet
-    of another gateway. `on_change`: called with `is_connected` whenever that changes.
-    """
+    """See `Bus` and `NewBus`."""
 
     def __init__(
         self, config: PeersConfig, name: str, on_packet: Callable[[bytes], None], on_change: Callable[[bool], None]

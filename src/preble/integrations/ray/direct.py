@@ -1,0 +1,145 @@
+"""Direct streaming: Serve's HAProxy asks this deployment for each request's replica, and sends the bytes there itself.
+
+```
+engines = serve.deployment(Engine, request_router_config=request_router_config()).bind()
+serve.run(direct_application(engines))
+```
+
+Answers never pass through Python on their way back, so nobody but the replica sees them: it reports first token and end
+(`reported`). What nobody reports on ends with its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from ray import serve
+
+from preble.errors import ConfigError
+from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states
+from preble.integrations.ray.reports import Reporter
+from preble.serving import ENDPOINTS, Endpoint
+
+_MUST_BE_SET = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY")
+_RENEW_S = 60.0
+Message = MutableMapping[str, Any]
+Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+
+_api = FastAPI()
+
+
+@serve.ingress(_api)
+class PrebleScheduler:
+    """Answers HAProxy's question where a request goes. One replica is one scheduler; several tell each other."""
+
+    def __init__(self, engines: Any) -> None:
+        self._engines = engines
+        engines._init(_run_router_in_separate_loop=False)
+
+    @_api.post("/internal/route")  # type: ignore[untyped-decorator]
+    async def route(self, request: Request) -> dict[str, Any]:
+        """Return the replica for the request in the body. 503: there is none."""
+        request_id = request.headers.get("x-request-id", "")
+        try:
+            body = json.loads(await request.body())
+        except ValueError:  # empty, truncated, or no JSON: the least loaded replica gets it and will say so
+            body = {}
+        arguments = {RESERVATION: request_id} if request_id else {}
+        try:
+            async with self._engines.choose_replica(body, _reserve=False, **arguments) as selection:
+                replica = selection._replica
+                host, port = replica.backend_http_endpoint
+                return {"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()}
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise HTTPException(503, str(error)) from error
+
+    async def router_state(self) -> PlacerState:
+        """Return what this scheduler knows."""
+        return next(iter(placer_states().values()), PlacerState())
+
+
+def direct_application(engines: Any, *, num_schedulers: int = 1) -> Any:
+    """Return the application of bound engines and their scheduler, for `serve.run`.
+
+    Raises: ConfigError: Ray is not set up for it.
+    """
+    if missing := [name for name in _MUST_BE_SET if os.environ.get(name) != "1"]:
+        raise ConfigError(f"direct streaming needs {missing[0]}=1 in the environment of Ray and of this process")
+    options = {"num_replicas": num_schedulers, "max_ongoing_requests": 1000, "ray_actor_options": {"num_cpus": 0}}
+    return engines._with_ingress_request_router(serve.deployment(PrebleScheduler, **options).bind(engines))
+
+
+def reported(app: Asgi, reporter: Reporter) -> Asgi:
+    """Return the engine's ASGI application, which also reports each request's first token, usage and end."""
+
+    async def reporting(scope: Message, receive: Any, send: Callable[[Message], Awaitable[None]]) -> None:
+        endpoint = ENDPOINTS.get(scope.get("path", ""))
+        request_id = dict(scope.get("headers", ())).get(b"x-request-id", b"").decode("latin-1")
+        if endpoint is None or not request_id:
+            await app(scope, receive, send)
+            return
+        answer = _Answer(endpoint, request_id, reporter)
+
+        async def telling(message: Message) -> None:
+            answer.note(message)
+            await send(message)
+
+        try:
+            await app(scope, receive, telling)
+        finally:
+            answer.ended()
+
+    return reporting
+
+
+class _Answer:
+    """One answer on its way out."""
+
+    def __init__(self, endpoint: Endpoint, request_id: str, reporter: Reporter) -> None:
+        self._endpoint = endpoint
+        self._meter = endpoint.meter()
+        self._request_id = request_id
+        self._reporter = reporter
+        self._is_stream = False
+        self._whole = b""
+        self._has_begun = False
+        self._status = 200
+        self._renewing = asyncio.create_task(self._renew())
+
+    def note(self, message: Message) -> None:
+        """The application sends this."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._is_stream = b"event-stream" in dict(message.get("headers", ())).get(b"content-type", b"")
+        elif message["type"] == "http.response.body" and (body := message.get("body", b"")):
+            if not self._is_stream:
+                self._whole += body
+                return
+            self._meter.feed(body)
+            if self._meter.has_begun and not self._has_begun:
+                self._has_begun = True
+                self._reporter.first_token(self._request_id)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            self._reporter.alive(self._request_id)
+
+    def ended(self) -> None:
+        """The application is done, or its client has gone."""
+        self._renewing.cancel()
+        self._reporter.ended(self._request_id, self._status, *self._tokens())
+
+    def _tokens(self) -> tuple[int, int | None]:
+        if self._is_stream:
+            return self._meter.tokens()
+        try:
+            usage = self._endpoint.usage(self._whole) if self._status < 400 else None
+        except Exception:  # noqa: BLE001 (whatever the engine answered is its client's business)
+            usage = None
+        return (usage.output_tokens or 0, usage.cached_tokens) if usage is not None else (0, None)

@@ -1,0 +1,165 @@
+"""What Preble's router does in Ray Serve when processes die, and behind HAProxy. Runs in Ray's Python; prints JSON.
+
+    .servers/ray/bin/python tests/support/inside_ray.py kills
+
+Each function is one scenario and returns what was seen; tests/ray_serve/test_ray_serve.py judges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from ray import serve
+
+from preble.errors import ConfigError
+from preble.integrations.ray import example
+from preble.integrations.ray.direct import direct_application
+from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
+from preble.integrations.ray.placing import PlacerState
+from preble.integrations.ray.settings import request_router_config
+
+INGRESSES, REPLICAS = 3, 4
+ENGINE = {"kv_tokens": 40_000, "speed": 4.0}
+Record = dict[str, Any]
+
+
+async def kills() -> Record:
+    """A replica, then an ingress replica with its router, die under load. Clients ask again."""
+    app = application(preble=True, replicas=REPLICAS, ingresses=INGRESSES, **ENGINE)
+    handle = await asyncio.to_thread(serve.run, app, name=example.APP, route_prefix=None)
+    await example.ready(INGRESSES, REPLICAS)
+    failures = 0
+
+    async def ask(body: Record) -> None:
+        nonlocal failures
+        while True:
+            try:
+                await handle.ask.remote(body)
+            except Exception:  # noqa: BLE001 (whatever Ray raises for a process that died)
+                failures += 1
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+    tasks = []
+    for number, body in enumerate(example.workload(90)):
+        tasks.append(asyncio.create_task(ask(body)))
+        if number == 30:
+            await kill("EmulatedReplica")
+        if number == 60:
+            await kill("Ingress")
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*tasks)
+    await example.ready(INGRESSES, REPLICAS)
+    states = await example.settled()
+    fleet = serve.get_deployment_handle("EmulatedReplica", example.APP)
+    counts = await fleet.broadcast("counts").results_async(timeout_s=30)
+    return {
+        "answered": len(tasks),
+        "failures": failures,
+        "in_flight": [state.in_flight for state in states],
+        "assumed": [state.assumed for state in states],
+        "running": sum(count[2] for count in counts),
+    }
+
+
+async def kill(deployment: str) -> None:
+    handle = serve.get_deployment_handle(deployment, example.APP)
+    os.kill((await handle.broadcast("pid").results_async(timeout_s=30))[0], signal.SIGKILL)
+
+
+async def direct() -> Record:
+    """HAProxy asks the scheduler, and replicas stream to it; clients leave; a replica dies."""
+    engines = serve.deployment(
+        EmulatedServer,
+        num_replicas=REPLICAS,
+        max_ongoing_requests=200,
+        ray_actor_options={"num_cpus": 0},
+        request_router_config=request_router_config(profile=PROFILE),
+        health_check_period_s=2,
+    ).bind(*ENGINE.values())
+    await asyncio.to_thread(serve.run, direct_application(engines), name=example.APP, route_prefix="/")
+    await until(lambda state: state.is_connected and [*state.replicas.values()] == [True] * REPLICAS)
+    statuses: Counter[str] = Counter()
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(body: Record, *, leaves: bool = False) -> None:
+            url = f"http://127.0.0.1:{os.environ['PREBLE_TEST_PORT']}/v1/completions"
+            try:
+                async with session.post(url, json={**body, "stream": True}) as answer:
+                    if leaves:
+                        answer.close()
+                        return
+                    text = await answer.text()
+                    done = answer.status == 200 and text.rstrip().endswith("[DONE]")
+                    statuses["answered" if done else f"{answer.status} {text[:100]}"] += 1
+            except aiohttp.ClientError:
+                statuses["failed"] += 1
+
+        await asyncio.gather(*[ask(body) for body in example.workload(60)])
+        counts = await fleet_counts()
+        first = dict(statuses)
+        await asyncio.gather(*[ask(body, leaves=True) for body in example.workload(10)])
+        await until(lambda state: not state.in_flight)
+        dying = [asyncio.create_task(ask({**body, "max_tokens": 400})) for body in example.workload(20)]
+        await until(lambda state: state.in_flight >= len(dying) // 2)
+        await kill("EmulatedServer")
+        await asyncio.gather(*dying)
+    state = await until(lambda state: not state.in_flight)
+    prompts, hits = (sum(count[i] for count in counts) for i in (0, 1))
+    return {"first": first, "all": dict(statuses), "hits": hits / prompts, "in_flight": state.in_flight}
+
+
+async def fleet_counts() -> list[tuple[int, int, int]]:
+    handle = serve.get_deployment_handle("EmulatedServer", example.APP)
+    found: list[tuple[int, int, int]] = await handle.broadcast("counts").results_async(timeout_s=30)
+    return found
+
+
+async def scheduler_state() -> PlacerState:
+    handle = serve.get_deployment_handle("PrebleScheduler", example.APP)
+    states: list[PlacerState] = await handle.broadcast("router_state").results_async(timeout_s=30)
+    return states[0] if states else PlacerState()
+
+
+async def until(condition: Callable[[PlacerState], bool]) -> PlacerState:
+    async with asyncio.timeout(example.READY_S):
+        while True:
+            if condition(state := await scheduler_state()):
+                return state
+            await asyncio.sleep(0.1)
+
+
+async def refusals() -> Record:
+    """What a wrong setting says."""
+    said = []
+    for settings in ({"polcy": "preble"}, {"limits": {"max_in_flight": "many"}}):
+        try:
+            request_router_config(**settings)
+        except ConfigError as error:
+            said.append(str(error))
+    return {"said": said}
+
+
+def main(scenario: str) -> None:
+    if scenario == "refusals":
+        found = asyncio.run(refusals())
+    elif scenario == "direct":
+        with example.local_ray(host="127.0.0.1", port=int(os.environ["PREBLE_TEST_PORT"])):
+            found = asyncio.run(direct())
+    else:
+        with example.local_ray():
+            found = asyncio.run(kills())
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
