@@ -1,13 +1,14 @@
 """What a tenant that floods the fleet does to another: placed as they come, and in turns.
 
-    python benchmarks/repro/noisy_neighbour.py simulated gateway        # half an hour
+    python benchmarks/repro/noisy_neighbour.py simulated gateway-simulated gateway        # half an hour
     python benchmarks/repro/noisy_neighbour.py simulated --json result.json
 
 Two tenants ask about tools (ToolBench), each with prompts of its own. One asks at a steady rate, below its half of what
 the fleet can serve. The other begins later and sends 20 times its half. Three runs: the steady tenant alone; both
 placed as they come; both in turns. `simulated`: four replicas, eight seeds. `gateway`: two emulated replicas, slow ones
 so that a busy machine keeps their time, behind a real gateway, the tenants with keys; three seeds, the runs of a seed
-one after the other; "as they come" is `queue.enabled = false`, and has one seed. The last lines have the p99 of all
+one after the other; "as they come" is `queue.enabled = false`, and has one seed. `gateway-simulated`: the same case on
+simulated replicas, eight seeds. The last lines have the p99 of all
 seeds' requests together, and how many times that of the tenant alone it is, with the 95 % interval of drawing the seeds
 anew (bootstrap).
 Result: benchmarks/results/noisy_neighbour.json.
@@ -46,7 +47,7 @@ from preble.workloads.registry import make_workload
 RESULT = Path(__file__).parents[1] / "results" / "noisy_neighbour.json"
 STEADY, FLOOD = "steady", "flood"
 TIMES_ITS_SHARE = 20
-SEEDS = {"simulated": range(1, 9), "gateway": range(1, 4)}
+SEEDS = {"simulated": range(1, 9), "gateway-simulated": range(1, 9), "gateway": range(1, 4)}
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,15 @@ def _percentile(values: list[float], share: float) -> float:
 # simulated
 
 
-def simulated(how: str, seed: int) -> tuple[Run, TTFTs]:
-    case = SIMULATED
+def simulated(where: str, how: str, seed: int) -> tuple[Run, TTFTs]:
+    case, slower = (SIMULATED, 1.0) if where == "simulated" else (GATEWAY, SLOWER)
     steady, flood = tenants(case, seed)
     workload = mixed("tenants", [steady] if how == "alone" else [steady, flood])
-    profile = load_profile(case.profile)
+    profile = _slower(load_profile(case.profile), slower)
     # Requests wait as long as it takes, so that all runs serve the same requests.
-    patient = QueueSettings(max_waiting=10**6, max_wait_s=1e9)
-    admission = Admission(CostModel(profile), patient) if how == "in turns" else None
+    patient = QueueSettings(max_waiting=10**6, max_wait_s=1e9, credit_s=slower * QueueConfig().credit_s)
+    depth_s = slower * QueueConfig().depth_s
+    admission = Admission(CostModel(profile), patient, depth_s=depth_s) if how == "in turns" else None
     config = SimConfig(profile=profile, replicas=case.replicas)
     simulation = Simulation(
         config, workload, admission=admission, tenant_of=lambda asked: asked.request_id.partition(":")[0]
@@ -168,16 +170,16 @@ def simulated(how: str, seed: int) -> tuple[Run, TTFTs]:
     hit_rate = round(cached / sum(record.prompt_tokens for record in records), 4)
     failed = sum(not record.ok for record in ours)
     p50_s, p99_s = _percentile(ttfts, 0.5), _percentile(ttfts, 0.99)
-    return Run("simulated", how, seed, len(ours), failed, p50_s, p99_s, hit_rate), ttfts
+    return Run(where, how, seed, len(ours), failed, p50_s, p99_s, hit_rate), ttfts
 
 
 # through the gateway
 
 
-def _slower(profile: CostProfile) -> CostProfile:
-    points = tuple((tokens, SLOWER * seconds) for tokens, seconds in profile.prefill_points)
+def _slower(profile: CostProfile, times_slower: float) -> CostProfile:
+    points = tuple((tokens, times_slower * seconds) for tokens, seconds in profile.prefill_points)
     timed = [field.name for field in fields(profile) if field.name.endswith("_s") or "_s_per_" in field.name]
-    times = {name: SLOWER * seconds for name in timed if (seconds := getattr(profile, name))}
+    times = {name: times_slower * seconds for name in timed if (seconds := getattr(profile, name))}
     return replace(profile, prefill_points=points, **times)
 
 
@@ -196,7 +198,7 @@ async def through_gateway(how: str, seed: int, folder: Path) -> tuple[Run, TTFTs
     text = "".join(f'[{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in names)
     await asyncio.to_thread(keys.write_text, text)
     slow = folder / "slow.json"
-    await asyncio.to_thread(slow.write_text, profile_json(_slower(load_profile(case.profile))))
+    await asyncio.to_thread(slow.write_text, profile_json(_slower(load_profile(case.profile), SLOWER)))
     logs = folder / f"{how}-{seed}"
     options = LaunchOptions(engine="emulator", replicas=case.replicas, log_dir=logs, profile=str(slow))
     async with AsyncExitStack() as stack:
@@ -283,7 +285,7 @@ def _count(lines: list[bytes], tokens: Tokens) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("where", nargs="+", choices=["simulated", "gateway"])
+    parser.add_argument("where", nargs="+", choices=[*SEEDS])
     parser.add_argument("--json", type=Path, help=f"where to write the result, such as {RESULT.name}")
     arguments = parser.parse_args()
     configure_logging("error", "console")
@@ -295,8 +297,8 @@ def main() -> int:
                     if how == "as they come" and where == "gateway" and seed > 1:
                         continue
                     made = (
-                        simulated(how, seed)
-                        if where == "simulated"
+                        simulated(where, how, seed)
+                        if where != "gateway"
                         else asyncio.run(through_gateway(how, seed, Path(folder)))
                     )
                     runs[where, how, seed] = made
