@@ -212,7 +212,7 @@ def test_full_replicas_of_one_model_do_not_hold_up_another() -> None:
 def test_a_replica_that_lets_one_wait_too_long_has_no_room() -> None:
     gate = Gate(0.1)
     gate.add_replica(A)
-    gate.sent(A, RequestId("x"), "t", 0.01, 0.0, told=True)
+    gate.sent(A, RequestId("x"), "t", 0.01, 0.0, streams=True)
     assert gate.has_room(None, 0.4)
     assert not gate.has_room(None, 0.5)
     gate.begun(A, RequestId("x"))
@@ -222,7 +222,7 @@ def test_a_replica_that_lets_one_wait_too_long_has_no_room() -> None:
 def test_an_answer_that_nobody_reports_counts_as_begun_in_turn() -> None:
     gate = Gate(0.1)
     gate.add_replica(A)
-    gate.sent(A, RequestId("x"), "t", 0.2, 0.0, told=False)
+    gate.sent(A, RequestId("x"), "t", 0.2, 0.0, streams=False)
     assert gate.next_assumption(0.0) == 0.2
     assert not gate.has_room(None, 0.1)
     assert gate.has_room(None, 0.2)
@@ -232,9 +232,9 @@ def test_a_time_at_which_an_answer_counts_as_begun_is_never_past() -> None:
     gate = Gate(0.1)
     gate.add_replica(A)
     gate.add_replica(B)
-    gate.sent(A, RequestId("told"), "t", 0.2, 0.0, told=True)
-    gate.sent(A, RequestId("behind"), "t", 0.2, 0.0, told=False)
-    gate.sent(B, RequestId("elsewhere"), "t", 0.6, 0.0, told=False)
+    gate.sent(A, RequestId("told"), "t", 0.2, 0.0, streams=True)
+    gate.sent(A, RequestId("behind"), "t", 0.2, 0.0, streams=False)
+    gate.sent(B, RequestId("elsewhere"), "t", 0.6, 0.0, streams=False)
     assert not gate.has_room(frozenset({A}), 0.5)
     assert gate.next_assumption(0.5) == 0.6
     assert not gate.has_room(frozenset({A}), 0.7), "nothing asks about the other replica"

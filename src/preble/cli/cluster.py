@@ -185,20 +185,20 @@ _OPTIONS = (
         default="0.05",
         show_default=True,
         metavar="S|never",
-        help="Seconds until the other gateways know of a placement; never: they tell each other nothing.",
+        help="Seconds until the other gateways know of a placement; never: they send each other nothing.",
     ),
     click.option(
         "--gossip-loss",
         type=click.FloatRange(0, 1, max_open=True),
         default=0.0,
         show_default=True,
-        help="Share of what gateways tell each other that does not arrive.",
+        help="Share of the messages between gateways that do not arrive.",
     ),
     click.option(
         "--gossip-cut",
         "gossip_cuts",
         multiple=True,
         metavar="FROM:UNTIL",
-        help="Between these seconds nothing that gateways tell each other arrives. Repeatable.",
+        help="Between these seconds no message between gateways arrives. Repeatable.",
     ),
 )

@@ -52,7 +52,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     warm_s: Annotated[
         float,
         about(
-            "Longest wait at the start for peers to tell what they have in flight; then the gateway is ready anyway.",
+            "Longest wait at the start for peers to report what they have in flight; then the gateway is ready anyway.",
             unit="s",
             why="a few beats; without NATS the gateway must still start",
             ge=0,
@@ -61,7 +61,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prompt_memory_mib: Annotated[
         int,
         about(
-            "Memory for prompts that gateways have told each other: the next time, a name replaces their tokens.",
+            "Memory for prompts that gateways have sent each other: the next time, a name replaces their tokens.",
             unit="MiB",
             why="twenty million tokens",
             ge=1,

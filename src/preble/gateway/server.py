@@ -283,7 +283,7 @@ async def serving(
 async def until_one_is_up(started: Intake, at_most_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
-            while not started.replicas:  # noqa: ASYNC110 (replicas come up with nobody to tell)
+            while not started.replicas:  # noqa: ASYNC110 (no event says that a replica has come up)
                 await asyncio.sleep(0.02)
 
 

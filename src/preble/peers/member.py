@@ -42,14 +42,14 @@ MOST_PEERS = 64
 MOST_IN_FLIGHT = 200_000
 """Of each peer. We ignore what exceeds these limits: it is a mistake, or meant to fill our memory."""
 _REMEMBERED_TOKENS = 2**22
-"""Of prompts that replicas without KV events computed for us. We tell a new peer of these, as part of their caches."""
+"""Of prompts that replicas without KV events computed for us. A new peer gets these, as part of their caches."""
 _MOST_ASKED = 256
 """The most requests that one `Again` asks for; the others wait for a later beat."""
 
 
 @dataclass(slots=True)
 class _Own:
-    """A request that we placed and told our peers of. `matched_tokens`: None if unknown."""
+    """A request that we placed and reported to our peers. `matched_tokens`: None if unknown."""
 
     number: int
     request: Request
@@ -106,7 +106,7 @@ class GroupMember:
 
     @property
     def is_warm(self) -> bool:
-        """Whether every peer has told us what it has in flight."""
+        """Whether every peer has reported what it has in flight."""
         return self._known_to >= self._peers.keys()
 
     # -- what the scheduler does --------------------------------------------------------------------------------------
@@ -158,25 +158,25 @@ class GroupMember:
             self._end(own, 0, None)
 
     def not_placed(self, request: Request, error: NoReplicaError | PromptTooLong, now: float) -> None:
-        """Nothing to tell."""
+        """Nothing to send."""
 
     def assumed(self, event: PeerEvent, now: float) -> None:
-        """Nothing to tell: its own gateway does."""
+        """Nothing to send: its own gateway does."""
 
     def peer_forgotten(self, peer: PeerId, now: float) -> None:
-        """Nothing to tell: others notice by themselves."""
+        """Nothing to send: others notice by themselves."""
 
     def stored(self, event: BlocksStored, located: bool, now: float) -> None:
-        """Nothing to tell: every gateway follows all KV events."""
+        """Nothing to send: every gateway follows all KV events."""
 
     def evicted(self, event: CacheChange, now: float) -> None:
-        """Nothing to tell, as above."""
+        """Nothing to send, as above."""
 
     def trust_changed(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
-        """Nothing to tell: every gateway checks for itself."""
+        """Nothing to send: every gateway checks for itself."""
 
     def timer_ran(self, now: float) -> None:
-        """Nothing to tell."""
+        """Nothing to send."""
 
     def _start(self, request: Request, replica_id: ReplicaId, matched_tokens: int | None) -> None:
         own = _Own(self._next_number, request, replica_id, matched_tokens)
@@ -189,7 +189,7 @@ class GroupMember:
         self._tell(Ended(own.number, output_tokens, cached_tokens))
 
     def _tell(self, message: Message) -> None:
-        if self._peers:  # else nobody hears it; we tell a new peer everything
+        if self._peers:  # else nobody hears it; a new peer gets everything
             self._send(message)
 
     def _tell_placed(self, own: _Own, *, whole: bool = False) -> None:
@@ -237,7 +237,7 @@ class GroupMember:
         self._known_to.discard(name)
         self._scheduler.forget_peer(name, now)
 
-    # -- what peers tell ----------------------------------------------------------------------------------------------
+    # -- what peers report --------------------------------------------------------------------------------------------
 
     def receive(self, sender: PeerId, message: Message, now: float) -> None:
         """Take a peer's message. It can add load and cached prefixes here, and end only the peer's own requests."""

@@ -66,7 +66,7 @@ class Ended(_Message, frozen=True, tag="e"):
 class Beat(_Message, frozen=True, tag="b"):
     """The sender is alive. Of its requests before `next_number`, only `waiting` and `decoding` are in flight.
 
-    `knows`: the peers that it hears, and that it has told of everything in flight.
+    `knows`: the peers that it hears, and that have its list of everything in flight.
     """
 
     next_number: Number
@@ -76,7 +76,7 @@ class Beat(_Message, frozen=True, tag="b"):
 
 
 class Again(_Message, frozen=True, tag="a"):
-    """The sender has missed these requests: it asks gateway `peer` to tell them again."""
+    """The sender has missed these requests: it asks gateway `peer` to send them again."""
 
     peer: Name
     numbers: tuple[Number, ...]

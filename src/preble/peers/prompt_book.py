@@ -44,7 +44,7 @@ class _Chunk:
 
 
 class PromptBook:
-    """The chunks of prompts that the gateways have told each other, as one gateway knows them.
+    """The chunks of prompts that the gateways have sent each other, as one gateway knows them.
 
     `budget_bytes`: the most memory that they take.
 

@@ -86,7 +86,7 @@ class KeyLimits:
             self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
             self._note_untold(caller.name, 0, num_tokens)
 
-    # what we tell other gateways, and what they tell us
+    # what gateways report to each other
 
     def take_untold(self) -> list[tuple[str, int, int]]:
         """Return what each key has used here since the last call: its name, requests, tokens. O(keys that did)."""

@@ -158,7 +158,7 @@ class Turns:
 
     def placed(self, placement: Placement, terms: Terms) -> None:
         if self.takes_turns(terms):
-            self._admission.placed(placement, terms.caller.tenant, self._loop.time(), told=terms.streams)
+            self._admission.placed(placement, terms.caller.tenant, self._loop.time(), streams=terms.streams)
 
     def first_token(self, request_id: RequestId) -> None:
         self._admission.begun(request_id)

@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A time in which nothing that gateways tell each other arrives."""
+    """A time in which no message between gateways arrives."""
 
     from_s: float
     until_s: float
@@ -79,7 +79,7 @@ class Cut(msgspec.Struct, frozen=True):
 class GatewayGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Several gateways in front of the cluster, each with a scheduler of its own. Each request goes to one at random.
 
-    `delay_s`: how long what one tells takes to reach the others; None: they tell each other nothing, and know of each
+    `delay_s`: how long a message takes to reach the others; None: they send each other nothing, and know of each
     other's requests only by KV events. `loss`: the share of messages that do not arrive. `cuts`: see `Cut`.
     """
 

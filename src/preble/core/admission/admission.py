@@ -149,9 +149,11 @@ class Admission:
         del self._waiting[entry.request_id]
         return entry.request_id
 
-    def placed(self, placement: Placement, tenant: str, now: float, *, told: bool = True) -> None:
-        """A request goes to a replica: its turn came, it was moved, or it had not to wait. `told`: `begun` will be
-        called for it."""
+    def placed(self, placement: Placement, tenant: str, now: float, *, streams: bool = True) -> None:
+        """A request goes to a replica: its turn came, it was moved, or it did not have to wait.
+
+        `streams`: its answer does, so `begun` will be called.
+        """
         request_id, missed = placement.request_id, placement.num_prompt_tokens - placement.matched_tokens
         if request_id in self._running:
             self._end(request_id, 0)
@@ -160,7 +162,7 @@ class Admission:
         prefill_s = self._cost_model.prefill_s(missed, placement.matched_tokens)
         decode_s = self._cost_model.decode_s(habits.output_tokens, placement.num_prompt_tokens)
         self._queue.start(tenant, prefill_s + decode_s, now)
-        self._gate.sent(placement.replica_id, request_id, tenant, prefill_s, now, told=told)
+        self._gate.sent(placement.replica_id, request_id, tenant, prefill_s, now, streams=streams)
         self._running[request_id] = _Running(tenant, placement.replica_id, placement.num_prompt_tokens, decode_s)
 
     def begun(self, request_id: RequestId) -> None:

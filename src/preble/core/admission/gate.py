@@ -73,13 +73,20 @@ class Gate:
         self._replicas.pop(replica_id, None)
 
     def sent(
-        self, replica_id: ReplicaId, request_id: RequestId, tenant: str, prefill_s: float, now: float, *, told: bool
+        self,
+        replica_id: ReplicaId,
+        request_id: RequestId,
+        tenant: str,
+        prefill_s: float,
+        now: float,
+        *,
+        streams: bool,
     ) -> None:
-        """A request goes to a replica. `told`: `begun` will be called for it; else it is assumed to begin in turn."""
+        """A request goes to a replica. `streams`: `begun` will be called; else it counts as begun in its turn."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
             replica.pending_s += prefill_s
-            begun_at = None if told else now + replica.pending_s
+            begun_at = None if streams else now + replica.pending_s
             late_at = now + replica.pending_s + _LATE * self.depth_s
             replica.pending[request_id] = _Pending(tenant, prefill_s, late_at, begun_at)
 

@@ -164,7 +164,7 @@ class CacheTracker:
             self._index.caches[store].touch(entry.leaf, now)
 
     def computed_elsewhere(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> bool:
-        """The replica has computed a prompt for another gateway. False if its KV events tell what it caches."""
+        """The replica has computed a prompt for another gateway. False if its KV events report what it caches."""
         if not self._is_estimated(replica):
             return False
         leaf, block_size = self._place(replica, request, match, now), self._replicas.block_size[replica]
@@ -234,7 +234,7 @@ class CacheTracker:
             self._index.evicted(replica, event.block_hashes, now)
 
     def shared(self, replica: ReplicaIndex, event: BlocksShared, now: float) -> None:
-        """Blocks were copied into the replica's store. Nobody tells when they go, so they age."""
+        """Blocks were copied into the replica's store. Their removal is not reported, so they age."""
         if replica not in self._lost_events and self._has_room(len(event.block_hashes) * ENTRY_BYTES):
             store = self._cluster.place_of(replica, Tier.STORE)
             self._index.copied(replica, store, event.block_hashes, now)

@@ -173,7 +173,7 @@ class GlobalScheduler:
     # -- what other gateways report -----------------------------------------------------------------------------------
 
     def assume(self, event: PeerEvent, now: float) -> bool:
-        """Take what another gateway tells: it placed a request, saw its first token or end, or had a prompt computed.
+        """Take another gateway's report: it placed a request, saw its first token or end, or had a prompt computed.
 
         Until its end, the request counts here like our own: its load, and its prompt as about to be cached. Events may
         come twice, in any order, or not at all. Returns whether the event changed anything: we ignore one of an unknown

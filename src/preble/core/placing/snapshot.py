@@ -67,7 +67,7 @@ class SchedulerState:
     """A scheduler at one moment. It does not change afterwards.
 
     `num_index_tokens`, `num_index_bytes`: tokens in the prefix trees, and the memory of the whole index, by count.
-    `num_in_flight`: our own requests; `num_assumed`: those that other gateways told us of.
+    `num_in_flight`: our own requests; `num_assumed`: those of other gateways.
     `index_budget_bytes`: its memory budget, None for no limit. `enough_index_bytes`: about what it takes where the KV
     caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
     budget had no room for.

@@ -167,7 +167,7 @@ class PrefixIndex:
     def copied(self, replica: int, to: int, block_hashes: Sequence[BlockHash], now: float) -> None:
         """The cache `to` has copies of these blocks, and of all that leads to them.
 
-        Only the last block of a run tells: it comes with the others. O(blocks + depth).
+        Only the last block of a run shows it: it comes with the others. O(blocks + depth).
         """
         for node, end in self.caches[replica].named_ends(block_hashes):
             self.set_computed(to, node, end, now)
@@ -213,7 +213,7 @@ class PrefixIndex:
     def forget_beside(self, replica: int, leaf: Node, num_tokens: int, now: float, *, keep_named: bool = False) -> None:
         """Forget what the replica caches beyond token `num_tokens` of a prompt, but beside it: in other prompts.
 
-        `leaf`: where the prompt ends. `keep_named`: not the blocks whose names the replica has told, nor what leads to
+        `leaf`: where the prompt ends. `keep_named`: not the blocks that the replica has named, nor what leads to
         them. O(nodes that share the first `num_tokens`).
         """
         cache, gone, kept = self.caches[replica], [], leaf

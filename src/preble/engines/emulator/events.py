@@ -82,7 +82,7 @@ def wire_events(events: Iterable[KvEvent], media: EmulatedMedia) -> Iterator[_St
 
 
 def wire_copy(change: Change) -> _Stored | _Removed:
-    """A change beside the engine's memory as vLLM tells it unless it is asked for more: by hash alone."""
+    """A change beside the engine's memory as vLLM reports it unless it is asked for more: by hash alone."""
     tier, blocks, is_put = change
     medium = dict(_MEDIA)[tier]
     return _Stored(blocks, None, [], 0, None, medium=medium) if is_put else _Removed(blocks, medium)

@@ -109,7 +109,7 @@ class Group:
         await self._send_waiting()
         await self._bus.close()
 
-    # what we tell
+    # what we send
 
     def _tell(self, message: Message) -> None:
         self._waiting.append(message)

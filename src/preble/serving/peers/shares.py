@@ -21,7 +21,7 @@ class Shares:
     admission: Admission
 
     def follow(self, tell: Callable[[Message], None]) -> None:
-        """From now on tell peers of each ejection, except those that a peer has told us."""
+        """Report each ejection to peers from now on, but for those that a peer reported."""
 
         def changed(change: Change) -> None:
             if change.standing is Standing.EJECTED and change.reason is not EjectionReason.PEER:
@@ -35,7 +35,7 @@ class Shares:
         return Used(tuple(keys), tuple(tenants.items())) if keys or tenants else None
 
     def take(self, message: Ejected | Used, now: float) -> None:
-        """Add what a peer tells: an ejection, or what its keys and tenants used."""
+        """Apply a peer's report: an ejection, or what its keys and tenants used."""
         if isinstance(message, Ejected):
             self.ejection.failed_elsewhere(ReplicaId(message.replica), now)
             return

@@ -90,7 +90,7 @@ class ReplicaMonitor:
                 await self._server.close()
 
     async def _until_idle(self) -> None:
-        while self._rotation.runs_at(self.http):  # noqa: ASYNC110 (requests end with nobody to tell)
+        while self._rotation.runs_at(self.http):  # noqa: ASYNC110 (no event says that the last request has ended)
             await asyncio.sleep(_IDLE_CHECK_S)
 
     async def _one_life(self) -> None:

@@ -119,7 +119,7 @@ class Rotation:
                 replica.suspect.set()
 
     def _count_unlocated(self, event: BlocksStored) -> None:
-        """Count an event with an unknown parent. If the stream has told of it, have it start over, with backoff."""
+        """Count an event with an unknown parent. If it came over the stream, have that start over, with backoff."""
         replica_id = event.replica_id
         self._telemetry.unlocated(replica_id)
         if event.past_is_cut:
