@@ -17,6 +17,7 @@ from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded
 from preble.gateway.http.keys import KeyRing
+from preble.serving import key_limits
 from preble.serving.callers import Caller
 from preble.serving.endpoints.bodies import decode_chat, with_cache_salt
 from preble.serving.key_limits import KeyLimits
@@ -306,3 +307,15 @@ def test_a_key_tells_other_gateways_only_what_was_used_here_and_once() -> None:
     limits.used_elsewhere("k", 5, 500, 0.0)
     assert limits.take_untold() == [("k", 1, 20)]
     assert limits.take_untold() == []
+
+
+def test_what_peers_say_of_keys_takes_bounded_memory() -> None:
+    limits = KeyLimits()
+    for number in range(key_limits.MOST_KEYS + 5):
+        limits.used_elsewhere(f"key-{number}", 1, 1, 0.0)
+    assert len(limits._elsewhere) == key_limits.MOST_KEYS
+    limits.used_elsewhere("late", 1, 1, 61.0)
+    assert list(limits._elsewhere) == ["late"], "the others have used nothing for a minute"
+    for number in range(10_000):
+        limits.used_elsewhere("late", 1, 1, 61.0 + number / 100)
+    assert len(limits._elsewhere["late"]) <= 61

@@ -14,9 +14,10 @@ import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
+from preble.config.keys import KeyConfig
 from preble.core.types import Reason
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
-from preble.serving import COMPLETIONS, ENDPOINTS, FrontEnd, Intake, Placed, SchedulerAway, Serving
+from preble.serving import ANYBODY, COMPLETIONS, ENDPOINTS, Caller, FrontEnd, Intake, Placed, SchedulerAway, Serving
 from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
@@ -45,9 +46,11 @@ class Host:
         await eventually(lambda: not self.front_end.is_led)
 
     @asynccontextmanager
-    async def placed(self, name: str = "r", headers: dict[bytes, bytes] | None = None) -> AsyncIterator[Placed]:
+    async def placed(
+        self, name: str = "r", headers: dict[bytes, bytes] | None = None, caller: Caller = ANYBODY
+    ) -> AsyncIterator[Placed]:
         front_end = self.front_end
-        parsed = await front_end.parse(COMPLETIONS, headers or {}, BODY, name)
+        parsed = await front_end.parse(COMPLETIONS, headers or {}, BODY, name, caller)
         async with front_end.admitted(parsed) as parsed:
             placed = await front_end.place(await front_end.tokenize(parsed), parsed)
             try:
@@ -191,6 +194,22 @@ async def test_the_limit_is_shared_out_while_nobody_counts_for_all(tmp_path: Pat
         async with one.placed("a"):
             with pytest.raises(Overloaded):
                 await one.placed("b").__aenter__()
+
+
+@pytest.mark.parametrize(("limit", "of_two"), [("requests_per_minute", 4), ("tokens_per_minute", 20)])
+async def test_what_a_key_has_used_counts_while_the_scheduler_process_is_away(
+    tmp_path: Path, limit: str, of_two: int
+) -> None:
+    key: Any = {limit: of_two}
+    caller = Caller("key", "tenant", limits=KeyConfig("0" * 64, **key))
+    async with host(tmp_path, share=2) as (one, _):
+        async with one.placed("a", caller=caller) as placed:
+            placed.usage(3)
+        await one.kill()
+        async with one.placed("b", caller=caller) as placed:
+            placed.usage(3)
+        with pytest.raises(Overloaded, match=f"its {of_two // 2} {limit.split('_')[0]} a minute"):
+            await one.placed("c", caller=caller).__aenter__()
 
 
 async def test_a_request_that_is_answered_unplaced_waits_for_its_admission(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
 
 _MINUTE_S = 60.0
+_TOGETHER_S = 1.0
+"""What a key uses elsewhere within this time is remembered as one use."""
+MOST_KEYS = 10_000
+"""The most keys of whose use elsewhere we remember anything: a peer could name any number."""
 
 
 class _Allowance:
@@ -95,14 +99,27 @@ class KeyLimits:
 
     def used_elsewhere(self, name: str, num_requests: int, num_tokens: int, now: float) -> None:
         """Count the requests and tokens that a key has used at another gateway. O(keys)."""
+        if name not in self._elsewhere and not self._has_room(now):
+            return
         uses = self._elsewhere.setdefault(name, deque())
-        uses.append((now, num_requests, num_tokens))
+        if uses and now - uses[-1][0] < _TOGETHER_S:
+            at, requests, tokens = uses.pop()
+            uses.append((at, requests + num_requests, tokens + num_tokens))
+        else:
+            uses.append((now, num_requests, num_tokens))
         while uses[0][0] < now - _MINUTE_S:
             uses.popleft()
         for table, count in ((self._requests, num_requests), (self._tokens, num_tokens)):
             for (key, _), allowance in table.items():
                 if key == name:
                     allowance.take(count, now)
+
+    def _has_room(self, now: float) -> bool:
+        """Whether one more key can be remembered, once those are forgotten that have used nothing for a minute."""
+        if len(self._elsewhere) >= MOST_KEYS:
+            before = now - _MINUTE_S
+            self._elsewhere = {name: uses for name, uses in self._elsewhere.items() if uses[-1][0] >= before}
+        return len(self._elsewhere) < MOST_KEYS
 
     def _note_untold(self, name: str, num_requests: int, num_tokens: int) -> None:
         untold = self._untold.setdefault(name, [0, 0])

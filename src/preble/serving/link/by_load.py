@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import structlog
 
-from preble.config import EjectionConfig, GatewayConfig
+from preble.config import EjectionConfig, GatewayConfig, LimitsConfig
 from preble.core.policies.baselines import LeastLoad
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
-from preble.core.types import Reason, ReplicaId, Request
+from preble.core.types import Placement, Reason, ReplicaId, Request, RequestId
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.engines import Engine, ModelNames
 from preble.errors import ConfigError
 from preble.profiles import load_profile
+from preble.serving.callers import Caller
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.key_limits import KeyLimits
@@ -38,10 +41,12 @@ _INDEX_BYTES = 1024 * 1024
 class PlacingByLoad:
     """A small scheduler of this process, with the live replicas that the scheduler process named last.
 
-    `limit`: this process's share of the limit of prompts at once.
+    `limit`: this process's share, one of `share`, of the limits of prompts at once and of keys.
     """
 
-    def __init__(self, config: GatewayConfig, telemetry: Telemetry, on_suspicion: Callable[[ReplicaId], None]) -> None:
+    def __init__(
+        self, config: GatewayConfig, share: int, telemetry: Telemetry, on_suspicion: Callable[[ReplicaId], None]
+    ) -> None:
         self._config = config
         self._on_suspicion = on_suspicion
         self._left: list[Engine] = []
@@ -51,11 +56,29 @@ class PlacingByLoad:
         self._placements = Placements(self._scheduler, telemetry, EjectionConfig(enabled=False))
         self._dispatcher = Dispatcher(self._placements, RecentDecisions(_ByLoad.name, 1), config.retries)
         self.replicas = self._placements.replicas
-        self.limit = InFlightLimit(config.limits, KeyLimits())
+        self._share = share
+        self._loop = asyncio.get_running_loop()
+        self._key_limits = KeyLimits()
+        self._placements.observer = _Charging(self._key_limits)
+        self.limit = InFlightLimit(shared_limits(config, share), self._key_limits)
 
     def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Raises: NoReplicaError, PromptTooLong, UnknownModel."""
-        return self._dispatcher.place(request, terms)
+        terms = self.share_of(terms)
+        placed = self._dispatcher.place(request, terms)
+        self._key_limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
+        return placed
+
+    def share_of(self, terms: Terms) -> Terms:
+        """Return the terms with this process's share of the key's limits."""
+        if self._share == 1 or terms.caller.limits is None:
+            return terms
+        return msgspec.structs.replace(terms, caller=_shared(terms.caller, self._share))
+
+    def used(self, caller: Caller, num_requests: int, num_tokens: int) -> None:
+        """Count what a key used here while the scheduler process counted: that is as it were used elsewhere."""
+        if caller.limits is not None:
+            self._key_limits.used_elsewhere(caller.name, num_requests, num_tokens, self._loop.time())
 
     def use(self, rows: Iterable[LinkedReplica]) -> None:
         """Set the table to the scheduler process's list."""
@@ -105,6 +128,25 @@ class PlacingByLoad:
         await asyncio.gather(self._closing, *(engine.close() for engine in engines), return_exceptions=True)
 
 
+class _Charging:
+    """Charges keys for the tokens of answers. A `PlacementObserver`."""
+
+    def __init__(self, key_limits: KeyLimits) -> None:
+        self._key_limits = key_limits
+        self._loop = asyncio.get_running_loop()
+
+    def replica_added(self, replica_id: ReplicaId) -> None: ...
+
+    def replica_removed(self, replica_id: ReplicaId) -> None: ...
+
+    def placed(self, placement: Placement, terms: Terms) -> None: ...
+
+    def first_token(self, request_id: RequestId) -> None: ...
+
+    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None:
+        self._key_limits.charge(caller, output_tokens, self._loop.time())
+
+
 class _ByLoad(LeastLoad):
     name = "by_load"
 
@@ -123,6 +165,20 @@ class _Suspicion(asyncio.Event):
 
     def set(self) -> None:
         self._told()
+
+
+def shared_limits(config: GatewayConfig, share: int) -> LimitsConfig:
+    """Return the limits of one of `share` processes."""
+    limits: Any = msgspec.structs.replace(config.limits, max_in_flight=max(1, config.limits.max_in_flight // share))
+    return cast(LimitsConfig, limits)
+
+
+@lru_cache(1024)
+def _shared(caller: Caller, share: int) -> Caller:
+    limits: Any = caller.limits
+    given = {name: getattr(limits, name) for name in ("requests_per_minute", "tokens_per_minute", "prompts_at_once")}
+    own: Any = {name: max(1, limit // share) for name, limit in given.items() if limit is not None}
+    return dataclasses.replace(caller, limits=msgspec.structs.replace(limits, **own))
 
 
 def _is_same(replica: LiveReplica, row: LinkedReplica | None) -> bool:

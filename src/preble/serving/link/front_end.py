@@ -7,9 +7,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from preble.config import GatewayConfig
 from preble.core.types import Request
@@ -17,7 +14,7 @@ from preble.errors import UnknownRequest
 from preble.logs import LogLosses
 from preble.serving.intake import Intake
 from preble.serving.link import protocol as m
-from preble.serving.link.by_load import PlacingByLoad
+from preble.serving.link.by_load import PlacingByLoad, shared_limits
 from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink, Ticket
 from preble.serving.placed import Placed
 from preble.serving.requests import ParsedRequest
@@ -39,7 +36,7 @@ class FrontEnd(Intake):
     def __init__(self, config: GatewayConfig, path: Path, name: str, share: int, log_losses: LogLosses | None) -> None:
         """Use `connect`."""
         telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=name)
-        self._here = here = PlacingByLoad(_shared(config, share), telemetry, self._suspect)
+        self._here = here = PlacingByLoad(config, share, telemetry, self._suspect)
         tokens = make_token_source(config, here.replicas.engines_for, here.replicas.suspect)
         super().__init__(config, here.replicas, telemetry, tokens)
         self._share = share
@@ -74,7 +71,7 @@ class FrontEnd(Intake):
     def reconfigure(self, config: GatewayConfig) -> None:
         """Use other settings from now on, where they can be changed: see `preble.config.reloading`."""
         self._config = config
-        self._here.limit.configure(_shared(config, self._share).limits)
+        self._here.limit.configure(shared_limits(config, self._share))
 
     async def close(self) -> None:
         """Disconnect from the scheduler process and the replicas. End every placement first."""
@@ -94,8 +91,11 @@ class FrontEnd(Intake):
     @asynccontextmanager
     async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
         terms, limit = parsed.terms, self._here.limit
-        if not (is_led := self._link.is_up):
-            limit.enter(terms)
+        own = self._here.share_of(terms)
+        if is_led := self._link.is_up:
+            self._here.used(terms.caller, 1, 0)
+        else:
+            limit.enter(own)
         ticket = self._link.admit(terms)
         try:
             if is_led and _waits(parsed):
@@ -108,21 +108,27 @@ class FrontEnd(Intake):
             self._tickets.pop(parsed.request_id, None)
             self._link.leave(ticket)
             if not is_led:
-                limit.leave(terms)
+                limit.leave(own)
 
     async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
         return await self._place(request, self._tickets[parsed.request_id])
 
     async def _place(self, request: Request, ticket: Ticket) -> Placed:
+        caller = ticket.terms.caller
         try:
-            return await self._link.place(request, ticket, partial(self._place_again, request, ticket))
+            placed = await self._link.place(request, ticket, partial(self._place_again, request, ticket))
         except SchedulerAway:
             return self._here.place(request, ticket.terms)
+        self._here.used(caller, 0, request.num_prompt_tokens)
+        placed.on_end = partial(self._here.used, caller, 0)
+        return placed
 
     async def _place_again(self, request: Request, ticket: Ticket, ended: LinkedPlaced) -> Placed:
         avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.placement.replica_id})
         try:
-            return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
+            placed = await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
+            placed.on_end = ended.on_end
+            return placed
         except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile
             return await self._place(avoiding, ticket)
 
@@ -133,9 +139,3 @@ def _waits(parsed: ParsedRequest) -> bool:
     if parsed.endpoint.of_tokens or not parsed.body:
         return True
     return _OWN_ID in parsed.headers or len(parsed.body) > _PLACED_UNASKED_BYTES or parsed.num_prompts > 1
-
-
-def _shared(config: GatewayConfig, share: int) -> GatewayConfig:
-    limits = config.limits
-    own: Any = msgspec.structs.replace(limits, max_in_flight=max(1, limits.max_in_flight // share))
-    return msgspec.structs.replace(config, limits=own)

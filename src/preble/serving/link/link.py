@@ -326,7 +326,7 @@ class _Connection(FrameProtocol[m.FromScheduler]):
 class LinkedPlaced(Placed):
     """A placement that the scheduler process made. Reports go there; one message has all that the end reports."""
 
-    __slots__ = ("_again", "_link", "number", "told_at")
+    __slots__ = ("_again", "_link", "number", "on_end", "told_at")
 
     def __init__(
         self,
@@ -341,6 +341,8 @@ class LinkedPlaced(Placed):
         self._link = link
         self._again = again
         self.number = number
+        self.on_end: Callable[[int], None] = lambda output_tokens: None
+        """Called at the end, with the tokens generated."""
         self.told_at: float | None = None
         """The last `heard_at` that the scheduler process knows."""
 
@@ -361,6 +363,7 @@ class LinkedPlaced(Placed):
         kind = None if error is None else (m.kind_of(error), str(error))
         counts = (self._status, self._retry_after_s, self._output_tokens, self._cached_tokens)
         self._link.report(self, m.Ended(self.number, kind, *counts), is_last=True)
+        self.on_end(self._output_tokens)
 
 
 Again = Callable[[LinkedPlaced], Awaitable[Placed]]
