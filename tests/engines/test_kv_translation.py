@@ -18,7 +18,7 @@ from preble.core.types import (
     ReplicaId,
     Tier,
 )
-from preble.engines.kv_translation import KvTranslation
+from preble.engines.kv_translation import MAX_SHARED_EARLY, KvTranslation
 from preble.engines.kv_wire import decode_batch
 from support.kv_publisher import cleared, removed, stored
 
@@ -103,6 +103,13 @@ def test_what_is_put_into_a_store_is_shared_once_its_tokens_are_known(medium: st
     assert told(translation, short(medium, 1)) == [BlocksShared(REPLICA, (1,))]
     assert told(translation, removed(1, 2, medium=medium)) == [], "whoever removes it there, others may still load it"
     assert told(translation, removed(1)) == [BlocksEvicted(REPLICA, (1,))]
+
+
+def test_of_the_blocks_in_a_store_only_the_latest_are_remembered() -> None:
+    translation, half = KvTranslation(REPLICA), MAX_SHARED_EARLY // 2
+    told(translation, short("STORAGE", *range(MAX_SHARED_EARLY + 1)))
+    assert kinds(told(translation, stored(half))) == [BlocksStored]
+    assert kinds(told(translation, stored(half + 1))) == [BlocksStored, BlocksShared]
 
 
 def test_copies_of_blocks_that_no_prompt_can_name_are_not_told() -> None:

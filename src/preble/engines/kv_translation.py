@@ -129,8 +129,8 @@ class KvTranslation:
     def _put_into_store(self, blocks: Sequence[BlockHash]) -> Sequence[KvEvent]:
         shared = tuple(self._matchable(blocks))
         self._shared_early |= dict.fromkeys(shared)
-        while len(self._shared_early) > MAX_SHARED_EARLY:
-            del self._shared_early[next(iter(self._shared_early))]
+        if len(self._shared_early) > MAX_SHARED_EARLY:
+            self._shared_early = dict.fromkeys(list(self._shared_early)[-MAX_SHARED_EARLY // 2 :])
         return [BlocksShared(self._replica_id, shared)] if shared else ()
 
     def _removed(self, event: WireRemoved) -> Sequence[KvEvent]:
