@@ -90,10 +90,12 @@ class ReservationTable(Mapping[str, Reservation]):
         Raises: UnknownReservation: also if it ended before.
         """
         reservation = self._take(reservation_id)
-        if output_tokens is not None:
-            reservation.usage(output_tokens, cached_tokens)
-        reservation.end(status, error, retry_after_s)
-        self._on_over(reservation)
+        try:
+            if output_tokens is not None:
+                reservation.usage(output_tokens, cached_tokens)
+            reservation.end(status, error, retry_after_s)
+        finally:
+            self._on_over(reservation)
         return reservation
 
     def cancel(self, reservation_id: str) -> Reservation:
