@@ -16,7 +16,7 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
-from preble.engines.kv_events import Intake, KvEventStream
+from preble.engines.kv_events import EventIntake, KvEventStream
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message
 from support.waiting import eventually
 
@@ -30,7 +30,7 @@ class Scene:
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
         self.now = 0.0
-        self.intake = Intake(LIAR, reset_keeps_host=True)
+        self.intake = EventIntake(LIAR, reset_keeps_host=True)
         self.running: list[RequestId] = []
         self.scheduler = GlobalScheduler(
             make_policy(rng.choice(["e2", "preble"])),

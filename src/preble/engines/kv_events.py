@@ -118,7 +118,7 @@ class Turn:
             self._ends_at = self._clock() + TURN_S
 
 
-class Intake:
+class EventIntake:
     """Messages in, changes of the cache out: what is known of one replica, whichever way a message came."""
 
     def __init__(self, replica_id: ReplicaId, reset_keeps_host: bool) -> None:
@@ -180,7 +180,7 @@ class Intake:
 class Replay:
     """One request for past messages. `complete`: we are in step with the engine afterwards."""
 
-    def __init__(self, intake: Intake, stuck_at: int | None) -> None:
+    def __init__(self, intake: EventIntake, stuck_at: int | None) -> None:
         """`stuck_at`: number after which a message was missing before; missing again, it cannot be had."""
         self._intake = intake
         self._stuck_at = stuck_at
@@ -234,7 +234,7 @@ class KvEventStream:
         self._endpoints = endpoints
         self._idle_check_s = idle_check_s
         self._replay_timeout_s = replay_timeout_s
-        self._intake = Intake(replica_id, reset_keeps_host)
+        self._intake = EventIntake(replica_id, reset_keeps_host)
         self._subscription: Subscription | None = None
         self._closed = False
         self._resync = False

@@ -21,7 +21,7 @@ def longest_prompt(spec: ReplicaSpec) -> float:
     return min(limits, default=inf)
 
 
-class Watch:
+class Timings:
     """What `TimingSamples` notes of one request. `number`: requests placed on its replica so far, this one included.
 
     `undisturbed`: no other prompt was waiting when it was placed. `ttft_s`: None if it is no sample. `num_decoding`:
@@ -63,7 +63,7 @@ class InFlightRequest:
         "prefix",
         "replica",
         "request",
-        "watch",
+        "timings",
         "window_entry",
     )
 
@@ -82,7 +82,7 @@ class InFlightRequest:
         self.prefix: Node | None = None
         self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
-        self.watch: Watch | None = None
+        self.timings: Timings | None = None
         self.is_assumed = False
 
 

@@ -21,7 +21,7 @@ from preble.serving import ANYBODY, JSON_TYPE, Caller, Endpoint, ErrorForm, Head
 from preble.wire.answering import Answering, ClientConnection, RequestHead
 
 
-class Gateway(Protocol):
+class Application(Protocol):
     """What all clients share."""
 
     is_draining: bool
@@ -45,7 +45,7 @@ class IntakeSettings:
     limits: LimitsConfig
     body_s: float
     bodies: BodyMemoryBudget
-    gateway: Gateway
+    application: Application
 
 
 class PlacedClient(Answering):
@@ -201,7 +201,7 @@ class PlacedClient(Answering):
         super().begin(status, self._shown(headers))
 
     def _shown(self, headers: HeaderList) -> HeaderList:
-        if self._settings.gateway.is_draining:
+        if self._settings.application.is_draining:
             self.keep_alive = False
         return shown_headers(headers, self.caller, self.request_id)
 
@@ -214,7 +214,7 @@ class PlacedClient(Answering):
             self.end()
 
     def _fail(self, error: Exception) -> None:
-        self.fail(self._settings.gateway.form_of(error, self.caller, self.request_id))
+        self.fail(self._settings.application.form_of(error, self.caller, self.request_id))
 
     def _close(self, *, failed: bool) -> None:
         """The request is over: count it, and give back its memory."""
@@ -223,4 +223,4 @@ class PlacedClient(Answering):
         self._body.clear()
         self._cause = self._task = None
         self.memory.release(failed=failed)
-        self._settings.gateway.count(self.head.path, self.status)
+        self._settings.application.count(self.head.path, self.status)
