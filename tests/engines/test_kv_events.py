@@ -269,6 +269,20 @@ async def test_evictions_that_follow_one_another_are_one() -> None:
         assert evictions == 2 * [BlocksEvicted(REPLICA, (2, 1))]
 
 
+async def test_what_a_removal_is_about_keeps_it_apart() -> None:
+    async with ScriptedPublisher() as publisher, following(publisher) as follower:
+        await publisher.publish(stored(1, 2, 3), stored(2, medium="CPU"))
+        await publisher.publish(removed(3), removed(2), removed(2, medium="CPU"), removed(1), stored(50))
+        await follower.sees(50)
+        gone = [event for event in follower.events if isinstance(event, (BlocksEvicted, BlocksDemoted))]
+        assert gone == [
+            BlocksEvicted(REPLICA, (3,)),
+            BlocksDemoted(REPLICA, (2,)),
+            BlocksEvicted(REPLICA, (2,), Tier.HOST),
+            BlocksEvicted(REPLICA, (1,)),
+        ]
+
+
 async def test_rubbish_of_every_kind_is_survived_and_counted() -> None:
     encode = msgspec.msgpack.encode
     payloads = [

@@ -32,7 +32,7 @@ import structlog
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
 from preble.engines.kv_translation import KvTranslation
-from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_batch, decode_large
+from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, WireRemoved, decode_batch, decode_large
 
 __all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
 
@@ -149,7 +149,7 @@ class EventIntake:
         if self.line.is_empty and message.seq > 0:
             self._translation.past_is_cut = True
             self.say_once("kv_events_without_their_past", reason="the engine no longer replays the oldest events")
-        for event in await self.decoded(message):
+        for event in in_runs(await self.decoded(message)):
             changes += [
                 replace(change, is_past=is_past) if isinstance(change, CacheCleared) else change
                 for change in self._translation.apply(event)
@@ -373,8 +373,24 @@ class KvEventStream:
         intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
 
 
+def in_runs(events: Sequence[WireEvent]) -> list[WireEvent]:
+    """The same events, removals that follow one another as one: vLLM sends one for each block."""
+    runs: list[WireEvent] = []
+    for event in events:
+        last = runs[-1] if runs else None
+        if isinstance(event, WireRemoved) and isinstance(last, WireRemoved) and _is_alike(event, last):
+            last.block_hashes += event.block_hashes
+        else:
+            runs.append(event)
+    return runs
+
+
+def _is_alike(one: WireRemoved, other: WireRemoved) -> bool:
+    return one.medium == other.medium and one.group_idx == other.group_idx
+
+
 def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
-    """The same changes, evictions that follow one another as one, and so demotions: vLLM sends one for each block."""
+    """The same changes, evictions that follow one another as one, and so demotions, as where others were ignored."""
     result: list[KvEvent] = []
     for _, run in groupby(changes, key=_kind):
         first, *more = run

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 
 from preble.core.types import (
+    TOKEN_BYTES,
     BlockHash,
     BlocksDemoted,
     BlocksEvicted,
@@ -20,6 +21,7 @@ from preble.core.types import (
     BlocksStored,
     CacheCleared,
     KvEvent,
+    PackedTokens,
     ReplicaId,
     Tier,
     namespace_of,
@@ -99,12 +101,13 @@ class KvTranslation:
             return ()
         hashes, parent = tuple(event.block_hashes), event.parent_block_hash
         namespace, usable = self._namespace(event)
+        tokens = _packed(_marked(event), usable * event.block_size, event.block_size)
+        usable = len(tokens) // TOKEN_BYTES // event.block_size
         if usable < len(hashes) and len(self._unmatchable) < MAX_BLOCKS:
             self._unmatchable.update(hashes[usable:])
         named = hashes[:usable]
         if not named:
             return ()
-        tokens = pack_tokens(_marked(event)[: usable * event.block_size])
         cut = self.past_is_cut
         stored = BlocksStored(self._replica_id, named, parent, tokens, event.block_size, namespace, cut)
         return stored, *self._now_elsewhere(named)
@@ -142,6 +145,8 @@ class KvTranslation:
         blocks = tuple(self._matchable(event.block_hashes))
         if len(blocks) < len(event.block_hashes):
             self._unmatchable.difference_update(event.block_hashes)
+        if blocks and not self._on_host:
+            return [BlocksEvicted(self._replica_id, blocks)]
         return [self._left(on_host, tuple(run)) for on_host, run in groupby(blocks, key=self._on_host.__contains__)]
 
     def _left(self, on_host: bool, blocks: tuple[BlockHash, ...]) -> KvEvent:
@@ -173,19 +178,19 @@ class KvTranslation:
         return True
 
     def _namespace(self, event: WireStored) -> tuple[str, int]:
-        """The namespace of these blocks, and how many of them can be compared with a prompt.
+        """The namespace of these blocks, and how many of them can be compared with a prompt if their tokens can.
 
         Only a prompt's first block names its cache salt; later ones have it from their parent, as the scheduler knows.
         """
         if event.parent_block_hash in self._unmatchable:
             return "", 0
-        salt, usable = event.cache_salt, _num_narrow_blocks(event)
-        if event.extra_keys:
+        salt, usable = event.cache_salt, len(event.block_hashes)
+        if _has_extra_keys(event):
             foreign = [self._foreign_keys(event, i) for i in range(len(event.block_hashes))]
             if event.parent_block_hash is None and len(foreign[0]) == 1 and isinstance(foreign[0][0], str):
                 [salt] = foreign[0]
                 foreign[0] = []
-            usable = min(usable, len(list(takewhile(lambda keys: not keys, foreign))))
+            usable = len(list(takewhile(lambda keys: not keys, foreign)))
         return namespace_of(event.lora_name, salt if isinstance(salt, str) else None), usable
 
     @staticmethod
@@ -193,6 +198,11 @@ class KvTranslation:
         """What block number `block` was hashed with, apart from tokens, media and the adapter's name."""
         keys = [key for key in _extra_keys(event, block) if _as_medium(key) is None]
         return keys[1:] if keys and event.lora_name and keys[0] == event.lora_name else keys
+
+
+def _has_extra_keys(event: WireStored) -> bool:
+    """Whether any of its blocks has some: vLLM sends a list of nothing for each event."""
+    return event.extra_keys is not None and any(event.extra_keys)
 
 
 def _extra_keys(event: WireStored, block: int) -> Sequence[object]:
@@ -209,7 +219,7 @@ def _as_medium(key: object) -> tuple[str, int] | None:
 
 def _marked(event: WireStored) -> list[int]:
     """Its token ids, with a mark where an image, video or sound begins."""
-    if event.extra_keys is None:
+    if not _has_extra_keys(event):
         return event.token_ids
     token_ids = event.token_ids.copy()
     for block in range(len(event.block_hashes)):
@@ -220,8 +230,10 @@ def _marked(event: WireStored) -> list[int]:
     return token_ids
 
 
-def _num_narrow_blocks(event: WireStored) -> int:
-    """How many blocks come before the first one with a token id that is a hash."""
-    if max(event.token_ids, default=0) < 2**32:
-        return len(event.block_hashes)
-    return next(i for i, token_id in enumerate(event.token_ids) if token_id >= 2**32) // event.block_size
+def _packed(token_ids: Sequence[int], count: int, block_size: int) -> PackedTokens:
+    """The first `count` of them, up to the first block with an id that is a hash."""
+    try:
+        return pack_tokens(token_ids[:count])
+    except OverflowError:
+        narrow = next(i for i, token_id in enumerate(token_ids) if token_id >= 2**32)
+        return pack_tokens(token_ids[: narrow // block_size * block_size])
