@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from preble.config.load import load
 from support.servers import require_server
@@ -158,16 +159,34 @@ def test_envoy_is_of_the_version_that_the_picker_is_tested_with() -> None:
     assert f"envoy:v{pinned}-latest" in (CHART / "values.yaml").read_text()
 
 
-def test_the_recipe_of_an_autoscaler_is_one_that_kubernetes_takes() -> None:
-    """KEDA's ScaledObject is not checked: its schema is in no package."""
+VALIDATE = {
+    "HorizontalPodAutoscaler": (
+        ("helm", "python", "-c"),
+        "import json, sys, kubernetes_validate as k; k.validate(json.load(sys.stdin), '1.31', strict=True)",
+    ),
+    "ScaledObject": (
+        ("keda", "node", "--input-type=module", "-e"),
+        "import { readFileSync } from 'fs'; import { ScaledObject } from '@kubernetes-models/keda/keda.sh/v1alpha1';"
+        "new ScaledObject(JSON.parse(readFileSync(0, 'utf8'))).validate()",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VALIDATE)
+def test_the_recipes_of_autoscalers_follow_their_schemas(kind: str) -> None:
+    (server, name, *flags), script = VALIDATE[kind]
+    program = require_server(server, name)
     page = (ROOT / "docs" / "howto" / "monitoring.md").read_text()
-    [recipe] = [
-        part for part in re.split(r"^---$|^```\w*$", page, flags=re.MULTILINE) if "HorizontalPodAutoscaler\n" in part
-    ]
-    check = "import sys, yaml, kubernetes_validate as k; k.validate(yaml.safe_load(sys.stdin), '1.31', strict=True)"
-    python = require_server("helm", "python")
-    run = subprocess.run([python, "-c", check], input=recipe, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    parts = re.split(r"^---$|^```\w*$", page, flags=re.MULTILINE)
+    [recipe] = [yaml.safe_load(part) for part in parts if f"kind: {kind}\n" in part]
+
+    def check() -> subprocess.CompletedProcess[str]:
+        command, given = [program, *flags, script], json.dumps(recipe)
+        return subprocess.run(command, input=given, capture_output=True, text=True, cwd=program.parents[1], check=False)
+
+    assert (run := check()).returncode == 0, run.stderr
+    recipe["spec"] |= {"minReplicas": "two", "minReplicaCount": "two"}
+    assert "eplica" in check().stderr, "the check finds what is wrong"
 
 
 def test_envoy_needs_a_picker_and_the_engines() -> None:
