@@ -126,8 +126,8 @@ async def fleet_counts() -> list[tuple[int, int, int]]:
 
 async def scheduler_state() -> PlacerState:
     handle = serve.get_deployment_handle("PrebleScheduler", example.APP)
-    states: list[PlacerState] = await handle.broadcast("router_state").results_async(timeout_s=30)
-    return states[0] if states else PlacerState()
+    state: PlacerState = await handle.router_state.remote()
+    return state
 
 
 async def until(condition: Callable[[PlacerState], bool]) -> PlacerState:

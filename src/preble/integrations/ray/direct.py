@@ -17,8 +17,9 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
 from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from preble.errors import ConfigError
 from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states
@@ -30,33 +31,39 @@ _RENEW_S = 60.0
 Message = MutableMapping[str, Any]
 Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
-_api = FastAPI()
 
-
-@serve.ingress(_api)
+@serve.ingress()
 class PrebleScheduler:
     """Answers HAProxy's question where a request goes. One replica is one scheduler; several tell each other."""
 
     def __init__(self, engines: Any) -> None:
-        self._engines = engines
         engines._init(_run_router_in_separate_loop=False)
+        self._engines = engines
 
-    @_api.post("/internal/route")  # type: ignore[untyped-decorator]
-    async def route(self, request: Request) -> dict[str, Any]:
-        """Return the replica for the request in the body. 503: there is none."""
+    async def __serve_build_asgi_app__(self) -> Asgi:
+        async def app(scope: Message, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                is_asked = (scope["method"], scope["path"]) == ("POST", "/internal/route")
+                answer = await self._route(Request(scope, receive)) if is_asked else Response(status_code=404)
+                await answer(scope, receive, send)
+
+        return app
+
+    async def _route(self, request: Request) -> Response:
+        """The replica for the request in the body. 503: there is none."""
         request_id = request.headers.get("x-request-id", "")
         try:
             body = json.loads(await request.body())
-        except ValueError:  # empty, truncated, or no JSON: the least loaded replica gets it and will say so
+        except ValueError:  # empty, cut off, or no JSON: some replica gets it, and says what is wrong
             body = {}
         arguments = {RESERVATION: request_id} if request_id else {}
         try:
             async with self._engines.choose_replica(body, _reserve=False, **arguments) as selection:
                 replica = selection._replica
                 host, port = replica.backend_http_endpoint
-                return {"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()}
+                return JSONResponse({"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()})
         except (RuntimeError, TypeError, ValueError) as error:
-            raise HTTPException(503, str(error)) from error
+            return JSONResponse({"detail": str(error)}, 503)
 
     async def router_state(self) -> PlacerState:
         """Return what this scheduler knows."""

@@ -93,7 +93,12 @@ class EmulatedServer(_Emulated):
             EmulatedMedia(self._config.image_tokens),
             [self._publisher],
         )
-        return reported(app, self._reporter)
+
+        async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await app(scope, receive, send)
+
+        return reported(without_lifespan, self._reporter)
 
 
 class Ingress:
