@@ -13,7 +13,7 @@ from support.by_hand import MODEL
 
 
 def warnings(budget_bytes: int | None, *capacities: int | None) -> list[str]:
-    """What is logged while replicas with caches of so many tokens join."""
+    """What is logged while replicas with caches of N tokens join."""
     structlog.reset_defaults()
     made = GlobalScheduler(make_policy("preble"), MODEL, index_budget_bytes=budget_bytes)
     with capture_logs() as logs:

@@ -181,7 +181,7 @@ class Replay:
     """One request for past messages. `complete`: we are in step with the engine afterwards."""
 
     def __init__(self, intake: EventIntake, stuck_at: int | None) -> None:
-        """`stuck_at`: number after which a message was missing before; missing again, it cannot be had."""
+        """`stuck_at`: number after which a message was missing before; if it is missing again, it is lost."""
         self._intake = intake
         self._stuck_at = stuck_at
         self.complete = False
@@ -337,7 +337,7 @@ class KvEventStream:
                 yield event
 
     async def _settle(self, message: Message) -> Sequence[KvEvent]:
-        """Apply a live message now that everything that can be had before it is there."""
+        """Apply a live message now that everything before it is there that can still be got."""
         verdict = self._intake.line.judge(message)
         if verdict is Verdict.DUPLICATE:
             self._intake.counters.duplicates += 1
@@ -348,7 +348,7 @@ class KvEventStream:
     async def _catch_up(self, *, trust_silence: bool) -> AsyncGenerator[KvEvent, None]:
         """Get in step with the engine by its past messages; see the head of this module.
 
-        `trust_silence`: where past messages cannot be had, whether to keep what we have.
+        `trust_silence`: where past messages are not available, whether to keep what we have.
         """
         intake = self._intake
         intake.counters.catch_ups += 1

@@ -72,7 +72,7 @@ class Message:
 
 
 class ReplayUnavailable(Exception):
-    """Past messages cannot be had: no endpoint for them, or no answer in time."""
+    """Past messages are not available: no endpoint for them, or no answer in time."""
 
 
 @cache

@@ -35,9 +35,9 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class ReplicaPages:
-    """Answers requests to `/replicas`, of admins. Without any key, all that changes something is refused:
+    """Answers requests to `/replicas`, of admins.
 
-    else a page in a browser on this machine could have prompts sent to a replica of its own.
+    A gateway without keys refuses changes: any page in a browser on this machine could redirect prompts to itself.
     """
 
     def __init__(self, serving: Serving, front: Front) -> None:
