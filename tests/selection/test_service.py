@@ -14,6 +14,7 @@ from selection.conftest import Select, Selecting
 from support.waiting import eventually
 
 IDS = list(range(100))
+_OF_BODY = b'{"path": "/v1/completions", "body": "%s"}'
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -201,6 +202,7 @@ async def test_loads_and_what_a_prompt_would_add(select: Select) -> None:
         assert (model["model_name"], model["pending_count"]) == ("tiny", 0)
         assert sum(row["active_requests"] for row in loads.values()) == loads[held["worker_id"]]["active_requests"] == 1
         assert (await one.ask("GET", "/loads?model_name=unknown"))[1] == []
+        assert (await one.ask("GET", "/loads?model_name=default"))[1] == [model]
         _, scores = await one.post("/overlap_scores", token_ids=IDS)
         blocks = {row["worker_id"]: row["device_blocks"] for row in scores["workers"]}
         assert scores["num_blocks"] == 100 // scores["block_size"]
@@ -237,8 +239,9 @@ async def test_bad_input_gets_an_error_that_says_what_to_do(select: Select, fiel
 
 async def test_other_errors_have_their_status(select: Select) -> None:
     async with replicas(1) as [fake], select([fake.url]) as one:
-        async with one.http.post("/select", data=b"no JSON") as answer:
-            assert answer.status == 400 and "not JSON" in await answer.text()
+        for wrong in (b"no JSON", b'{"model_name": "\xff"}', *(_OF_BODY % body for body in (rb"\ud800", b"\xff"))):
+            async with one.http.post("/select", data=wrong) as answer:
+                assert answer.status == 400 and "body is not JSON" in await answer.text()
         for method, path, expected in (
             ("GET", "/select", 405),
             ("DELETE", "/loads", 405),

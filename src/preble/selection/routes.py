@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 
 from preble.errors import RequestError
 from preble.selection.messages import (
+    DEFAULT,
     EndRequest,
     ModelLoad,
     OutputBlockRequest,
@@ -50,8 +51,9 @@ class Call:
 
     @property
     def model_name(self) -> str | None:
-        """The query's model, None for none."""
-        return parse_qs(self.query.decode("latin-1")).get("model_name", [None])[-1]
+        """The query's model, None for any."""
+        name = parse_qs(self.query.decode("latin-1")).get("model_name", [DEFAULT])[-1]
+        return None if name == DEFAULT else name
 
 
 Answer = Callable[[Call], Any]
@@ -163,14 +165,14 @@ ROUTES = (
         "/loads",
         "What every worker has to do",
         list[ModelLoad],
-        lambda call: call.service.loads(call.model_name),
+        lambda call: call.service.loads.by_model(call.model_name),
     ),
     Route(
         "POST",
         "/potential_loads",
         "What every worker would have to do with a prompt",
         list[WorkerLoad],
-        lambda call: call.service.potential_loads(call.body, call.caller),
+        lambda call: call.service.loads.with_prompt(call.service.asked_about(call.body, call.caller)),
         PromptRequest,
     ),
     Route(
@@ -178,7 +180,7 @@ ROUTES = (
         "/overlap_scores",
         "How much of a prompt each worker has cached",
         OverlapScores,
-        lambda call: call.service.overlap_scores(call.body, call.caller),
+        lambda call: call.service.loads.overlap(call.service.asked_about(call.body, call.caller)),
         PromptRequest,
     ),
 )

@@ -70,7 +70,7 @@ async def _decoded(body: bytes, kind: type) -> Any:
         return decode() if len(body) <= _DECODED_AT_ONCE_BYTES else await asyncio.to_thread(decode)
     except msgspec.ValidationError as error:
         raise RequestError(f"the body is not as {OPENAPI} says: {error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
 
 

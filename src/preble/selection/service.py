@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from weakref import WeakSet
 
-import msgspec
 from msgspec import UNSET
 
-from preble.core.types import Placement, ReplicaId, Request, pack_tokens
-from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, RequestError
-from preble.gateway.http.keys import UNAUTHORIZED
+from preble.core.types import Placement
+from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
+from preble.selection.loads import Loads
 from preble.selection.messages import (
     DEFAULT,
     EndRequest,
-    ModelLoad,
     Overlap,
-    OverlapScores,
     ProgressRequest,
     PromptRequest,
     RenewRequest,
@@ -28,22 +25,14 @@ from preble.selection.messages import (
     SelectRequest,
     SelectResponse,
     Worker,
-    WorkerLoad,
-    WorkerOverlap,
 )
+from preble.selection.prompts import ClientRequest, body_in, request_in
 from preble.selection.workers import Workers
-from preble.serving import COMPLETIONS, Caller, Endpoint, Fields, endpoint_of
-
-
-class UnknownClientKey(RequestError):
-    """The client's headers have a key that is not valid."""
-
-    status = 401
-    code = UNAUTHORIZED.code
+from preble.serving import Caller
 
 
 class SelectionService:
-    """Selections and reservations of one running gateway. `workers`: its replicas."""
+    """Selections and reservations of one running gateway. `workers`: its replicas; `loads`: what they have to do."""
 
     def __init__(self, gateway: Gateway) -> None:
         config = gateway.config.selection
@@ -52,6 +41,7 @@ class SelectionService:
         self._hold_s = config.hold_s
         self._loop = asyncio.get_running_loop()
         self.workers = Workers(self._serving)
+        self.loads = Loads(self._serving, self.workers)
         self.reservations = Reservations(self._serving, config.lease_s)
         self._selected: WeakSet[Reservation] = WeakSet()
         """Selected under an id, and not reserved yet."""
@@ -110,44 +100,14 @@ class SelectionService:
         allowed: list[int] | None,
         pinned: Worker | None,
     ) -> Reservation:
-        endpoint, headers, body, caller = self._prompt(asked, caller)
-        others = self._others(allowed, pinned)
+        others = partial(self.workers.others, allowed, pinned)
         others()  # an unknown worker is an error before anything is taken
-        return await self.reservations.reserve(
-            endpoint, headers, body, caller, reservation_id=selection_id, avoid=others, lease_s=lease_s
-        )
+        request = self.asked_about(asked, caller)
+        return await self.reservations.reserve(*request, reservation_id=selection_id, avoid=others, lease_s=lease_s)
 
-    def _others(self, allowed: list[int] | None, pinned: Worker | None) -> Callable[[], frozenset[ReplicaId]]:
-        return lambda: self.workers.others(allowed, pinned)
-
-    def _prompt(
-        self, asked: PromptRequest, caller: Caller
-    ) -> tuple[Endpoint, dict[bytes, bytes], bytes | Fields, Caller]:
-        """Raises: RequestError: there is no prompt, or two. UnknownClientKey."""
-        headers = {name.lower().encode(): value.encode() for name, value in asked.headers.items()}
-        if headers.keys() & {b"authorization", b"x-api-key"}:
-            client = self._gateway.keys.caller(headers)
-            if client is None:
-                raise UnknownClientKey("the client's key in `headers` is not valid", param="headers")
-            caller = client
-        if (asked.token_ids is None) == (asked.path is None):
-            raise RequestError("give either token_ids, or path and body of the client's request", param="token_ids")
-        if asked.token_ids is not None:
-            return COMPLETIONS, headers, self._fields(asked, asked.token_ids, caller), caller
-        endpoint = endpoint_of(asked.path or "")
-        if endpoint is None or asked.body is UNSET:
-            raise RequestError("path and body are those of a POST to an engine, such as /v1/completions", param="path")
-        return endpoint, headers, _given(asked), caller
-
-    def _fields(self, asked: PromptRequest, token_ids: list[int], caller: Caller) -> Fields:
-        if not token_ids:
-            raise RequestError("token_ids is empty", param="token_ids")
-        return Fields(
-            model=asked.lora_name or model_of(asked.model_name),
-            prompts=[pack_tokens(token_ids)],
-            max_output_tokens=asked.expected_output_tokens,
-            cache_salt=caller.cache_salt(asked.cache_salt),
-        )
+    def asked_about(self, asked: PromptRequest, caller: Caller) -> ClientRequest:
+        """Return the request that a caller asks about. Raises: RequestError."""
+        return request_in(asked, caller, self._gateway.keys)
 
     def _answer(self, one: Reservation, asked: SelectRequest, *, is_held: bool) -> SelectResponse:
         placement, engine = one.placement, one.engine
@@ -166,7 +126,7 @@ class SelectionService:
             reason=placement.reason,
             request_id=placement.request_id,
             lease_s=one.lease_s if is_held else UNSET,
-            body=sent.decode() if asked.body is not UNSET and sent != _given(asked) else UNSET,
+            body=sent.decode() if asked.body is not UNSET and sent != body_in(asked) else UNSET,
             candidates=list(placement.candidates) if asked.explain else UNSET,
         )
 
@@ -232,75 +192,6 @@ class SelectionService:
         """The request is over: well if its prompt was computed, else cancelled. Raises: UnknownReservation."""
         is_over_well = self.reservations[selection_id].has_begun
         return self.end(selection_id, EndRequest(error=None if is_over_well else "cancelled"))
-
-    # -- looking ------------------------------------------------------------------------------------------------------
-
-    def loads(self, model_name: str | None) -> list[ModelLoad]:
-        """Return what every worker has to do, by model."""
-        models = self._serving.replicas.models() if model_name is None else (model_name,)
-        return [
-            ModelLoad(model, DEFAULT, self._loads(model), self._serving.num_waiting)
-            for model in sorted(models)
-            if any(self.workers.live(model))
-        ]
-
-    async def potential_loads(self, asked: PromptRequest, caller: Caller) -> list[WorkerLoad]:
-        """Return what every worker would have to do with this prompt."""
-        request, model = await self._request(asked, caller)
-        return self._loads(model, request)
-
-    async def overlap_scores(self, asked: PromptRequest, caller: Caller) -> OverlapScores:
-        """Return how much of a prompt each worker has cached."""
-        request, model = await self._request(asked, caller)
-        found = [
-            (live.info.spec.block_size, worker, self._serving.scheduler.matched_tokens(replica_id, request))
-            for replica_id, worker, live in self.workers.live(model)
-        ]
-        block_size = found[0][0] if found else 16
-        workers = [WorkerOverlap(worker.worker_id, worker.dp_rank, matched // size) for size, worker, matched in found]
-        return OverlapScores(block_size, request.num_prompt_tokens // block_size, workers)
-
-    async def _request(self, asked: PromptRequest, caller: Caller) -> tuple[Request, str | None]:
-        """Return the scheduler's request for a prompt that is not placed, and its model."""
-        endpoint, headers, body, caller = self._prompt(asked, caller)
-        with self._serving.request_id({}) as request_id:
-            if isinstance(body, Fields):
-                parsed = self._serving.take(endpoint, headers, body, request_id, caller)
-            else:
-                parsed = await self._serving.parse(endpoint, headers, body, request_id, caller)
-            return await self._serving.tokenize(parsed), parsed.model
-
-    def _loads(self, model: str | None, request: Request | None = None) -> list[WorkerLoad]:
-        scheduler, loads = self._serving.scheduler, []
-        states = scheduler.snapshot().replicas
-        for replica_id, worker, live in self.workers.live(model):
-            state, size = states[replica_id], live.info.spec.block_size
-            missed = blocks = 0
-            if request is not None:
-                missed = request.num_prompt_tokens - scheduler.matched_tokens(replica_id, request)
-                blocks = -(-request.num_prompt_tokens // size)
-            loads.append(
-                WorkerLoad(
-                    worker.worker_id,
-                    worker.dp_rank,
-                    state.waiting_prefill_tokens + missed,
-                    state.in_use_tokens // size + blocks,
-                    state.num_requests,
-                    state.load_s,
-                )
-            )
-        return loads
-
-
-def _given(asked: PromptRequest) -> bytes:
-    """Return the client's body: a JSON object as it came, or a string's content."""
-    body = bytes(asked.body) if asked.body is not UNSET else b""
-    return msgspec.json.decode(body, type=str).encode() if body[:1] == b'"' else body
-
-
-def model_of(name: str) -> str | None:
-    """Return the model that a caller means; None for any."""
-    return None if name == DEFAULT else name
 
 
 def _overlap(placement: Placement, rank: int) -> Overlap:
