@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from random import Random
 
@@ -135,6 +135,34 @@ def test_a_block_stays_until_its_last_copy_is_gone() -> None:
         believed.append(made.matched_tokens(A, probe))
     assert believed == [64, 64, 32, 0]
     assert made.snapshot().num_index_bytes == 0
+
+
+def test_copies_stored_and_removed_in_any_order_are_counted_as_the_engine_has_them() -> None:
+    rng, copies = Random(3), Counter[int]()
+    made = scheduler_of("e2", A, block_size=16, reports_events=True)
+    prompts = [run_of(1, 160) + run_of(i, 160) for i in range(2, 6)]
+    named = [[hash(tuple(prompt[:end])) for end in range(16, 321, 16)] for prompt in prompts]
+
+    def num_held(names: list[int]) -> int:
+        return next((i for i, name in enumerate(names) if not copies[name]), len(names))
+
+    for _ in range(600):
+        at = rng.randrange(len(prompts))
+        names, held = named[at], num_held(named[at])
+        if rng.random() < 0.4:
+            start = rng.randrange(min(held + 1, len(names)))
+            end = rng.randrange(start, len(names)) + 1
+            copies.update(names[start:end])
+            tokens = pack_tokens(prompts[at][16 * start : 16 * end])
+            made.on_stored(
+                BlocksStored(A, tuple(names[start:end]), names[start - 1] if start else None, tokens, 16), 0.0
+            )
+        elif held and not any(other[held - 1] == names[held - 1] and num_held(other) > held for other in named):
+            copies[names[held - 1]] -= 1
+            made.on_evicted(BlocksEvicted(A, (names[held - 1],)), 0.0)
+        made.check()
+        for prompt, blocks in zip(prompts, named, strict=True):
+            assert made.matched_tokens(A, Request.of("probe", [*prompt, 1])) == 16 * num_held(blocks)
 
 
 def test_blocks_are_in_the_namespace_of_their_parent() -> None:
