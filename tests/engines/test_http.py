@@ -165,14 +165,16 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "STALE_WINDOW_S", FOREVER)
 
 
-async def test_a_connection_broken_before_any_answer_is_gone_after_one_more_try(unhurried: None) -> None:
+async def test_a_new_connection_broken_before_any_answer_is_gone_and_the_request_is_not_sent_again(
+    unhurried: None,
+) -> None:
     async def hang_up(peer: Peer, _: int) -> None:
         await peer.request()
 
     async with serving(hang_up) as server, client_of(server.url) as client:
         with pytest.raises(EngineGone):
             await body_of(client)
-        assert len(server.peers) == 2
+        assert len(server.peers) == 1
 
 
 async def test_a_pooled_connection_that_the_server_closed_meanwhile_costs_nothing(unhurried: None) -> None:
@@ -195,13 +197,16 @@ async def test_a_server_that_accepts_breaks_and_then_refuses_is_gone_not_refusin
     listener: asyncio.Server
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(ANSWER)
+        await reader.readuntil(b"\r\n\r\n{}")
         listener.close()
         writer.close()
 
     listener = await asyncio.start_server(die, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     async with client_of(f"http://127.0.0.1:{port}") as client:
+        assert await body_of(client) == b"ok"
         with pytest.raises(EngineGone, match="accepts no new one"):
             await body_of(client)
 

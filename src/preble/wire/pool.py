@@ -67,6 +67,7 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_dialing",
+        "_is_on_kept",
         "_is_second",
         "_on_unfinished",
         "_pool",
@@ -86,7 +87,7 @@ class Exchange:
         self._pool = pool
         self._connection: _Connection | None = None
         self._dialing: asyncio.Task[None] | None = None
-        self._is_second = False
+        self._is_on_kept = self._is_second = False
         self._on_unfinished = on_unfinished
         self.receiver: Receiver | None = receiver
         """None once the exchange is over."""
@@ -114,8 +115,9 @@ class Exchange:
 
     # called by the pool and its connections
 
-    def use(self, connection: _Connection) -> None:
+    def use(self, connection: _Connection, *, is_kept: bool = False) -> None:
         self._dialing = None
+        self._is_on_kept = is_kept
         self._connection = connection
         connection.send(self)
 
@@ -134,7 +136,7 @@ class Exchange:
     def broke(self, why: str, now: float) -> None:
         """The connection is gone, and no head has come."""
         self._connection = None
-        if self._is_second or now - self._sent_at > STALE_WINDOW_S or self._pool.is_closed:
+        if not self._is_on_kept or now - self._sent_at > STALE_WINDOW_S or self._pool.is_closed:
             self.failed(EngineGone, f"broke the connection before it answered: {why}")
             return
         self._is_second = True
@@ -281,7 +283,7 @@ class Pool:
         if connection is None:
             exchange.dial()
         else:
-            exchange.use(connection)
+            exchange.use(connection, is_kept=True)
         return exchange
 
     def now(self) -> float:
@@ -306,7 +308,7 @@ class Pool:
             exchange.refused(why, is_silent=is_silent)
             return
         if connection.transport.is_closing():
-            exchange.broke(_why(None), self.now())
+            exchange.refused(_why(None), is_silent=False)
         else:
             exchange.use(connection)
 
