@@ -26,7 +26,7 @@ from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.http10 import UntilClose
 from preble.web.tcp import bytes_in_socket, bytes_unread, is_reset
 from preble.wire.answering import Accept, Answering, RequestHead
-from preble.wire.heads import HeaderList
+from preble.wire.heads import HeaderList, by_name
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
@@ -204,7 +204,7 @@ class BoundedConnection(HttpToolsProtocol):
         version = self.scope["http_version"] = self.parser.get_http_version()
         head = RequestHead(
             unquote(path) if "%" in path else path,
-            dict(self.headers),
+            by_name(self.headers),
             is_http10=version == "1.0",
             keeps_alive=version != "1.0" and self.parser.should_keep_alive() and not self._is_last,
         )

@@ -29,6 +29,18 @@ def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
 
 
+def by_name(headers: HeaderList) -> dict[bytes, bytes]:
+    """Return the headers by name: the last of each, but all of `connection`, since each names headers to drop.
+
+    >>> by_name([(b"connection", b"close"), (b"a", b"1"), (b"connection", b"x-hop"), (b"a", b"2")])
+    {b'connection': b'close,x-hop', b'a': b'2'}
+    """
+    found = dict(headers)
+    if len(found) < len(headers) and b"connection" in found:
+        found[b"connection"] = b",".join(value for name, value in headers if name == b"connection")
+    return found
+
+
 def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: int) -> bytes:
     r"""Return the head of a request. `start`: the lines that are the same in every request.
 

@@ -12,6 +12,7 @@ from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
 from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
+from preble.wire.heads import by_name
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -34,7 +35,7 @@ class AsgiClient:
     def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: dict[bytes, bytes] = by_name(scope["headers"])
         self.status: int | None = None
         self.caller = ANYBODY
         """Who sends the request. Only an admin sees where it was placed."""
