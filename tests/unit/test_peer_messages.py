@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preble.core.types import PeerId
+from preble.peers import member
 from preble.peers.packets import (
     MAX_PACKET_BYTES,
     VERSION,
@@ -88,3 +90,21 @@ def test_a_damaged_packet_is_a_packet_or_refused(at: int, byte: int) -> None:
     data[at % len(data)] = byte
     with suppress(BadPacket):
         decode(bytes(data))
+
+
+class NothingHere:
+    """A scheduler without replicas."""
+
+    def assume(self, event: object, now: float) -> bool:
+        return False
+
+
+def test_what_exceeds_the_limit_of_a_peer_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "MOST_IN_FLIGHT", 2)
+    sent: list[Message] = []
+    me = member.GroupMember(PeerId("me"), cast(Any, NothingHere()), sent.append)
+    for _ in range(2):
+        me.receive(PeerId("peer"), Beat(9, (1, 2, 3), (), ("me",)), 0.0)
+        for number in (1, 2, 3):
+            me.receive(PeerId("peer"), PlacedRequest(number, "r", 1, None, b"", b"", ""), 0.0)
+    assert [message for message in sent if isinstance(message, Again)] == [Again("peer", (1, 2))]

@@ -325,8 +325,9 @@ class GroupMember:
             if number in peer.live:
                 self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
         missed = sorted(in_flight - peer.live.keys() - peer.elsewhere.keys())
-        if missed and sender in self._known_to:
-            self._send(Again(sender, tuple(missed[:_MOST_ASKED])))
+        room = max(0, MOST_IN_FLIGHT - len(peer.live) - len(peer.elsewhere))  # we would ignore any more
+        if (asked := missed[: min(room, _MOST_ASKED)]) and sender in self._known_to:
+            self._send(Again(sender, tuple(asked)))
 
 
 def _on(replica: str, where: dict[int, str]) -> list[int]:
