@@ -13,10 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.conftest import Serve
-from gateway.fakes import FakeReplica, replicas, running
+from gateway.fakes import FakeReplica, replicas, running, status
 from preble.config import AuthConfig, GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
@@ -396,7 +397,31 @@ async def test_an_upload_goes_to_another_replica_only_before_it_is_sent(serve: S
         assert bytes(alive.heard) == body * 2
 
 
+# redirects
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"prompt": ["a", "b"]}, {"prompt": "a", "stream": True}])
+async def test_a_redirect_is_neither_followed_nor_the_replicas_failure(serve: Serve, body: dict[str, Any]) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.extend([status(307)] * 2)
+        async with gateway.http.post("/v1/completions", json=body) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+            assert "location" not in answer.headers
+        await gateway.idle()
+        outcomes = {decision.outcome for decision in gateway.gateway.serving.recent.latest(2)}
+        assert "rejected" in outcomes and outcomes <= {"rejected", "aborted"}
+
+
 # headers
+
+
+async def test_every_connection_header_names_headers_that_do_not_pass(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        headers = [("connection", "x-hop"), ("x-hop", "1"), ("connection", "keep-alive"), ("x-end", "1")]
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=CIMultiDict(headers)) as answer:
+            assert answer.status == 200
+        arrived = {name.lower() for name in one.headers[0]}
+        assert "x-end" in arrived and "x-hop" not in arrived
 
 
 async def test_headers_pass_but_for_those_of_connection_keys_and_routers(serve: Serve) -> None:

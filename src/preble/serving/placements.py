@@ -184,7 +184,7 @@ class LocalPlaced(Placed):
     def _outcome_of_status(self) -> str:
         if self._status in NOT_NOW:
             return "refused"
-        return "ok" if self._status < 400 else "rejected"
+        return "ok" if self._status < 300 else "rejected"
 
     def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
         placements, request_id, now = self._placements, self.placement.request_id, asyncio.get_running_loop().time()

@@ -82,7 +82,7 @@ class Attempt:
     # what becomes of the request at the replica
 
     def answered(self, status: int, headers: HeaderList) -> None:
-        if not 200 <= status <= 599 or 300 <= status <= 399:
+        if not 200 <= status <= 599:
             replica_id = self.placed.placement.replica_id
             text = f"replica {replica_id} answered with status {status}"
             self._fail(EngineProtocolError(text, replica_id=replica_id))

@@ -18,7 +18,7 @@ async def answer_one_prompt(client: PlacedClient, relay: Relay, *, stream: bool)
     attempt = await relay.carry(Sink(begin, client.write) if stream else None)
     if attempt.is_stream:
         client.end()
-    elif attempt.status >= 400:
+    elif attempt.status >= 300:
         reply_refusal(client, attempt)
     else:
         client.reply(attempt.status, answer_headers(attempt), attempt.body)

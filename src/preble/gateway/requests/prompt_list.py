@@ -58,7 +58,7 @@ class _Prompts:
         """Wait for the prompt's turn, then carry it. Raises: PrebleError. _Refused: a replica refused it."""
         async with self._turns:
             attempt = await (await self._relays(index, self._body(index))).carry(sink)
-            if attempt.status >= 400:
+            if attempt.status >= 300:
                 raise _Refused(attempt)
             return attempt
 

@@ -36,7 +36,15 @@ _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
 def reply_refusal(client: PlacedClient, attempt: Attempt) -> None:
-    """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced."""
+    """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced.
+
+    So are redirects: where they lead is no gateway.
+    """
+    if attempt.status < 400:
+        text = f"the replica redirects this path (status {attempt.status}); the gateway follows no redirects"
+        form = ErrorForm(404, "invalid_request_error", "not_found", text)
+        client.reply(form.status, [JSON_TYPE], form.body(client.endpoint.errors))
+        return
     headers, body = answer_headers(attempt), attempt.body
     if is_json_object(body):
         body = in_style(client.endpoint.errors, attempt.status, body)
