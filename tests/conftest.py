@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,19 @@ def say(request: pytest.FixtureRequest, what: str) -> None:
     """Tell who waits for the tests: this takes 20 to 230 s."""
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\n{what} ...", file=sys.stderr, flush=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines leave sockets where temporary files go, and these go with the session. Paths of sockets must be short."""
+    tmp_path_factory.getbasetemp()  # chosen now: pytest keeps its own folders
+    with (
+        tempfile.TemporaryDirectory(prefix="preble-tests-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session")
