@@ -60,8 +60,7 @@ async def kills() -> Record:
     await asyncio.gather(*tasks)
     await example.ready(INGRESSES, REPLICAS)
     states = await example.settled()
-    fleet = serve.get_deployment_handle("EmulatedReplica", example.APP)
-    counts = await fleet.broadcast("counts").results_async(timeout_s=30)
+    counts = await example.everywhere("EmulatedReplica", "counts")
     return {
         "answered": len(tasks),
         "failures": failures,
@@ -72,8 +71,7 @@ async def kills() -> Record:
 
 
 async def kill(deployment: str) -> None:
-    handle = serve.get_deployment_handle(deployment, example.APP)
-    os.kill((await handle.broadcast("pid").results_async(timeout_s=30))[0], signal.SIGKILL)
+    os.kill((await example.everywhere(deployment, "pid"))[0], signal.SIGKILL)
 
 
 async def direct() -> Record:
@@ -105,7 +103,7 @@ async def direct() -> Record:
                 statuses["failed"] += 1
 
         await asyncio.gather(*[ask(body) for body in example.workload(60)])
-        counts = await fleet_counts()
+        counts = await example.everywhere("EmulatedServer", "counts")
         first = dict(statuses)
         await asyncio.gather(*[ask(body, leaves=True) for body in example.workload(10)])
         await until(lambda state: not state.in_flight)
@@ -116,12 +114,6 @@ async def direct() -> Record:
     state = await until(lambda state: not state.in_flight)
     prompts, hits = (sum(count[i] for count in counts) for i in (0, 1))
     return {"first": first, "all": dict(statuses), "hits": hits / prompts, "in_flight": state.in_flight}
-
-
-async def fleet_counts() -> list[tuple[int, int, int]]:
-    handle = serve.get_deployment_handle("EmulatedServer", example.APP)
-    found: list[tuple[int, int, int]] = await handle.broadcast("counts").results_async(timeout_s=30)
-    return found
 
 
 async def scheduler_state() -> PlacerState:

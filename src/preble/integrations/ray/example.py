@@ -18,6 +18,7 @@ import click
 import msgspec
 import ray
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from rich.console import Console
 from rich.table import Table
 
@@ -83,11 +84,10 @@ async def run(preble: bool, *, requests: int, rate: float, ingresses: int, repli
     app = application(preble=preble, replicas=replicas, ingresses=ingresses, **engine)
     handle = await asyncio.to_thread(serve.run, app, name=APP, route_prefix=None)
     try:
-        fleet = serve.get_deployment_handle("EmulatedReplica", APP)
         if preble:
             await ready(ingresses, replicas)
         ttfts = await send(handle, requests, rate)
-        counts = await fleet.broadcast("counts").results_async(timeout_s=30)
+        counts = await everywhere("EmulatedReplica", "counts")
         states = await settled() if preble else []
     finally:
         await asyncio.to_thread(serve.delete, APP)
@@ -127,11 +127,19 @@ async def _ask(handle: Any, body: dict[str, Any]) -> float | None:
     return ttft
 
 
+async def everywhere(deployment: str, method: str) -> list[Any]:
+    """What a method returns at each replica of a deployment that lives: Ray may list one that has just died."""
+    handle = serve.get_deployment_handle(deployment, APP)
+    try:
+        found = await handle.broadcast(method).results_async(timeout_s=30, return_exceptions=True)
+    except DeploymentUnavailableError:
+        return []
+    return [one for one in found if not isinstance(one, BaseException)]
+
+
 async def states() -> list[PlacerState]:
     """What the routers of the ingress replicas know."""
-    handle = serve.get_deployment_handle("Ingress", APP)
-    found: list[PlacerState] = await handle.broadcast("router_state").results_async(timeout_s=30)
-    return found
+    return await everywhere("Ingress", "router_state")
 
 
 async def ready(ingresses: int, replicas: int) -> None:
