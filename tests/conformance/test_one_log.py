@@ -116,6 +116,8 @@ class _NamesAsTheyAre(LogNames):
 class _Engine:
     """The seam to a replica: all that a dispatcher asks it for."""
 
+    takes_cache_salt = True
+
     def __init__(self, replica_id: str) -> None:
         self.replica_id = ReplicaId(replica_id)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preble.core.prefixes.radix_tree import Node
 
-ENTRY_BYTES, RUN_BYTES, NAME_BYTES, COPIED_BYTES = 194, 150, 4, 130
+ENTRY_BYTES, RUN_BYTES, NAME_BYTES, COPIED_BYTES = 194, 150, 4, 75
 """Memory of an entry, of the names of its blocks where it has any, of each of these names, and of each block that a
 replica has more than once, on CPython 3.11."""
 
