@@ -19,7 +19,7 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.errors import ConfigError
 from preble.serving import Caller, Serving
-from preble.serving.link import host, protocol
+from preble.serving.link import frames, host, protocol
 from preble.serving.terms import Terms
 from support.waiting import eventually
 
@@ -162,6 +162,33 @@ async def test_a_number_that_is_used_twice_ends_the_connection_and_leaks_nothing
         carrier.send(again.replace(b"req-1", b"req-2"))
         async with asyncio.timeout(30):
             assert await carrier.is_closed()
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
+async def test_a_request_of_less_than_one_prompt_is_no_message(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        carrier.send(b"\x93\x01\x01\x92\xa5req-1\xfb")  # [1, 1, ["req-1", -5]]
+        async with asyncio.timeout(30):
+            while not await carrier.is_closed():
+                pass  # the list of replicas, perhaps in two pieces
+        assert serving.num_admitted == 0
+
+
+async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MOST_BYTES", 100_000)
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        carrier.send(ADMIT, PLACE)
+        await eventually(lambda: serving.num_in_flight == 1)
+        heard = b"\x92\x0a\x80"  # [10, {}]
+
+        async def floods() -> None:
+            while True:
+                carrier.send(*[heard] * 1000)
+                await carrier.writer.drain()
+
+        with pytest.raises(OSError, match=r"onnection|pipe"):
+            async with asyncio.timeout(60):
+                await floods()
         await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 
 

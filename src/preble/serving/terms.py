@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from preble.serving.callers import ANYBODY, Caller
 
@@ -19,7 +21,7 @@ class Terms(Struct, frozen=True, array_like=True):
     """
 
     request_id: str
-    num_prompts: int = 1
+    num_prompts: Annotated[int, Meta(ge=1)] = 1
     model: str | None = None
     streams: bool = True
     caller: Caller = ANYBODY

@@ -62,6 +62,9 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
     def _flush(self) -> None:
         if self._out and self._transport is not None:
             self._transport.write(b"".join(self._out))
+            if (unread := self._transport.get_write_buffer_size()) > MOST_BYTES:
+                structlog.get_logger().error("link_unread", bytes=unread, consequence="the connection ends")
+                self.close()
         self._out.clear()
 
     # from the transport
