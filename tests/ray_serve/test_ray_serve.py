@@ -40,7 +40,9 @@ def test_the_example_shows_more_hits_under_preble_than_under_rays_own_choice(clu
     assert ours["ttft_mean_s"] > 0
 
 
-def test_every_request_ends_and_nothing_stays_in_flight_when_a_replica_and_a_router_die(cluster: RayCluster) -> None:
+def test_every_request_ends_and_none_stays_in_flight_when_a_replica_a_router_and_the_hub_die(
+    cluster: RayCluster,
+) -> None:
     (seen,) = cluster.run(INSIDE, "kills")
     assert seen["answered"] == 90
     assert seen["failures"] > 0, "nobody noticed that processes died"

@@ -14,15 +14,19 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
+import ray
 from ray import serve
+from ray.serve._private.common import DeploymentID
 
 from preble.errors import ConfigError
 from preble.integrations.ray import example
 from preble.integrations.ray.direct import direct_application
 from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
+from preble.integrations.ray.hub import find_hub
 from preble.integrations.ray.placing import PlacerState
 from preble.integrations.ray.settings import request_router_config
 
@@ -32,7 +36,7 @@ Record = dict[str, Any]
 
 
 async def kills() -> Record:
-    """A replica, then an ingress replica with its router, die under load. Clients ask again."""
+    """A replica, then an ingress replica with its router, die under load, and then the hub. Clients ask again."""
     app = application(preble=True, replicas=REPLICAS, ingresses=INGRESSES, **ENGINE)
     handle = await asyncio.to_thread(serve.run, app, name=example.APP, route_prefix=None)
     await example.ready(INGRESSES, REPLICAS)
@@ -59,8 +63,11 @@ async def kills() -> Record:
         await asyncio.sleep(0.05)
     await asyncio.gather(*tasks)
     await example.ready(INGRESSES, REPLICAS)
+    await kill_the_hub()
+    await example.ready(INGRESSES, REPLICAS)
+    await asyncio.gather(*[ask(body) for body in example.workload(6)])
     states = await example.settled()
-    counts = await example.everywhere("EmulatedReplica", "counts")
+    counts = await example.at_each_replica("EmulatedReplica", "counts")
     return {
         "answered": len(tasks),
         "failures": failures,
@@ -70,8 +77,21 @@ async def kills() -> Record:
     }
 
 
+async def kill_the_hub() -> None:
+    """And wait until a router has made another one."""
+    deployment = str(DeploymentID(name="EmulatedReplica", app_name=example.APP))
+    old = await asyncio.to_thread(find_hub, deployment)
+    ray.kill(old, no_restart=True)
+    async with asyncio.timeout(example.READY_S):
+        while True:
+            with suppress(ValueError):
+                if (await asyncio.to_thread(find_hub, deployment))._actor_id != old._actor_id:
+                    return
+            await asyncio.sleep(0.1)
+
+
 async def kill(deployment: str) -> None:
-    os.kill((await example.everywhere(deployment, "pid"))[0], signal.SIGKILL)
+    os.kill((await example.at_each_replica(deployment, "pid"))[0], signal.SIGKILL)
 
 
 async def direct() -> Record:
@@ -103,7 +123,7 @@ async def direct() -> Record:
                 statuses["failed"] += 1
 
         await asyncio.gather(*[ask(body) for body in example.workload(60)])
-        counts = await example.everywhere("EmulatedServer", "counts")
+        counts = await example.at_each_replica("EmulatedServer", "counts")
         first = dict(statuses)
         await asyncio.gather(*[ask(body, leaves=True) for body in example.workload(10)])
         await until(lambda state: not state.in_flight)
