@@ -67,7 +67,7 @@ async def kills() -> Record:
     await example.ready(INGRESSES, REPLICAS)
     await asyncio.gather(*[ask(body) for body in example.workload(6)])
     states = await example.settled()
-    counts = await example.at_each_replica("EmulatedReplica", "counts")
+    counts = await example.at_replicas("EmulatedReplica", "counts")
     return {
         "answered": len(tasks),
         "failures": failures,
@@ -91,7 +91,7 @@ async def kill_the_hub() -> None:
 
 
 async def kill(deployment: str) -> None:
-    os.kill((await example.at_each_replica(deployment, "pid"))[0], signal.SIGKILL)
+    os.kill((await example.at_replicas(deployment, "pid"))[0], signal.SIGKILL)
 
 
 async def direct() -> Record:
@@ -123,7 +123,7 @@ async def direct() -> Record:
                 statuses["failed"] += 1
 
         await asyncio.gather(*[ask(body) for body in example.workload(60)])
-        counts = await example.at_each_replica("EmulatedServer", "counts")
+        counts = await example.at_replicas("EmulatedServer", "counts")
         first = dict(statuses)
         await asyncio.gather(*[ask(body, leaves=True) for body in example.workload(10)])
         await until(lambda state: not state.in_flight)

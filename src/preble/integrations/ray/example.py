@@ -87,7 +87,7 @@ async def run(preble: bool, *, requests: int, rate: float, ingresses: int, repli
         if preble:
             await ready(ingresses, replicas)
         ttfts = await send(handle, requests, rate)
-        counts = await at_each_replica("EmulatedReplica", "counts")
+        counts = await at_replicas("EmulatedReplica", "counts")
         states = await settled() if preble else []
     finally:
         await asyncio.to_thread(serve.delete, APP)
@@ -127,7 +127,7 @@ async def _ask(handle: Any, body: dict[str, Any]) -> float | None:
     return ttft
 
 
-async def at_each_replica(deployment: str, method: str) -> list[Any]:
+async def at_replicas(deployment: str, method: str) -> list[Any]:
     """What a method returns at each replica of a deployment that lives: Ray may list one that has just died."""
     handle = serve.get_deployment_handle(deployment, APP)
     try:
@@ -139,7 +139,7 @@ async def at_each_replica(deployment: str, method: str) -> list[Any]:
 
 async def states() -> list[PlacerState]:
     """What the routers of the ingress replicas know."""
-    return await at_each_replica("Ingress", "router_state")
+    return await at_replicas("Ingress", "router_state")
 
 
 async def ready(ingresses: int, replicas: int) -> None:
