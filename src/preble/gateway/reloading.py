@@ -1,52 +1,68 @@
-"""Files that are watched: what changes in them is noticed, however they are replaced."""
+"""Reloads of the configuration: what starts one, and what the log says of it.
+
+Files are watched by their contents, not by times or names: that sees swapped links (Kubernetes ConfigMaps), network
+file systems and bind mounts. A change counts once the contents have stayed the same for an interval, so nobody reads a
+half-written file.
+Which settings a reload changes: `preble.config.reloading`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+
+from preble.config import GatewayConfig
+from preble.config.load import ConfigSources, changed_settings
+from preble.config.reloading import is_changeable
 
 Contents = list[bytes | None]
 
 _OFF_S = 60.0
 
 
-async def watch_files(
-    files: Callable[[], Iterable[Path]],
-    known: Contents,
-    interval_s: Callable[[], float],
-    on_change: Callable[[], object],
-) -> None:
-    """Call `on_change` when a file's contents have changed and then stayed the same for one interval. Never returns.
+async def contents(config: GatewayConfig, sources: ConfigSources | None) -> Contents:
+    """Return what the files hold that a configuration comes from; None for one that cannot be read."""
+    named = (sources.path if sources is not None else None, config.auth.keys_file)
+    return await asyncio.to_thread(lambda: [_content(file) for file in named if file is not None])
 
-    Contents are compared, not times or names: that sees swapped links (Kubernetes ConfigMaps), network file systems and
-    bind mounts, and no half-written file is taken for a whole one. `files`, `interval_s`: asked each time; an interval
-    of 0 turns the watch off. `known`: what they held when they were last read.
+
+def _content(file: str | Path) -> bytes | None:
+    try:
+        return Path(file).expanduser().read_bytes()
+    except OSError:
+        return None
+
+
+async def reload_on_change(
+    config: Callable[[], GatewayConfig], sources: ConfigSources | None, known: Contents, reload: Callable[[], object]
+) -> None:
+    """Call `reload` when a file's contents have changed and then stayed the same for one interval. Never returns.
+
+    `config`: returns the one in force, which may name another file or interval; an interval of 0 turns the watch off.
+    `known`: what the files held when they were last read.
     """
     last = known
     while True:
-        await asyncio.sleep(interval_s() or _OFF_S)
-        if not interval_s():
+        await asyncio.sleep(config().discovery.file_interval_s or _OFF_S)
+        if not config().discovery.file_interval_s:
             continue
-        now = await asyncio.to_thread(contents, files())
+        now = await contents(config(), sources)
         if now == last and now != known:
             known = now
             try:
-                on_change()
+                reload()
             except Exception:  # noqa: BLE001 (a task's root: a failure must not end the watch)
                 structlog.get_logger().exception("reload_failed")
         last = now
 
 
-def contents(files: Iterable[Path]) -> Contents:
-    """Return what the files hold; None for one that cannot be read."""
-    return [_content(file) for file in files]
-
-
-def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return None
+def tell_of_reload(old: GatewayConfig, new: GatewayConfig, num_keys: int) -> None:
+    """Log what a reload has changed, and what it could not."""
+    log = structlog.get_logger()
+    changed = changed_settings(old, new)
+    log.info("reloaded", keys=num_keys, changed=changed)
+    if fixed := [key for key in changed if not is_changeable(key)]:
+        log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")

@@ -19,8 +19,7 @@ from pathlib import Path
 import structlog
 
 from preble.config import GatewayConfig
-from preble.config.load import ConfigSources, changed_settings
-from preble.config.reloading import is_changeable
+from preble.config.load import ConfigSources
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import App
@@ -29,7 +28,7 @@ from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.pages.table import PROBES, Pages
-from preble.gateway.reloading import Contents, contents, watch_files
+from preble.gateway.reloading import contents, reload_on_change, tell_of_reload
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of
@@ -166,15 +165,6 @@ class Gateway:
         old, self.config = self.config, config
         tell_of_reload(old, config, num_keys)
 
-    async def follow_files(self, known: Contents) -> None:
-        """Reload whenever a file that `reload` reads has changed. Never returns. `known`: what they held when read."""
-        await watch_files(
-            lambda: files_of(self.config, self._sources),
-            known,
-            lambda: self.config.discovery.file_interval_s,
-            self.reload,
-        )
-
     @property
     def keys(self) -> KeyRing:
         """The keys with which clients may send requests."""
@@ -210,15 +200,6 @@ class Gateway:
         self._server.force_exit = True
 
 
-def tell_of_reload(old: GatewayConfig, new: GatewayConfig, num_keys: int) -> None:
-    """Log what a reload has changed, and what it could not."""
-    log = structlog.get_logger()
-    changed = changed_settings(old, new)
-    log.info("reloaded", keys=num_keys, changed=changed)
-    if fixed := [key for key in changed if not is_changeable(key)]:
-        log.warning("restart_needed", settings=fixed, consequence="what runs keeps the old values until then")
-
-
 def tell_of_listening(sock: socket.socket, config: GatewayConfig, *, has_keys: bool) -> str:
     """Log where the gateway listens; return the URL."""
     url = url_of(config.host, sock.getsockname()[1])
@@ -236,12 +217,6 @@ Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
 """A further server in front of the same gateway, such as the picker's."""
 
 
-def files_of(config: GatewayConfig, sources: ConfigSources | None) -> list[Path]:
-    """Return the files that a configuration comes from."""
-    named = (sources.path if sources is not None else None, config.auth.keys_file)
-    return [Path(file).expanduser() for file in named if file is not None]
-
-
 @asynccontextmanager
 async def serving(
     config: GatewayConfig,
@@ -257,7 +232,7 @@ async def serving(
     its file is watched. `log_losses`: shown in the metrics.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
-    known = await asyncio.to_thread(contents, files_of(config, sources))  # before the start, which may take minutes
+    known = await contents(config, sources)  # before the start, which may take minutes
     started = await Serving.start(config, scheduler, log_losses=log_losses)
     try:
         app = App(config, started)
@@ -271,7 +246,8 @@ async def serving(
             async with accepting(app, sock, config) as server:
                 url = tell_of_listening(sock, config, has_keys=app.keys.has_keys)
                 gateway = Gateway(url, config, sources, started, app, server)
-                watching = asyncio.create_task(gateway.follow_files(known))
+                following = reload_on_change(lambda: gateway.config, sources, known, gateway.reload)
+                watching = asyncio.create_task(following)
                 try:
                     yield gateway
                 finally:

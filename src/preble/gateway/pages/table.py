@@ -66,24 +66,31 @@ class Pages:
             return DEBUG
         if path in self._table:
             return REPLICAS if path.startswith(REPLICAS) else path
-        return self.added.name_of(path) if self.added is not None else None
+        return self._added_name(path)
 
     def is_for_admins(self, path: str) -> bool:
         """Whether only admins may ask for a page."""
-        return path.startswith(FOR_ADMINS) or (self.added is not None and self.added.name_of(path) is not None)
+        return path.startswith(FOR_ADMINS) or self._added_name(path) is not None
 
     async def answer(self, method: str, client: AsgiClient) -> bool:
         """Answer, if the path is a page's. Return whether it is. Raises: PrebleError, ClientGone."""
-        handlers = self._table.get(client.path)
-        if handlers is None and client.path.startswith(DEBUG):
-            handlers = self._debug
-        elif handlers is None and client.path.startswith(f"{MODELS}/") and method in ("GET", "HEAD"):
-            handlers = self._model
-        if handlers is None and self.added is not None and self.added.name_of(client.path) is not None:
+        handlers = self._handlers(method, client.path)
+        if handlers is not None:
+            handler = handlers.get("GET" if method == "HEAD" else method)
+            await (handler(client) if handler is not None else not_allowed(client, method, handlers))
+        elif self.added is not None and self._added_name(client.path) is not None:
             await self.added.answer(method, client)
-            return True
-        if handlers is None:
+        else:
             return False
-        handler = handlers.get("GET" if method == "HEAD" else method)
-        await (handler(client) if handler is not None else not_allowed(client, method, handlers))
         return True
+
+    def _handlers(self, method: str, path: str) -> Handlers | None:
+        """What answers a page of ours, by method. Of paths below `MODELS` only those that are read are pages."""
+        if path in self._table:
+            return self._table[path]
+        if path.startswith(DEBUG):
+            return self._debug
+        return self._model if path.startswith(f"{MODELS}/") and method in ("GET", "HEAD") else None
+
+    def _added_name(self, path: str) -> str | None:
+        return self.added.name_of(path) if self.added is not None else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preble.config import GatewayConfig
-from preble.gateway.requests.headers import PassedHeaders
 from preble.gateway.requests.one_prompt import answer_one_prompt
+from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay

@@ -10,7 +10,7 @@ from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.placement_headers import placement_headers
-from preble.gateway.requests.headers import PassedHeaders
+from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.replies import pass_on
 from preble.serving import Endpoint, Fields, Intake, ParsedRequest, Placed, UploadHead
 

@@ -21,8 +21,8 @@ from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
 from preble.errors import ConfigError
 from preble.gateway.http.keys import KeyRing
-from preble.gateway.reloading import contents, watch_files
-from preble.gateway.server import files_of, print_url, tell_of_listening, tell_of_reload
+from preble.gateway.reloading import Contents, contents, reload_on_change, tell_of_reload
+from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.process import (
     PRIVATE,
     SCHEDULER,
@@ -110,7 +110,7 @@ class _Workers:
 
     async def serve(self, tell: Callable[[str], None]) -> None:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
-        known = await asyncio.to_thread(contents, files_of(self._config, self._sources))
+        known = await contents(self._config, self._sources)
         try:
             await asyncio.gather(*(worker.start() for worker in (self._scheduler, *self._front_ends)))
             has_keys = KeyRing(self._config.auth, self._config.queue.classes).has_keys
@@ -123,19 +123,12 @@ class _Workers:
             await asyncio.gather(*(front_end.stop(grace_s) for front_end in self._front_ends))
             await self._scheduler.stop(grace_s)
 
-    async def _until_stopped(self, known: list[bytes | None]) -> None:
+    async def _until_stopped(self, known: Contents) -> None:
         loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGINT, self._on_signal, stop, False)
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, stop, True)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
-        following = asyncio.create_task(
-            watch_files(
-                lambda: files_of(self._config, self._sources),
-                known,
-                lambda: self._config.discovery.file_interval_s,
-                reload.set,
-            )
-        )
+        following = asyncio.create_task(reload_on_change(lambda: self._config, self._sources, known, reload.set))
         reloading = asyncio.create_task(self._reload_whenever(reload))
         try:
             await stop.wait()
