@@ -30,7 +30,7 @@ from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.profiles import load_profile
 from preble.sim import SimConfig, Simulation
-from preble.sim.gateways import make_placer
+from preble.sim.gateways import make_cluster_scheduler
 from preble.workloads import WorkloadPlan
 
 PROFILE = "a100-mistral-7b"
@@ -62,7 +62,7 @@ def recorded() -> tuple[list[list[KvEvent]], int]:
     """The events of one replica, one list an iteration, and how many requests it had."""
     config = SimConfig(profile=load_profile(PROFILE), replicas=REPLICAS, event_delay_s=0.0)
     plan = WorkloadPlan(source="tool_use", requests=REQUESTS, seed=1, rps=REPLICAS * RATE_OF_ONE)
-    placer, batches = make_placer(config), list[list[KvEvent]]()
+    scheduler, batches = make_cluster_scheduler(config), list[list[KvEvent]]()
 
     class Recording(Simulation):
         def _report(self, replica, events, now):  # type: ignore[no-untyped-def]
@@ -70,7 +70,7 @@ def recorded() -> tuple[list[list[KvEvent]], int]:
                 batches.append(events)
             super()._report(replica, events, now)
 
-    result = Recording(config, plan.make(), scheduler=placer).run()
+    result = Recording(config, plan.make(), scheduler=scheduler).run()
     return batches, sum(record.replica == WATCHED for record in result.records)
 
 

@@ -25,7 +25,7 @@ from preble.metrics.summary import percentile
 from preble.profiles import load_profile
 from preble.report import Table
 from preble.sim import Cut, GatewayGroup, SimConfig, Simulation
-from preble.sim.gateways import Gateways, make_placer
+from preble.sim.gateways import Gateways, make_cluster_scheduler
 from preble.sim.memory import fewer_collections
 from preble.workloads import Workload, WorkloadPlan, WorkloadRequest
 
@@ -125,10 +125,10 @@ def run(name: str, gateways: int, told: str, seed: int) -> Run:
     results, told_bytes = [], 0.0
     for part in parts(workload, told) if told in CLUSTERS else [workload]:
         own = msgspec.structs.replace(config, replicas=case.replicas // 2) if told in CLUSTERS else config
-        placer = make_placer(own)
+        scheduler = make_cluster_scheduler(own)
         with fewer_collections():
-            results.append(Simulation(own, part, scheduler=placer).run())
-        told_bytes += placer.told_bytes if isinstance(placer, Gateways) else 0.0
+            results.append(Simulation(own, part, scheduler=scheduler).run())
+        told_bytes += scheduler.told_bytes if isinstance(scheduler, Gateways) else 0.0
     records = [record for result in results for record in result.records]
     ok = [record for record in records if record.ok]
     ttfts = sorted(record.ttft_s for record in ok if record.ttft_s is not None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preble.cli.failure import Failure
+from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HttpUrl, api_key_option
 from preble.cli.output import STDOUT, json_option, write_json
@@ -46,7 +46,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     if json_file != STDOUT:
         click.echo("\n".join(line for report in page.reports for line in _told(report)), nl=bool(page.reports))
     if not page.reports:
-        raise Failure("no replica is up; start one, then check again")
+        raise CommandFailure("no replica is up; start one, then check again")
     if any(report.outcome is Outcome.MISMATCH for report in page.reports):
         raise click.exceptions.Exit(1)
 

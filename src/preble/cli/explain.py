@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from preble.cli.failure import Failure
+from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HttpUrl, api_key_option, import_policy_option
 from preble.cli.output import STDOUT, json_option, write_json
@@ -60,11 +60,11 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 
 
 def _logged(request_id: str, log: Path, import_policy: bool) -> DecisionsPage:
-    """Return the same page from a log. Raises: Failure: the request is not in it."""
+    """Return the same page from a log. Raises: CommandFailure: the request is not in it."""
     from preble.decisions.log_lookup import decisions_about
     from preble.gateway.pages.debug import DecisionsPage
 
     decisions = decisions_about(log, request_id, import_policy=import_policy)
     if not decisions:
-        raise Failure(f"no decision about request {request_id!r} in {log}")
+        raise CommandFailure(f"no decision about request {request_id!r} in {log}")
     return DecisionsPage(decisions)

@@ -14,14 +14,14 @@ from preble.errors import ConfigError, PrebleError, TraceFormatError
 INTERRUPTED_STATUS = 130
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """A failure with a message for the user: `preble: MESSAGE`, exit status 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"preble: {self.format_message()}", file=file, err=file is None)
 
 
-class UsageFailure(Failure):
+class UsageFailure(CommandFailure):
     """A wrong flag, file or URL: exit status 2."""
 
     exit_code = 2
@@ -52,7 +52,7 @@ def as_click_exception(error: BaseException) -> click.ClickException | None:
     if isinstance(error, ConfigError | TraceFormatError):
         return UsageFailure(str(error))
     if isinstance(error, PrebleError):
-        return Failure(str(error))
+        return CommandFailure(str(error))
     if isinstance(error, click.UsageError) and not isinstance(error, NoArgsIsHelpError):
         return UsageFailure(_with_hint(error))
     return None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from preble.cli.failure import Failure
+from preble.cli.failure import CommandFailure
 from preble.errors import ConfigError
 
 GATEWAY = "http://127.0.0.1:8000"
@@ -24,7 +24,7 @@ def gateway_page(
 ) -> Page:
     """Return the page at `url`; `post` uses POST, which makes the gateway act first.
 
-    Raises: ConfigError: no answer, or a key is missing. Failure: an error, or the answer of another server.
+    Raises: ConfigError: no answer, or a key is missing. CommandFailure: an error, or the answer of another server.
     """
     import msgspec
 
@@ -40,11 +40,11 @@ def gateway_page(
         if error.code in (401, 403):
             raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key") from error
         hint = f"; {_DOUBT}" if error.code in (404, 405) or not message else ""
-        raise Failure((message or f"{url} answers with status {error.code}") + hint) from error
+        raise CommandFailure((message or f"{url} answers with status {error.code}") + hint) from error
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"{url} answers with another page ({error}); {_DOUBT}") from error
+        raise CommandFailure(f"{url} answers with another page ({error}); {_DOUBT}") from error
     return decoded  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
-from preble.cli.failure import Failure
+from preble.cli.failure import CommandFailure
 from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, policy_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 from preble.errors import ConfigError
@@ -66,7 +66,7 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
         result = simulate(config, workload, on_record, log=log)
     _deliver(msgspec.structs.replace(result, plan=plan), json_file)
     if log is not None and log.num_dropped:
-        raise Failure(f"{log.num_dropped} decisions are missing from {decision_log}")
+        raise CommandFailure(f"{log.num_dropped} decisions are missing from {decision_log}")
     if result.summary.errors == result.summary.requests:
         raise click.exceptions.Exit(1)
 

@@ -32,7 +32,7 @@ from preble.errors import (
 from preble.web.failures import why_unreachable
 from preble.web.urls import server_url
 from preble.wire.heads import request_head
-from preble.wire.pool import Ongoing, Pool, Receiver
+from preble.wire.pool import ConnectionPool, Ongoing, Receiver
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 """Largest answer to a question of our own (models, metrics, token ids)."""
@@ -80,7 +80,7 @@ class HttpClient:
         parts = urlsplit(self.url)
         self._base_path = parts.path.encode()
         self._host_line = b"Host: %b\r\n" % parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
-        self._pool = Pool(
+        self._pool = ConnectionPool(
             self.host,
             parts.port or (443 if parts.scheme == "https" else 80),
             tls=_tls() if parts.scheme == "https" else None,

@@ -51,8 +51,8 @@ LONGEST_IDLE_CHECK_S = 640.0
 MAX_REPLAYS = 32
 """Replays for one catching-up. Each brings us further, unless the engine talks nonsense."""
 
-TURN_S = 0.002
-"""How long messages are applied before other tasks get their turn."""
+SLICE_S = 0.002
+"""How long messages are applied before other tasks get theirs."""
 
 
 @dataclass(slots=True)
@@ -105,17 +105,17 @@ class Line:
         self._payloads.pop(message.seq - REMEMBERED_MESSAGES, None)
 
 
-class Turn:
-    """Lets other tasks go on after every `TURN_S` of work."""
+class TimeSlice:
+    """Lets other tasks go on after every `SLICE_S` of work."""
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._ends_at = self._clock() + TURN_S
+        self._ends_at = self._clock() + SLICE_S
 
     async def over(self) -> None:
         if self._clock() >= self._ends_at:
             await asyncio.sleep(0)
-            self._ends_at = self._clock() + TURN_S
+            self._ends_at = self._clock() + SLICE_S
 
 
 class EventIntake:
@@ -145,7 +145,7 @@ class EventIntake:
     async def accept(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
         """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since."""
         changes: list[KvEvent] = []
-        turn = Turn()
+        time_slice = TimeSlice()
         if self.line.is_empty and message.seq > 0:
             self._translation.past_is_cut = True
             self.say_once("kv_events_without_their_past", reason="the engine no longer replays the oldest events")
@@ -154,7 +154,7 @@ class EventIntake:
                 replace(change, is_past=is_past) if isinstance(change, CacheCleared) else change
                 for change in self._translation.apply(event)
             ]
-            await turn.over()
+            await time_slice.over()
         self.line.accept(message)
         self.counters.messages += 1
         return merged(changes)
@@ -188,11 +188,11 @@ class Replay:
 
     async def events(self, endpoints: KvEventEndpoints, timeout_s: float) -> AsyncGenerator[KvEvent, None]:
         """Raises: ReplayUnavailable."""
-        intake, turn = self._intake, Turn()
+        intake, time_slice = self._intake, TimeSlice()
         in_step = intake.line.is_empty
         async with aclosing(replayed(endpoints, max(intake.line.last or 0, 0), timeout_s)) as messages:
             async for message in messages:
-                await turn.over()
+                await time_slice.over()
                 verdict = intake.line.judge(message)
                 if verdict is Verdict.DUPLICATE:
                     in_step = True
@@ -306,13 +306,13 @@ class KvEventStream:
             async for event in events:
                 yield event
         self.has_caught_up = True
-        idle_s, turn = self._idle_check_s, Turn()
+        idle_s, time_slice = self._idle_check_s, TimeSlice()
         while not self._closed and not subscription.is_lost():
             message = await subscription.take(self._intake.count_malformed)
             if message is None and not self._resync and await subscription.wait(idle_s):
                 continue
             idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)
-            await turn.over()
+            await time_slice.over()
             async with aclosing(self._step(subscription, message)) as events:
                 async for event in events:
                     yield event

@@ -10,7 +10,7 @@ from preble.gateway.http.retry_after import retry_after_s
 from preble.serving import Endpoint, Placed
 
 
-class Answer:
+class PickedAnswer:
     """The answer to one request, reported to its placements, of which a list of prompts has several.
 
     `most_bytes`: how much of a whole answer is kept to read its usage.

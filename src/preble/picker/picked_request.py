@@ -18,7 +18,7 @@ from preble.gateway.pages.models import MODELS
 from preble.gateway.requests.stored import STORED
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
-from preble.picker.answer import Answer
+from preble.picker.answer import PickedAnswer
 from preble.picker.endpoints import destinations, joined, outside, replica_at
 from preble.picker.envoy import Message
 from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedRequest, Placed, endpoint_of, error_form
@@ -55,7 +55,7 @@ class PickedRequest:
         self._endpoint: Endpoint | None = None
         self._body = bytearray()
         self._placed: list[Placed] = []
-        self._answer: Answer | None = None
+        self._answer: PickedAnswer | None = None
         self._status: int | None = None
         self.has_ended = False
         """Whether the gateway has all that it needs."""
@@ -203,7 +203,9 @@ class PickedRequest:
         if self._placed and self._endpoint is not None and self._answer is None:
             if served := ext_proc.served_of(message):
                 self._moved(replica_at(self._serving.replicas, served))
-            self._answer = Answer(self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes)
+            self._answer = PickedAnswer(
+                self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes
+            )
             if self._caller.is_admin:
                 changed = dict(placement_headers([placed.placement for placed in self._placed]))
         if message.response_headers.end_of_stream:

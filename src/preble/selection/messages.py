@@ -241,7 +241,7 @@ class OverlapScores(Struct, frozen=True):
     workers: list[WorkerOverlap]
 
 
-class FailureText(Struct, frozen=True):
+class ErrorText(Struct, frozen=True):
     """What is wrong. `param`: the field, null where no one field is."""
 
     message: str
@@ -250,7 +250,7 @@ class FailureText(Struct, frozen=True):
     param: str | None
 
 
-class Failure(Struct, frozen=True):
+class ErrorAnswer(Struct, frozen=True):
     """Every answer of a status of 400 and above."""
 
-    error: FailureText
+    error: ErrorText

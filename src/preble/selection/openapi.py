@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 import preble
-from preble.selection.messages import Failure
+from preble.selection.messages import ErrorAnswer
 from preble.selection.routes import ROUTES, Route
 
 
 def routes_page() -> dict[str, Any]:
     """Return the document."""
     given = [kind for route in ROUTES for kind in (route.gives, route.takes) if kind is not None]
-    kinds = list(dict.fromkeys([*given, Failure]))
+    kinds = list(dict.fromkeys([*given, ErrorAnswer]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     by_kind = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -39,7 +39,7 @@ def _operation(route: Route, schemas: dict[Any, dict[str, Any]]) -> dict[str, An
         "summary": route.summary,
         "responses": {
             str(route.status): {"description": "Done", "content": _json(schemas[route.gives])},
-            "default": {"description": "An error", "content": _json(schemas[Failure])},
+            "default": {"description": "An error", "content": _json(schemas[ErrorAnswer])},
         },
     }
     if parameters := list(_parameters(route)):

@@ -27,7 +27,7 @@ from preble.serving.endpoints import (
 from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
-from preble.serving.link.protocol import Answer, Ask
+from preble.serving.link.protocol import PageAnswer, PageRequest
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.peers import NewBus
 from preble.serving.picture import Picture
@@ -49,8 +49,6 @@ __all__ = [
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
     "OTHER",
-    "Answer",
-    "Ask",
     "Caller",
     "Endpoint",
     "ErrorForm",
@@ -63,6 +61,8 @@ __all__ = [
     "MemberRow",
     "NewBus",
     "Outcome",
+    "PageAnswer",
+    "PageRequest",
     "ParityReport",
     "ParsedRequest",
     "Picture",

@@ -39,7 +39,7 @@ _SEEDS_APART = 1_000_003
 """Gateways break ties differently: with one seed, all would take the same of two equal replicas at once."""
 
 
-class Placer(Protocol):
+class ClusterScheduler(Protocol):
     """What the simulation needs of a scheduler, or of several."""
 
     @property
@@ -59,7 +59,7 @@ class Placer(Protocol):
     def check(self) -> None: ...
 
 
-def make_placer(config: SimConfig, policy: Policy | None = None) -> Placer:
+def make_cluster_scheduler(config: SimConfig, policy: Policy | None = None) -> ClusterScheduler:
     """The scheduler that the configuration describes, or its group of gateways. Raises: ConfigError: no such policy."""
     if config.group is None:
         return make_scheduler(config.scheduler_settings, config.told_profile, policy)

@@ -25,7 +25,7 @@ from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestErr
 from preble.metrics import RequestRecord, summarize
 from preble.sim.agenda import Agenda, Priority
 from preble.sim.config import Failure, FailureKind, SimConfig
-from preble.sim.gateways import Placer, make_placer
+from preble.sim.gateways import ClusterScheduler, make_cluster_scheduler
 from preble.sim.replica import SimReplica
 from preble.sim.result import ReplicationRecord, SimResult, totals_by_name
 from preble.sim.script import Script
@@ -72,7 +72,7 @@ class Simulation:
         config: SimConfig,
         workload: Workload,
         *,
-        scheduler: Placer | None = None,
+        scheduler: ClusterScheduler | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
         watch: Watch | None = None,
@@ -85,7 +85,7 @@ class Simulation:
         self._on_record = on_record
         self._on_placement = on_placement
         self._cost_model = CostModel(config.profile)
-        self._scheduler = scheduler or make_placer(config)
+        self._scheduler = scheduler or make_cluster_scheduler(config)
         self._admission = admission
         self._tenant_of = tenant_of
         self._timer_s = -inf
@@ -138,7 +138,7 @@ class Simulation:
             assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
 
     @property
-    def _door(self) -> Placer:
+    def _timed_scheduler(self) -> ClusterScheduler:
         """Return the scheduler for a call that may change when its timer is due."""
         self._timer_s = -inf
         return self._scheduler
@@ -184,7 +184,7 @@ class Simulation:
 
     def _place(self, call: _Call, now: float) -> None:
         try:
-            placement = self._door.place(call.request, now)
+            placement = self._timed_scheduler.place(call.request, now)
         except NoReplicaError:
             self._end(call, now, error=NO_REPLICA)
             return
@@ -210,7 +210,7 @@ class Simulation:
         try:
             replica.add(call.request, call.answer, now)
         except RequestError:
-            self._door.on_finish(call.request.request_id, 0, now)
+            self._timed_scheduler.on_finish(call.request.request_id, 0, now)
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
         call.delivered = True
@@ -220,7 +220,7 @@ class Simulation:
         cached_tokens, output_tokens = finished.num_cached_tokens, finished.num_output_tokens
 
         def tell(at_s: float) -> None:
-            self._door.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
+            self._timed_scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
 
         self._tell(replica, tell, now)
         self._end(self._calls[finished.request_id], now, output_tokens=output_tokens, cached_tokens=cached_tokens)
@@ -293,7 +293,7 @@ class Simulation:
 
     def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
         replica = SimReplica(replica_id, self._config, self._cost_model)
-        self._door.add_replica(replica.spec, now)
+        self._timed_scheduler.add_replica(replica.spec, now)
         if self._admission is not None:
             self._admission.add_replica(replica_id)
         self._live[replica_id] = replica
@@ -304,7 +304,7 @@ class Simulation:
         orphans: list[Request] = []
         if failure.kind is not FailureKind.ADDED:
             self._live.pop(replica_id).lose(now)
-            orphans = self._door.remove_replica(replica_id, now)
+            orphans = self._timed_scheduler.remove_replica(replica_id, now)
             if self._admission is not None:
                 self._admission.remove_replica(replica_id)
         if failure.kind is not FailureKind.LOST:
@@ -355,7 +355,7 @@ class Simulation:
         self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
 
     def _tell_first_token(self, request_id: RequestId, now: float) -> None:
-        self._door.on_first_token(request_id, now)
+        self._timed_scheduler.on_first_token(request_id, now)
         if self._admission is not None:
             self._admission.begun(request_id)
 
@@ -364,16 +364,16 @@ class Simulation:
             return
         for event in events:
             if isinstance(event, BlocksStored):
-                self._door.on_stored(event, now)
+                self._timed_scheduler.on_stored(event, now)
             else:
-                self._door.on_evicted(event, now)
+                self._timed_scheduler.on_evicted(event, now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _run_timers(self, until_s: float) -> None:
         """Let the scheduler do what is due by `until_s`, each thing at its time."""
         while (due_s := self._next_timer()) <= until_s:
-            for change in self._door.on_timer(due_s):
+            for change in self._timed_scheduler.on_timer(due_s):
                 self._replications.append(
                     ReplicationRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_replicas)
                 )
@@ -421,7 +421,7 @@ def simulate(
     of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
     door is written. `watch`: may end the run early.
     """
-    scheduler = make_placer(config, policy)
+    scheduler = make_cluster_scheduler(config, policy)
     if log is not None:
         if not isinstance(scheduler, GlobalScheduler):
             raise ConfigError("one decision log records one gateway; leave out --gateways, or the log")

@@ -62,7 +62,7 @@ class Ongoing(Protocol):
 
 
 class Exchange:
-    """One request and its answer, an `Ongoing`. `Pool.begin` makes it."""
+    """One request and its answer, an `Ongoing`. `ConnectionPool.begin` makes it."""
 
     __slots__ = (
         "_connection",
@@ -78,7 +78,7 @@ class Exchange:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ConnectionPool,
         request: tuple[bytes, bytes],
         receiver: Receiver,
         on_unfinished: Callable[[], None] | None,
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._reader = AnswerReader()
         self.exchange: Exchange | None = None
@@ -232,7 +232,7 @@ def _why(error: Exception | None) -> str:
     return "Server disconnected" if error is None else str(error) or type(error).__name__
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one server. Use it within one event loop, which must run from the first exchange on.
 
     `tls`: None for plain HTTP. `connect_s`: the longest time to connect. `keep_s`: how long an idle one is kept.

@@ -16,7 +16,7 @@ from preble.core.replica.sequence import Finished
 from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.events import KvEventPublisher
-from preble.engines.emulator.tiers import Tiers
+from preble.engines.emulator.tiers import EmulatedTiers
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
 from preble.errors import PromptTooLong
 
@@ -104,7 +104,9 @@ class EmulatedEngine:
             order=config.order,
             drops_last_block=config.drops_last_block,
         )
-        self._tiers = Tiers(config.host_tokens // config.block_size, Path(config.store) if config.store else None)
+        self._tiers = EmulatedTiers(
+            config.host_tokens // config.block_size, Path(config.store) if config.store else None
+        )
         self._loading_s = 0.0
         """What the next iteration takes longer, because KV is loaded for it."""
         self._live: dict[RequestId, _Live] = {}

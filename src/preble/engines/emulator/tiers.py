@@ -15,7 +15,7 @@ Change = tuple[Tier, Sequence[BlockHash], bool]
 """Where, which blocks, and whether they were put there; else they are removed."""
 
 
-class Tiers:
+class EmulatedTiers:
     """What is kept. `host_blocks`: at most on the host, 0 for none. `store`: the folder, None for none."""
 
     def __init__(self, host_blocks: int, store: Path | None) -> None:

@@ -7,18 +7,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from preble.gateway.http.asgi_client import Message, Receive, Send
-from preble.serving import Answer, Ask, HeaderList
+from preble.serving import HeaderList, PageAnswer, PageRequest
 
 _NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})
 
 
-async def answer_passed_on(app: Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]], ask: Ask) -> Answer:
+async def answer_passed_on(
+    app: Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]], request: PageRequest
+) -> PageAnswer:
     """Return the application's answer to an HTTP request that another process has passed on."""
-    scope = {"method": ask.method, "path": ask.path, "query_string": ask.query, "headers": ask.headers}
-    passed_on = _PassedOn(ask.body)
+    scope = {"method": request.method, "path": request.path, "query_string": request.query, "headers": request.headers}
+    passed_on = _PassedOn(request.body)
     await app(scope, passed_on.receive, passed_on.send)
     headers = [header for header in passed_on.headers if header[0] not in _NOT_PASSED_BACK]
-    return Answer(ask.number, passed_on.status, headers, bytes(passed_on.answer))
+    return PageAnswer(request.number, passed_on.status, headers, bytes(passed_on.answer))
 
 
 class _PassedOn:

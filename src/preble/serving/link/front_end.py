@@ -82,7 +82,7 @@ class FrontEnd(Intake):
 
     async def page(
         self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
-    ) -> m.Answer:
+    ) -> m.PageAnswer:
         """Have the scheduler process answer an HTTP request. Raises: SchedulerAway."""
         return await self._link.page(method, path, query, list(headers), body)
 

@@ -29,7 +29,7 @@ from preble.serving.turns import Turns
 
 _SILENT_S = 15.0
 """A carrier that sends nothing from one such check to the next is cut off: carriers send `Heard` every second."""
-Answering = Callable[[m.Ask], Awaitable[m.Answer]]
+Answering = Callable[[m.PageRequest], Awaitable[m.PageAnswer]]
 _COUNT_S = 1.0
 """How long a scrape waits for a carrier's numbers; after that it shows the last ones."""
 
@@ -37,8 +37,8 @@ _COUNT_S = 1.0
 class SchedulerSocket:
     """Serves carriers on a Unix socket. Only processes of the same user can connect.
 
-    `answer`: answers each `Ask`; without it they are refused. `keep`: called with the last metrics of a carrier that
-    has gone.
+    `answer`: answers each `PageRequest`; without it they are refused. `keep`: called with the last metrics of a carrier
+    that has gone.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             m.Moved: self._move,
             m.Suspect: lambda message: self._host.suspect(message.replica_id),
             m.Heard: self._hear,
-            m.Ask: self._ask,
+            m.PageRequest: self._ask,
             m.Numbers: self._note_numbers,
         }
 
@@ -298,11 +298,11 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
     # everything else
 
-    def _ask(self, message: m.Ask) -> None:
+    def _ask(self, message: m.PageRequest) -> None:
         _require_new(message.number, self._placed, self._tasks)
         self._in_background(message.number, self._answer(message))
 
-    async def _answer(self, message: m.Ask) -> None:
+    async def _answer(self, message: m.PageRequest) -> None:
         with self._refusing(message.number):
             if self._host.answer is None:
                 raise RequestError("this scheduler process answers no HTTP requests; send them to the gateway's port")

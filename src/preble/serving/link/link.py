@@ -144,10 +144,12 @@ class SchedulerLink:
                 future.result().cancelled()
             raise
 
-    async def page(self, method: str, path: str, query: bytes, headers: Any, body: bytes) -> m.Answer:
+    async def page(self, method: str, path: str, query: bytes, headers: Any, body: bytes) -> m.PageAnswer:
         """Have the scheduler process answer an HTTP request. Raises: SchedulerAway."""
         number = next(self._numbers)
-        answer: m.Answer = await self._ask(number, m.Ask(number, method, path, query, headers, body), lambda it: it)
+        answer: m.PageAnswer = await self._ask(
+            number, m.PageRequest(number, method, path, query, headers, body), lambda it: it
+        )
         return answer
 
     def report(self, placed: LinkedPlaced, message: m.Message, *, is_last: bool = False) -> None:
@@ -178,7 +180,7 @@ class SchedulerLink:
 
     def received(self, message: m.FromScheduler) -> None:
         match message:
-            case m.PlacedOn() | m.Answer():
+            case m.PlacedOn() | m.PageAnswer():
                 self._answered(message)
             case m.Admitted():
                 self._admitted(message)
@@ -195,7 +197,7 @@ class SchedulerLink:
             case m.Welcome() | m.Alive():
                 pass
 
-    def _answered(self, message: m.PlacedOn | m.Answer) -> None:
+    def _answered(self, message: m.PlacedOn | m.PageAnswer) -> None:
         future, read = self._asked.pop(message.number, (None, None))
         if future is None or read is None:
             return  # nobody waits any more, and `Withdraw` was sent

@@ -116,7 +116,7 @@ class Heard(Message, tag=10):
     at: dict[int, float] = {}
 
 
-class Ask(Message, tag=11):
+class PageRequest(Message, tag=11):
     """An HTTP request that the scheduler process answers: pages, metrics, changes by admins."""
 
     number: int
@@ -199,8 +199,8 @@ class Lost(Message, tag=5):
     silent_since: float | None
 
 
-class Answer(Message, tag=6):
-    """The answer to `Ask`."""
+class PageAnswer(Message, tag=6):
+    """The answer to `PageRequest`."""
 
     number: int
     status: int
@@ -219,9 +219,21 @@ class Alive(Message, tag=8):
 
 
 ToScheduler: TypeAlias = (
-    Hello | Admit | Leave | Place | PlaceAgain | Withdraw | FirstToken | Ended | Moved | Suspect | Heard | Ask | Numbers
+    Hello
+    | Admit
+    | Leave
+    | Place
+    | PlaceAgain
+    | Withdraw
+    | FirstToken
+    | Ended
+    | Moved
+    | Suspect
+    | Heard
+    | PageRequest
+    | Numbers
 )
-FromScheduler: TypeAlias = Welcome | Replicas | Admitted | PlacedOn | Refused | Lost | Answer | Count | Alive
+FromScheduler: TypeAlias = Welcome | Replicas | Admitted | PlacedOn | Refused | Lost | PageAnswer | Count | Alive
 
 _KINDS: Mapping[str, type[PrebleError]] = MappingProxyType(
     {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PrebleError)}

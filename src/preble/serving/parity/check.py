@@ -30,7 +30,7 @@ from preble.serving.endpoints.bodies import Text
 from preble.serving.parity.report import Check, Finding, Outcome
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.tokens import TokenIds
+from preble.serving.tokens import PromptEncoder
 
 MIN_TOKENS = 64
 """Of the prompt that is sent twice, where blocks are small."""
@@ -114,7 +114,7 @@ class ParityCheck:
 
     replica: LiveReplica
     rotation: Rotation
-    reference: TokenIds | None
+    reference: PromptEncoder | None
     settings: ParityConfig
     rng: Random
 
@@ -157,7 +157,7 @@ class ParityCheck:
             return _mismatch(probe.check, f"the gateway refuses what the replica takes: {ours}")
         return _compare_ids(probe.check, ours, theirs)
 
-    async def _ours(self, reference: TokenIds, probe: TextProbe, body: bytes) -> Sequence[int]:
+    async def _ours(self, reference: PromptEncoder, probe: TextProbe, body: bytes) -> Sequence[int]:
         if "messages" in probe.fields:
             return unpack_tokens(await reference.chat(body, self._model))
         return unpack_tokens(await reference.completion(probe.fields["prompt"], True, self._model))

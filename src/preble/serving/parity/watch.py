@@ -14,7 +14,7 @@ from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
-from preble.serving.tokens import TokenIds
+from preble.serving.tokens import PromptEncoder
 
 LONGEST_RETRY = 64
 """Of the first wait before a check is repeated."""
@@ -30,7 +30,7 @@ class ParityWatch:
     def __init__(
         self,
         rotation: Rotation,
-        tokens: TokenIds | None,
+        tokens: PromptEncoder | None,
         telemetry: Telemetry,
         settings: ParityConfig,
         rng: Random | None = None,
@@ -83,7 +83,7 @@ class ParityWatch:
             self._telemetry.parity_checked(report, is_known=is_known)
         return report
 
-    def _reference(self, replica: LiveReplica) -> TokenIds | None:
+    def _reference(self, replica: LiveReplica) -> PromptEncoder | None:
         if self._tokens is not None:
             return self._tokens
         model = replica.info.models[0]

@@ -11,10 +11,10 @@ from preble.engines.adapter import Engine
 from preble.errors import ConfigError
 from preble.serving.tokens.media import MediaTokens
 from preble.serving.tokens.pool import EngineTokens, LocalTokens
-from preble.serving.tokens.source import TokenIds, TokenSource
+from preble.serving.tokens.source import PromptEncoder, TokenSource
 from preble.serving.tokens.tokenizer import find_model_files
 
-__all__ = ["TokenIds", "TokenSource", "make_token_source"]
+__all__ = ["PromptEncoder", "TokenSource", "make_token_source"]
 
 
 def make_token_source(

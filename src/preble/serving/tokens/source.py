@@ -9,7 +9,7 @@ from preble.core.types import PackedTokens
 from preble.serving.endpoints.bodies import Text
 
 
-class TokenIds(Protocol):
+class PromptEncoder(Protocol):
     """Makes token ids of prompts. Work that takes long runs outside the event loop's thread."""
 
     async def completion(
@@ -23,7 +23,7 @@ class TokenIds(Protocol):
         ...
 
 
-class TokenSource(TokenIds, Protocol):
+class TokenSource(PromptEncoder, Protocol):
     """Token ids for placing."""
 
     def close(self) -> None:
