@@ -22,6 +22,7 @@ from preble.config import AuthConfig, GatewayConfig, HealthConfig, LimitsConfig,
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
 from preble.gateway.server import Gateway, serving
+from preble.serving.endpoints.table import ENDPOINTS
 from support.waiting import eventually
 
 LONG = "Of what a long story tells, most is told twice, and this is how it goes on. " * 20
@@ -237,6 +238,28 @@ async def test_embeddings_are_placed_by_load_and_leave_nothing_in_the_index() ->
         assert cluster.finished() == ("ok", 0, None)
         missing, _ = await cluster.post("/v1/embeddings", 404, input="a", model="other")
         assert missing["error"]["code"] == "model_not_found"
+
+
+BY_LOAD = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.by_load and not endpoint.of_tokens)
+ANSWER = b'{"of": "the replica",  "spelled": "as it likes"}'
+
+
+async def spelled_freely(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.Response:
+    return web.Response(body=ANSWER, content_type="application/json")
+
+
+async def test_every_path_placed_by_load_reaches_a_replica_of_its_model_and_comes_back_as_it_is(serve: Serve) -> None:
+    paths = (*BY_LOAD, "/v1/new", "/v2/new/one")
+    other = FakeReplica(models=[{"id": "other", "max_model_len": 8192}], paths=paths)
+    async with running([FakeReplica(paths=paths), other]) as fakes, serve(fakes) as gateway:
+        other.script.extend([spelled_freely] * len(paths))
+        for path in paths:
+            body = json.dumps({"model": "other", "input": path, "unknown": [None]}, indent=1).encode()
+            async with gateway.http.post(path, data=body, headers={"content-type": "application/json"}) as answer:
+                assert (answer.status, await answer.read()) == (200, ANSWER), path
+                assert answer.headers["x-preble-replica"] == other.url
+            assert other.bodies[-1] == body
+        assert len(other.requests) == len(paths) > 17 and not fakes[0].requests
 
 
 async def test_what_no_replica_serves_is_the_replicas_404() -> None:
