@@ -8,14 +8,16 @@ import platform
 import signal
 import socket
 import sys
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.fakes import gated_stream, replicas
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.errors import ConfigError
-from preble.gateway.server import serving
+from preble.gateway.server import serving, tell_of_listening
 from preble.serving.scheduler_setup import build_scheduler
 from support.waiting import PATIENCE_S
 
@@ -138,3 +140,19 @@ async def test_the_memory_of_large_bodies_goes_back_when_small_ones_stay() -> No
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", LARGE_MEMORY, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert int(output) < 30, "of 360 MB of large ones, and 9 MB of small ones"
+
+
+@pytest.mark.parametrize(
+    ("address", "has_keys", "is_warned"),
+    [("0.0.0.0", False, True), ("0.0.0.0", True, False), ("127.0.0.1", False, False)],
+)
+def test_a_gateway_that_everybody_can_reach_without_a_key_says_so(
+    address: str, has_keys: bool, is_warned: bool
+) -> None:
+    listener = Mock(spec=socket.socket, family=socket.AF_INET)
+    listener.getsockname.return_value = (address, 8000)
+    with capture_logs() as log:
+        tell_of_listening(listener, GatewayConfig(replicas=(ReplicaConfig("http://a:1"),)), has_keys=has_keys)
+    assert [event["hint"] for event in log if event["event"] == "open_to_everyone"] == (
+        ["set auth.api_keys or auth.keys_file"] if is_warned else []
+    )
