@@ -32,16 +32,16 @@ def rows(result: Result) -> dict[str, str]:
     """Return the values of a result by their names, in words."""
     before, after = result.last_idle
     return {
-        "requests": f"{result.requests} in {result.seconds:.0f} s ({result.requests / result.seconds:.0f} a second)",
-        "faults": f"{sum(result.faults.values())} of {len(result.faults)} kinds",
-        "answered, as they had to be": str(result.ends.get("ok", 0)),
-        "left by the client": str(result.ends.get("left", 0)),
+        "requests": f"{result.requests:,} in {result.seconds:.0f} s ({result.requests / result.seconds:.0f} a second)",
+        "faults": f"{sum(result.faults.values()):,} of {len(result.faults)} kinds",
+        "answered, as they had to be": f"{result.ends.get('ok', 0):,}",
+        "left by the client": f"{result.ends.get('left', 0):,}",
         "lost: begun on a failing replica": str(result.lost),
         "lost otherwise": str(len(result.lost_otherwise)),
         "failed": str(result.failed),
         "refused": str(result.refused),
         "wrong answers": str(result.wrong),
-        "the flood's": ", ".join(f"{number} {end}" for end, number in sorted(result.flood.items())) or "none",
+        "the flood's": ", ".join(f"{number:,} {end}" for end, number in sorted(result.flood.items())) or "none",
         "in flight afterwards": str(result.left_over or "none"),
         "gateways, one after the other": str(after.generation),
         "memory, first gateway idle": f"{result.first_idle.memory_mb} MB",
