@@ -24,6 +24,7 @@ PROGRAMS = (
     "render_chart.py",
     "inside_vllm.py",
     "inside_sglang.py",
+    "inside_ray.py",
     "make_tiny_llava.py",
     "make_tiny_lora.py",
 )
