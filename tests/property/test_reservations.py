@@ -54,6 +54,17 @@ def test_leases_expire_when_the_last_renewal_says(steps: list[tuple[str, str, fl
         assert (len(leases), leases.next_at()) == (len(expected), min(expected.values(), default=None))
 
 
+def test_leases_that_have_ended_or_were_shortened_take_no_memory() -> None:
+    leases = Leases()
+    for number in range(1000):
+        leases.hold("held", 5000.0 - number)
+        leases.hold("held", 9000.0)
+        leases.hold(f"short-lived {number}", 3600.0)
+        leases.release(f"short-lived {number}")
+    assert len(leases._due) < 100
+    assert (len(leases), leases.next_at(), leases.expire(9000.0)) == (1, 9000.0, ["held"])
+
+
 @given(st.lists(STEPS, max_size=60))
 def test_each_placement_ends_exactly_once(steps: list[tuple[str, str, float]]) -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

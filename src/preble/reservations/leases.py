@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+
+_FEW = 64
+"""Entries that are not worth clearing up."""
 
 
 class Leases:
-    """Names and when each one expires. O(log names) a change; a renewal is O(1)."""
+    """Names and when each one expires. O(log names) a change; a renewal is O(1). Memory: O(names)."""
 
     def __init__(self) -> None:
         self._deadlines: dict[str, float] = {}
@@ -25,10 +28,12 @@ class Leases:
         self._deadlines[name] = until
         if known is None or until < known:
             heappush(self._due, (until, name))
+            self._clear_up()
 
     def release(self, name: str) -> None:
         """A name does not expire any more. Raises: KeyError: it is not held."""
         del self._deadlines[name]
+        self._clear_up()
 
     def next_at(self) -> float | None:
         """When to look for expired names next: no later than the first one's deadline. None: there are none."""
@@ -43,6 +48,12 @@ class Leases:
             del self._deadlines[name]
             expired.append(name)
         return expired
+
+    def _clear_up(self) -> None:
+        """Keep no more entries of ended leases than of held ones: a lease of an hour may end within a second."""
+        if len(self._due) > 2 * len(self._deadlines) + _FEW:
+            self._due = [(deadline, name) for name, deadline in self._deadlines.items()]
+            heapify(self._due)
 
     def _drop_old(self) -> None:
         """Have the first entry tell a held name's deadline."""
