@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -9,7 +10,8 @@ import msgspec
 import pytest
 
 from gateway.conftest import PROFILE
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from gateway.test_tenants import table
+from preble.config import AuthConfig, GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
@@ -58,6 +60,13 @@ class Selecting:
 
 
 Select = Callable[..., AbstractAsyncContextManager[Selecting]]
+
+
+@pytest.fixture
+def auth(tmp_path: Path) -> AuthConfig:
+    path = tmp_path / "keys.toml"
+    path.write_text(table("root", "key-r", admin=True) + table("one", "key-o", share_cache=False))
+    return AuthConfig(keys_file=str(path))
 
 
 @pytest.fixture

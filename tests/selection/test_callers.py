@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from preble.config import AuthConfig
 from preble.engines.launch import Fleet, LaunchOptions
 from selection.conftest import Select, Selecting
 from support.waiting import eventually
@@ -32,9 +33,9 @@ def client_of_the_page() -> str:
 
 
 @asynccontextmanager
-async def emulated(select: Select, log_dir: Path) -> AsyncIterator[tuple[Selecting, list[str]]]:
+async def emulated(select: Select, log_dir: Path, **changes: Any) -> AsyncIterator[tuple[Selecting, list[str]]]:
     launch = LaunchOptions(engine="emulator", replicas=2, log_dir=log_dir)
-    async with Fleet(launch) as fleet, select(list(fleet.urls), engine="vllm") as one:
+    async with Fleet(launch) as fleet, select(list(fleet.urls), engine="vllm", **changes) as one:
         yield one, list(fleet.urls)
 
 
@@ -90,6 +91,19 @@ async def test_callers_share_one_scheduler_and_leave_nothing_in_flight(select: S
         assert len(second_turns) == 1, "each document stays where it is cached, whoever asks"
         outcomes = [decision.outcome for decision in one.serving.recent.latest(100)]
         assert outcomes == ["ok"] * (3 * 2 * len(DOCUMENTS))
+
+
+async def test_what_is_cached_is_seen_whichever_key_asks(select: Select, tmp_path: Path, auth: AuthConfig) -> None:
+    async with emulated(select, tmp_path, auth=auth) as (one, urls):
+        body = {"prompt": DOCUMENTS[0], "max_tokens": 1}
+        async with aiohttp.ClientSession(urls[0]) as http, http.post("/v1/completions", json=body) as answer:
+            assert answer.status == 200
+
+        async def is_seen() -> bool:
+            _, chosen = await one.ask("POST", "/select", "key-r", token_ids=DOCUMENTS[0])
+            return chosen["endpoint"] == urls[0] and chosen["overlap"]["gpu"] > 0
+
+        await eventually(is_seen)
 
 
 async def test_a_caller_that_is_killed_leaves_nothing_in_flight(select: Select, tmp_path: Path) -> None:

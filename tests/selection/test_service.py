@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.fakes import replicas
-from gateway.test_tenants import table
-from preble.config import AuthConfig, SelectionConfig
+from preble.config import AuthConfig, LimitsConfig, SelectionConfig
 from selection.conftest import Select, Selecting
 from support.waiting import eventually
 
 IDS = list(range(100))
 _OF_BODY = b'{"path": "/v1/completions", "body": "%s"}'
+NESTED = b'{"path": "/v1/completions", "body": %s%s}' % (b"[" * 50_000, b"]" * 50_000)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
-
-
-@pytest.fixture
-def auth(tmp_path: Path) -> AuthConfig:
-    path = tmp_path / "keys.toml"
-    path.write_text(table("root", "key-r", admin=True) + table("one", "key-o", share_cache=False))
-    return AuthConfig(keys_file=str(path))
 
 
 async def reserved(one: Selecting, selection_id: str, **fields: Any) -> dict[str, Any]:
@@ -110,6 +102,44 @@ async def test_a_selection_that_nobody_reserves_goes(select: Select) -> None:
         await eventually(lambda: one.serving.num_in_flight == 0)
         status, error = await one.post("/reservations", selection_id="s")
         assert status == 404 and "worker_id" in error["error"]["message"]
+
+
+async def test_a_selection_gives_its_room_to_the_next_one_under_its_id(select: Select) -> None:
+    async with replicas(1) as [fake], select([fake.url], limits=LimitsConfig(max_in_flight=1)) as one:
+        for _ in range(2):
+            status, answer = await one.post("/select", selection_id="s", token_ids=IDS)
+            assert (status, answer.get("request_id")) == (200, "s"), answer
+        status, error = await one.post("/select_and_reserve", token_ids=IDS)
+        assert (status, error["error"]["code"]) == (429, "overloaded")
+
+
+async def test_numbers_beyond_any_engines_are_refused_or_cut(select: Select) -> None:
+    async with replicas(1) as [fake], select([fake.url]) as one:
+        await reserved(one, "r", expected_output_tokens=2**62)
+        assert [row["load_s"] < 1e7 for row in (await one.ask("GET", "/loads"))[1][0]["loads"]] == [True]
+        for path in ("progress", "end"):
+            for field in ("output_tokens", "cached_tokens"):
+                status, error = await one.post(f"/reservations/r/{path}", **({"output_tokens": 1} | {field: 10**400}))
+                assert status == 400 and field in error["error"]["message"]
+        assert one.serving.num_in_flight == 1
+
+
+async def test_the_memory_of_a_body_is_counted_until_its_answer_and_then_given_back(
+    select: Select, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with replicas(1) as [fake], select([fake.url]) as one:
+        held, take = [], one.service.select_and_reserve
+
+        async def watched(*asked: Any) -> Any:
+            held.append(one.gateway.bodies.held)
+            return await take(*asked)
+
+        monkeypatch.setattr(one.service, "select_and_reserve", watched)
+        body = {"model": "tiny", "prompt": "hello" * 1000}
+        await one.post("/select_and_reserve", selection_id="r", path="/v1/completions", body=body)
+        request = one.service.reservations["r"].request
+        assert (held[0] > 5000, one.gateway.bodies.held) == (True, 0)
+        assert (request.body, request.fields.prompts, request.model) == (b"", (), "tiny")
 
 
 async def test_a_worker_of_the_callers_choice_can_be_reserved(select: Select) -> None:
@@ -224,6 +254,7 @@ async def test_loads_and_what_a_prompt_would_add(select: Select) -> None:
         ({"token_ids": IDS, "routing_group": "mine"}, "routing_group"),
         ({"token_ids": IDS, "lease_s": 0}, "lease_s"),
         ({"token_ids": IDS, "selection_id": "a b"}, "1 to 128"),
+        ({"token_ids": IDS, "allowed_worker_ids": [2**64]}, "allowed_worker_ids"),
         ({"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}, "token_ids"),
         ({"path": "/nowhere", "body": {}}, "/v1/completions"),
         ({"path": "/v1/completions"}, "body"),
@@ -239,7 +270,12 @@ async def test_bad_input_gets_an_error_that_says_what_to_do(select: Select, fiel
 
 async def test_other_errors_have_their_status(select: Select) -> None:
     async with replicas(1) as [fake], select([fake.url]) as one:
-        for wrong in (b"no JSON", b'{"model_name": "\xff"}', *(_OF_BODY % body for body in (rb"\ud800", b"\xff"))):
+        for wrong in (
+            b"no JSON",
+            b'{"model_name": "\xff"}',
+            *(_OF_BODY % body for body in (rb"\ud800", b"\xff")),
+            NESTED,
+        ):
             async with one.http.post("/select", data=wrong) as answer:
                 assert answer.status == 400 and "body is not JSON" in await answer.text()
         for method, path, expected in (

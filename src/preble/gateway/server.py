@@ -24,7 +24,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.pages.table import PROBES, Pages
@@ -180,9 +180,12 @@ class Gateway:
         """What is answered besides requests that go to replicas."""
         return self._app.pages
 
-    async def read_body(self, client: AsgiClient) -> bytes:
-        """Return the body sent to a page. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""
-        return await self._app.read_body(client, self.config.limits.max_body_bytes)
+    async def read_body(self, client: AsgiClient, share: BodyShare) -> bytes:
+        """Return the body sent to a page. `share`: of `bodies`; grows by it, for the caller to give back.
+
+        Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
+        """
+        return await client.read_body(self.config.limits.max_body_bytes, self.config.timeouts.body_s, share)
 
     @property
     def is_draining(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from preble.core.types import Placement, ReplicaId
 from preble.engines import Engine
-from preble.serving import ParsedRequest, Placed
+from preble.serving import Fields, ParsedRequest, Placed
 
 
 class Reservation:
@@ -37,6 +37,10 @@ class Reservation:
     def engine(self) -> Engine:
         """The client of that replica: its URL, its data-parallel rank."""
         return self._placed[0].engine
+
+    def forget_prompt(self) -> None:
+        """The carrier has the body: `request` keeps neither that nor the prompts any more, only the model."""
+        self.request.body, self.request.fields = b"", Fields(model=self.request.model)
 
     @property
     def output_tokens(self) -> int:

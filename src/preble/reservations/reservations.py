@@ -74,6 +74,8 @@ class Reservations(ReservationTable):
         lease_s = self.lease_s if lease_s is None else lease_s
         if not 0 < lease_s <= LONGEST_LEASE_S:
             raise RequestError(f"lease_s={lease_s:g} is not between 0 and {LONGEST_LEASE_S:g}", param="lease_s")
+        if self._closing:  # else what has just ended would still take room, and its id
+            await asyncio.wait(self._closing)
         reservation_id = self._claim(reservation_id)
         try:
             reservation = await self._placed(endpoint, headers, body, caller, reservation_id, avoid, lease_s)

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from preble.core.types import Candidate
+from preble.serving import MOST_TOKENS
 
-WorkerId = Annotated[int, Meta(ge=0)]
+WorkerId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Ignored = Any
 """Fields of Dynamo's service that say what Preble knows by itself, or steer Dynamo's own rules: read and not used."""
@@ -45,7 +46,7 @@ class PromptRequest(Scope, kw_only=True):
     body: Raw | UnsetType = UNSET
     lora_name: str | None = None
     cache_salt: str | None = None
-    expected_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    expected_output_tokens: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     block_hashes: Ignored = None
     sequence_hashes: Ignored = None
     isl_tokens: Ignored = None

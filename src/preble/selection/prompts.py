@@ -11,7 +11,7 @@ from preble.core.types import pack_tokens
 from preble.errors import RequestError
 from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
 from preble.selection.messages import DEFAULT, PromptRequest
-from preble.serving import COMPLETIONS, Caller, Endpoint, Fields, endpoint_of
+from preble.serving import COMPLETIONS, MOST_TOKENS, Caller, Endpoint, Fields, endpoint_of
 
 
 class UnknownClientKey(RequestError):
@@ -44,21 +44,22 @@ def request_in(asked: PromptRequest, caller: Caller, keys: KeyRing) -> ClientReq
     if (asked.token_ids is None) == (asked.path is None):
         raise RequestError("give either token_ids, or path and body of the client's request", param="token_ids")
     if asked.token_ids is not None:
-        return ClientRequest(COMPLETIONS, headers, _fields(asked, asked.token_ids, caller), caller)
+        return ClientRequest(COMPLETIONS, headers, _fields(asked, asked.token_ids), caller)
     endpoint = endpoint_of(asked.path or "")
     if endpoint is None or asked.body is UNSET:
         raise RequestError("path and body are those of a POST to an engine, such as /v1/completions", param="path")
     return ClientRequest(endpoint, headers, body_in(asked), caller)
 
 
-def _fields(asked: PromptRequest, token_ids: list[int], caller: Caller) -> Fields:
+def _fields(asked: PromptRequest, token_ids: list[int]) -> Fields:
     if not token_ids:
         raise RequestError("token_ids is empty", param="token_ids")
+    expected = asked.expected_output_tokens
     return Fields(
         model=asked.lora_name or (None if asked.model_name == DEFAULT else asked.model_name),
         prompts=[pack_tokens(token_ids)],
-        max_output_tokens=asked.expected_output_tokens,
-        cache_salt=caller.cache_salt(asked.cache_salt),
+        max_output_tokens=None if expected is None else min(expected, MOST_TOKENS),
+        cache_salt=asked.cache_salt,  # not the key's: whoever has the token ids makes the replica's request himself
     )
 
 

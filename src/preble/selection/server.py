@@ -50,14 +50,15 @@ class SelectionPages:
             await self._answer(route, name, client)
 
     async def _answer(self, route: Route, name: str, client: AsgiClient) -> None:
-        body = None
-        if route.takes is not None:
-            body = await _decoded(await self._gateway.read_body(client), route.takes)
-        answer = route.answer(Call(self._service, client.caller, name, client.query, body))
-        if inspect.isawaitable(answer):
-            async with client.watched():
-                answer = await answer
-        await client.reply(route.status, [JSON_TYPE], msgspec.json.encode(answer))
+        with self._gateway.bodies.share() as share:
+            body = None
+            if route.takes is not None:
+                body = await _decoded(await self._gateway.read_body(client, share), route.takes)
+            answer = route.answer(Call(self._service, client.caller, name, client.query, body))
+            if inspect.isawaitable(answer):
+                async with client.watched():
+                    answer = await answer
+            await client.reply(route.status, [JSON_TYPE], msgspec.json.encode(answer))
 
 
 async def _decoded(body: bytes, kind: type) -> Any:
@@ -70,7 +71,7 @@ async def _decoded(body: bytes, kind: type) -> Any:
         return decode() if len(body) <= _DECODED_AT_ONCE_BYTES else await asyncio.to_thread(decode)
     except msgspec.ValidationError as error:
         raise RequestError(f"the body is not as {OPENAPI} says: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
 
 

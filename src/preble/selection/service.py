@@ -113,6 +113,7 @@ class SelectionService:
         placement, engine = one.placement, one.engine
         worker, live = self.workers.worker_of(engine.url, engine.rank), self._serving.replicas.get(placement.replica_id)
         sent = one.request.body
+        one.forget_prompt()
         return SelectResponse(
             selection_id=one.reservation_id if is_held else UNSET,
             isl_tokens=placement.num_prompt_tokens,

@@ -78,14 +78,18 @@ class Workers:
         return Worker(self._given.get(url, number_of(url)), rank or 0)
 
     def others(self, worker_ids: list[int] | None, pinned: Worker | None) -> frozenset[ReplicaId]:
-        """Return the live replicas that a request must not get. None of them: no rule. Raises: UnknownWorker."""
-        for worker_id in (*(worker_ids or ()), *((pinned.worker_id,) if pinned is not None else ())):
-            if self._url_of(worker_id) is None:
-                raise self._unknown(worker_id)
+        """Return the live replicas that must not get a request. `worker_ids`, `pinned`: None for no rule.
+
+        Raises: UnknownWorker.
+        """
+        allowed = None if worker_ids is None else frozenset(worker_ids)
+        asked = (allowed or frozenset()) | ({pinned.worker_id} if pinned is not None else frozenset())
+        if unknown := asked - {self.worker_of(row.url, None).worker_id for row in self._serving.members}:
+            raise self._unknown(min(unknown))
         return frozenset(
             replica_id
             for replica_id, worker, _ in self.live()
-            if (worker_ids is not None and worker.worker_id not in worker_ids) or pinned not in (None, worker)
+            if (allowed is not None and worker.worker_id not in allowed) or pinned not in (None, worker)
         )
 
     def _leave(self, url: str) -> None:

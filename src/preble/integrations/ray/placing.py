@@ -174,9 +174,11 @@ class Placer:
         assert self._starting is not None
         await asyncio.shield(self._starting)
         assert self._reservations is not None
-        return await self._reservations.reserve(
+        reservation = await self._reservations.reserve(
             asked.endpoint, {}, asked.body, reservation_id=request_id, lease_s=lease_s
         )
+        reservation.forget_prompt()
+        return reservation
 
     def _attempted(self, request_id: str, request: _Request, attempt: asyncio.Future[Any]) -> None:
         """Ray sends the request to a replica, perhaps not to the chosen one, or nobody wants it any more."""

@@ -1,6 +1,6 @@
 """The endpoints of the engines: one table, and how to read the bodies and answers of each. Does no I/O."""
 
-from preble.serving.endpoints.answers import PromptTokensDetails, Usage
+from preble.serving.endpoints.answers import MOST_TOKENS, PromptTokensDetails, Usage
 from preble.serving.endpoints.bodies import Fields, Prompt
 from preble.serving.endpoints.by_load import UploadHead
 from preble.serving.endpoints.endpoint import Endpoint
@@ -13,6 +13,7 @@ __all__ = [
     "COMPLETIONS",
     "ENDPOINTS",
     "JSON_TYPE",
+    "MOST_TOKENS",
     "OTHER",
     "Endpoint",
     "ErrorForm",
