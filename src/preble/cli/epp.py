@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, replica_options
 from preble.config import GroupConfig
 from preble.errors import ConfigError
 from preble.logs import configure_logging
@@ -24,12 +24,7 @@ from preble.logs import configure_logging
 @click.option("--grpc-port", type=PORT, help="Port that gateways ask.  [default: 9002]")
 @click.option("--port", type=PORT, help="Port of /metrics, /debug and the other pages.  [default: 8000]")
 @click.option("--lease", metavar="NAME", help="Kubernetes Lease that several pickers share; only its holder is ready.")
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with every setting; flags and PREBLE_* variables override it.",
-)
+@config_option
 @log_options
 def command(
     config_path: Path | None,

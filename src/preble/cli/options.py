@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -124,6 +125,17 @@ def api_key_option(command: Command) -> Command:
         show_envvar=True,
         metavar="KEY",
         help="Bearer token, if the server requires one.",
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """Add `--config`, which the command gets as `config_path`."""
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
+        "settings change while serving.",
     )(command)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, replica_options
 from preble.logs import configure_logging
 
 
@@ -19,12 +19,7 @@ from preble.logs import configure_logging
 @click.option(
     "--lease", type=float, metavar="S", help="Seconds that a reservation lasts without a report.  [default: 300]"
 )
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched.",
-)
+@config_option
 @log_options
 def command(
     config_path: Path | None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, replica_options
 from preble.logs import configure_logging
 
 
@@ -22,13 +22,7 @@ from preble.logs import configure_logging
     metavar="N",
     help="Front-end processes that share the port, plus one scheduler process; 0: one process does all.  [default: 0]",
 )
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
-    "settings change while serving.",
-)
+@config_option
 @log_options
 def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, log_format: str, **flags: Any) -> None:
     """Serve the OpenAI API in front of running replicas.
