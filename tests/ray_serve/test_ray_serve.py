@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_a_wrong_setting_is_refused_before_anything_is_deployed(cluster: RayClus
     unknown, wrong = seen["said"]
     assert unknown.startswith("PrebleRouter has no setting 'polcy'; it has: policy, profile, tokenizer")
     assert "max_in_flight" in wrong
+
+
+def test_what_fails_ends_once_with_its_status(tmp_path: Path) -> None:
+    (seen,) = RayCluster(tmp_path).run(INSIDE, "failures")
+    assert seen["chosen"] == ["one", "one"]
+    assert seen["statuses"] == [500, 499, 429]
 
 
 def test_haproxy_asks_one_scheduler_and_engines_report_the_ends(direct_cluster: RayCluster) -> None:

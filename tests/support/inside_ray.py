@@ -15,7 +15,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import ray
@@ -24,11 +26,14 @@ from ray.serve._private.common import DeploymentID
 
 from preble.errors import ConfigError
 from preble.integrations.ray import example
-from preble.integrations.ray.direct import direct_application
+from preble.integrations.ray.direct import Message, direct_application, reported
 from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
-from preble.integrations.ray.hub import find_hub
-from preble.integrations.ray.placing import PlacerState
-from preble.integrations.ray.settings import request_router_config
+from preble.integrations.ray.hub import REPORT, HubBus, find_hub
+from preble.integrations.ray.placing import Placer, PlacerState
+from preble.integrations.ray.settings import config_of, request_router_config
+from preble.reservations import Reservations
+from preble.serving import Serving
+from support.waiting import eventually
 
 INGRESSES, REPLICAS = 3, 4
 ENGINE = {"kv_tokens": 40_000, "speed": 4.0}
@@ -137,7 +142,7 @@ async def direct() -> Record:
 
 
 async def scheduler_state() -> PlacerState:
-    handle = serve.get_deployment_handle("PrebleScheduler", example.APP)
+    handle = serve.get_deployment_handle("DirectScheduler", example.APP)
     state: PlacerState = await handle.router_state.remote()
     return state
 
@@ -148,6 +153,47 @@ async def until(condition: Callable[[PlacerState], bool]) -> PlacerState:
             if condition(state := await scheduler_state()):
                 return state
             await asyncio.sleep(0.1)
+
+
+async def failures() -> Record:
+    """A lease that ends before Ray says so, applications that fail, a packet that nobody reads. Needs no Ray."""
+    placer = Placer("alone", config_of({}))
+    placer._serving = await Serving.start(placer.config)
+    placer._reservations = Reservations(placer._serving)
+    placer._starting = asyncio.create_task(asyncio.sleep(0))
+    placer.update_replicas([("one", {})])
+    await eventually(lambda: bool(placer._serving.replicas))
+    chosen = []
+    for end in (placer.ended, placer.cancelled):
+        attempt: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        metadata = SimpleNamespace(internal_request_id="late", multiplexed_model_id="")
+        pending = SimpleNamespace(args=({"prompt": [1, 2, 3]},), kwargs={}, metadata=metadata, future=attempt)
+        chosen.append(await placer.choose(pending))
+        placer._reservations.cancel("late")  # as at the end of its lease
+        end("late")
+    await placer.close()
+    reporter = Mock()
+    for app in (_fails, _is_left, _refuses):
+        with suppress(OSError):
+            scope = {"path": "/v1/completions", "headers": [(b"x-request-id", b"mine")]}
+            await reported(app, reporter)(scope, AsyncMock(), AsyncMock())
+    bus = HubBus("alone", Mock(side_effect=KeyError), "one", Mock(), Mock())
+    bus._take(REPORT, b"of another version")
+    await bus.close()
+    return {"chosen": chosen, "statuses": [call.args[1] for call in reporter.ended.call_args_list]}
+
+
+async def _fails(scope: Message, receive: Any, send: Any) -> None:
+    raise OSError
+
+
+async def _is_left(scope: Message, receive: Any, send: Any) -> None:
+    """Its client goes before the first token."""
+
+
+async def _refuses(scope: Message, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 429, "headers": []})
+    await send({"type": "http.response.body", "body": b"{}"})
 
 
 async def refusals() -> Record:
@@ -164,6 +210,8 @@ async def refusals() -> Record:
 def main(scenario: str) -> None:
     if scenario == "refusals":
         found = asyncio.run(refusals())
+    elif scenario == "failures":
+        found = asyncio.run(failures())
     elif scenario == "direct":
         with example.local_ray(host="127.0.0.1", port=int(os.environ["PREBLE_TEST_PORT"])):
             found = asyncio.run(direct())

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from ray import serve
+from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -33,7 +34,7 @@ Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], 
 
 
 @serve.ingress()
-class PrebleScheduler:
+class DirectScheduler:
     """Answers HAProxy's question where a request goes. One replica is one scheduler; several tell each other."""
 
     def __init__(self, engines: Any) -> None:
@@ -54,7 +55,7 @@ class PrebleScheduler:
         request_id = request.headers.get("x-request-id", "")
         try:
             body = json.loads(await request.body())
-        except ValueError:  # empty, cut off, or no JSON: some replica gets it, and says what is wrong
+        except (ValueError, RecursionError):  # empty, cut off, or no JSON: some replica gets it, and says what is wrong
             body = {}
         arguments = {RESERVATION: request_id} if request_id else {}
         try:
@@ -62,7 +63,7 @@ class PrebleScheduler:
                 replica = selection._replica
                 host, port = replica.backend_http_endpoint
                 return JSONResponse({"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()})
-        except (RuntimeError, TypeError, ValueError) as error:
+        except (RayServeException, RuntimeError, TypeError, ValueError) as error:
             return JSONResponse({"detail": str(error)}, 503)
 
     async def router_state(self) -> PlacerState:
@@ -78,7 +79,7 @@ def direct_application(engines: Any, *, num_schedulers: int = 1) -> Any:
     if missing := [name for name in _MUST_BE_SET if os.environ.get(name) != "1"]:
         raise ConfigError(f"direct streaming needs {missing[0]}=1 in the environment of Ray and of this process")
     options = {"num_replicas": num_schedulers, "max_ongoing_requests": 1000, "ray_actor_options": {"num_cpus": 0}}
-    return engines._with_ingress_request_router(serve.deployment(PrebleScheduler, **options).bind(engines))
+    return engines._with_ingress_request_router(serve.deployment(DirectScheduler, **options).bind(engines))
 
 
 def reported(app: Asgi, reporter: Reporter) -> Asgi:
@@ -98,6 +99,9 @@ def reported(app: Asgi, reporter: Reporter) -> Asgi:
 
         try:
             await app(scope, receive, telling)
+        except Exception:
+            answer.failed()
+            raise
         finally:
             answer.ended()
 
@@ -115,7 +119,8 @@ class _Answer:
         self._is_stream = False
         self._whole = b""
         self._has_begun = False
-        self._status = 200
+        self._status = 499
+        """As of clients that have gone, until the answer begins."""
         self._renewing = asyncio.create_task(self._renew())
 
     def note(self, message: Message) -> None:
@@ -131,6 +136,10 @@ class _Answer:
             if self._meter.has_begun and not self._has_begun:
                 self._has_begun = True
                 self._reporter.first_token(self._request_id)
+
+    def failed(self) -> None:
+        """The application has raised an error."""
+        self._status = 500
 
     async def _renew(self) -> None:
         while True:

@@ -8,12 +8,15 @@ matters: what is lost with it, the routers find out from each other's beats (`pr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+
+logger = logging.getLogger("ray.serve.preble")
 
 NAMESPACE = "serve"
 MOST_WAITING = 10_000
@@ -139,10 +142,16 @@ class HubBus:
                     await self._hub.listen.remote(self._name, 0.0)
                     self._changed(True)
                 for kind, packet in await self._hub.listen.remote(self._name, LONGEST_WAIT_S):
-                    self._takers[kind](packet)
+                    self._take(kind, packet)
             except (RayError, ValueError):
                 self._changed(False)
                 await asyncio.sleep(_RETRY_S)
+
+    def _take(self, kind: int, packet: bytes) -> None:
+        try:
+            self._takers[kind](packet)
+        except Exception:
+            logger.exception("Preble dropped a packet of %d bytes", len(packet))
 
     def _changed(self, is_connected: bool) -> None:
         if is_connected != self.is_connected:

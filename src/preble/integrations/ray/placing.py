@@ -7,7 +7,6 @@ every carrier does; here Ray carries the requests.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -18,14 +17,12 @@ import msgspec
 
 from preble.config import GatewayConfig
 from preble.core.types import ReplicaId
-from preble.integrations.ray.hub import HubBus
+from preble.integrations.ray.hub import HubBus, logger
 from preble.integrations.ray.prompts import Asked, asked_of
 from preble.integrations.ray.replica import Advert, advert_of, member_of, running, url_of
 from preble.integrations.ray.reports import Report, What, decode_reports
 from preble.reservations import LONGEST_LEASE_S, Reservation, Reservations, UnknownReservation
 from preble.serving import Serving
-
-logger = logging.getLogger("ray.serve.preble")
 
 MOST_S = 5.0
 """A request that is not placed by then goes where Ray sends it."""
@@ -202,12 +199,16 @@ class Placer:
         else:
             self._end(request_id, request)
 
+    def _held(self, request_id: str) -> Reservations | None:
+        """Where a request's reservation is held; None before it is placed, and after an hour, when its lease ends."""
+        return self._reservations if request_id in (self._reservations or ()) else None
+
     def _end(self, request_id: str, request: _Request) -> None:
         if self._requests.get(request_id) is request:
             del self._requests[request_id]
-            if self._reservations is not None and request.reservation is not None:
+            if (held := self._held(request_id)) is not None:
                 # Ray says nothing of tokens; an end without any would mean that the prompt was not computed.
-                self._reservations.end(request_id, output_tokens=None if request.has_usage else 1)
+                held.end(request_id, output_tokens=None if request.has_usage else 1)
             else:
                 request.reserving.cancel()
 
@@ -216,8 +217,8 @@ class Placer:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        if self._reservations is not None and request.reservation is not None:
-            self._reservations.cancel(request_id)
+        if (held := self._held(request_id)) is not None:
+            held.cancel(request_id)
         else:
             request.reserving.cancel()
 
