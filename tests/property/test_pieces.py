@@ -279,6 +279,33 @@ async def test_a_long_prompt_lets_others_have_their_turn(tmp_path: Path) -> None
         tokens.close()
 
 
+async def test_a_giant_whose_client_has_left_is_tokenized_no_further_and_the_next_one_has_its_turn(
+    tmp_path: Path,
+) -> None:
+    KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**26)
+    text = "".join(f"some words {number} " for number in range(200_000))
+    pieces = [piece for piece, _ in cut(text)]
+
+    def num_done() -> int:
+        return sum(tokens._memory.get(piece) is not None for piece in pieces)
+
+    try:
+        left = asyncio.create_task(tokens.completion(text, True, None))
+        while not num_done():  # noqa: ASYNC110 (turn by turn, so that it cannot end meanwhile)
+            await asyncio.sleep(0)
+        following = asyncio.create_task(tokens.completion(text[::-1], True, None, 1000))
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        done = num_done()
+        with pytest.raises(PromptTooLong):
+            await following
+        assert num_done() == done < len(pieces)
+    finally:
+        tokens.close()
+
+
 async def test_a_prompt_in_pieces_that_is_too_long_is_refused_before_its_end(tmp_path: Path) -> None:
     KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
     tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
