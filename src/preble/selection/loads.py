@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preble.core.types import Request
-from preble.selection.messages import DEFAULT, ModelLoad, OverlapScores, WorkerLoad, WorkerOverlap
 from preble.selection.prompts import ClientRequest
+from preble.selection.schemas import DEFAULT, ModelLoad, OverlapScores, WorkerLoad, WorkerOverlap
 from preble.selection.workers import Workers
 from preble.serving import Fields, Serving
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 import preble
-from preble.selection.messages import ErrorAnswer
 from preble.selection.routes import ROUTES, Route
+from preble.selection.schemas import ErrorAnswer
 
 
 def routes_page() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from preble.core.types import pack_tokens
 from preble.errors import RequestError
 from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
-from preble.selection.messages import DEFAULT, PromptRequest
+from preble.selection.schemas import DEFAULT, PromptRequest
 from preble.serving import COMPLETIONS, MOST_TOKENS, Caller, Endpoint, Fields, endpoint_of
 
 

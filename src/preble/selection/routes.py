@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from preble.errors import RequestError
-from preble.selection.messages import (
+from preble.selection.schemas import (
     DEFAULT,
     EndRequest,
     ModelLoad,

@@ -13,7 +13,8 @@ from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
 from preble.selection.loads import Loads
-from preble.selection.messages import (
+from preble.selection.prompts import ClientRequest, body_in, request_in
+from preble.selection.schemas import (
     DEFAULT,
     EndRequest,
     Overlap,
@@ -26,7 +27,6 @@ from preble.selection.messages import (
     SelectResponse,
     Worker,
 )
-from preble.selection.prompts import ClientRequest, body_in, request_in
 from preble.selection.workers import Workers
 from preble.serving import Caller
 

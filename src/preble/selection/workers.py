@@ -8,7 +8,7 @@ from hashlib import blake2b
 from preble.config import ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.errors import ConfigError, RequestError
-from preble.selection.messages import DEFAULT, Worker, WorkerRecord, WorkerRequest
+from preble.selection.schemas import DEFAULT, Worker, WorkerRecord, WorkerRequest
 from preble.serving import LiveReplica, MemberRow, Serving
 from preble.web.urls import server_url
 
