@@ -38,10 +38,10 @@ _WHILE_SERVING = """\
 
 A reload, by SIGHUP or because the file has changed, changes {0}.
 
-Only after a restart count {1}.
+These count only after a restart: {1}.
 
-The log names those that have changed (`restart_needed`). The ones about replicas, such as `timeouts.connect_s`, count
-for replicas that join later.
+If a reload changes one of these, the log names it (`restart_needed`). Those about replicas, such as
+`timeouts.connect_s`, count for replicas that join later.
 """
 _TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|---|---|"
 
