@@ -68,6 +68,8 @@ async def test_a_list_of_prompts_goes_to_one_replica_and_shares_its_tokens() -> 
     async with reservations(2) as (held, serving, _):
         one = await held.reserve(COMPLETIONS, {}, b'{"prompt": ["a", "bc", "def"]}', reservation_id="list")
         assert serving.num_in_flight == 3
+        for count in range(5):
+            assert held.progress("list", now(), count).output_tokens == count
         held.end("list", output_tokens=9)
         decisions = [d for index in range(3) for d in serving.recent.of_request(f"list#{index}")]
         assert {d.output_tokens for d in decisions} == {3} and len({d.replica for d in decisions}) == 1

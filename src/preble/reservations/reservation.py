@@ -71,8 +71,8 @@ class Reservation:
     def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
         """The tokens so far. Several prompts share the output tokens evenly; which one hit the cache is unknown."""
         count = len(self._placed)
-        for one in self._placed:
-            one.usage(output_tokens // count, cached_tokens if count == 1 else None)
+        for index, one in enumerate(self._placed):
+            one.usage((output_tokens + index) // count, cached_tokens if count == 1 else None)
 
     def end(self, status: int, error: BaseException | None, retry_after_s: float = 0.0) -> None:
         """It is over: well, or with an error. `status`: of the replica's answer, with its `Retry-After`."""
