@@ -62,6 +62,7 @@ def test_what_fails_ends_once_with_its_status(tmp_path: Path) -> None:
     (seen,) = RayCluster(tmp_path).run(INSIDE, "failures")
     assert seen["chosen"] == ["one", "one"]
     assert seen["statuses"] == [500, 499, 429]
+    assert seen["starts"] == 2, "a start that failed is not tried again"
 
 
 def test_haproxy_asks_one_scheduler_and_engines_report_the_ends(direct_cluster: RayCluster) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import aiohttp
 import ray
@@ -180,7 +180,13 @@ async def failures() -> Record:
     bus = HubBus("alone", Mock(side_effect=KeyError), "one", Mock(), Mock())
     bus._take(REPORT, b"of another version")
     await bus.close()
-    return {"chosen": chosen, "statuses": [call.args[1] for call in reporter.ended.call_args_list]}
+    again = Placer("again", config_of({}))
+    with patch.object(Serving, "start", AsyncMock(side_effect=OSError)) as start:
+        for _ in range(2):
+            again.start()
+            await asyncio.gather(again._starting, return_exceptions=True)
+    statuses = [call.args[1] for call in reporter.ended.call_args_list]
+    return {"chosen": chosen, "starts": start.call_count, "statuses": statuses}
 
 
 async def _fails(scope: Message, receive: Any, send: Any) -> None:

@@ -143,8 +143,8 @@ class _Answer:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(_RENEW_S)
             self._reporter.alive(self._request_id)
+            await asyncio.sleep(_RENEW_S)
 
     def ended(self) -> None:
         """The application is done, or its client has gone."""

@@ -28,8 +28,10 @@ MOST_S = 5.0
 """A request that is not placed by then goes where Ray sends it."""
 _USAGE_S = 0.25
 """How long a request that has ended waits for its replica's report of its usage, which comes on another way."""
+_FIRST_LEASE_S = 30.0
+"""Of a request that Ray does not see end, until its replica reports that it is there."""
 _LEASE_S = 300.0
-"""Of a request that Ray does not see end."""
+"""From then on."""
 RESERVATION = "preble_reservation_id"
 """The argument of `choose_replica` with the id under which a replica will report the request's end."""
 _SOURCE = "ray"
@@ -95,8 +97,11 @@ class Placer:
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Watch the replicas and join the peers, if that has not begun. A process that sends nothing need not."""
-        if self._starting is None:
+        """Watch the replicas and join the peers, if that has not begun or has failed.
+
+        A process that sends nothing need not.
+        """
+        if self._starting is None or (self._starting.done() and self._serving is None):
             self._starting = asyncio.create_task(self._start())
 
     async def _start(self) -> None:
@@ -147,7 +152,7 @@ class Placer:
                 return None
             async with asyncio.timeout(MOST_S):
                 if direct_id is not None:
-                    return _id_of(await self._reserve(direct_id, asked, _LEASE_S))
+                    return _id_of(await self._reserve(direct_id, asked, _FIRST_LEASE_S))
                 return await self._place(request_id, asked, pending.future)
         except Exception as error:  # noqa: BLE001 (Ray would only log it, and the request would wait for ever)
             self.cancelled(request_id)
@@ -238,7 +243,7 @@ class Placer:
                 if request is not None:
                     request.has_token = True
             case What.ALIVE:
-                reservations.renew(report.request_id, now)
+                reservations.renew(report.request_id, now, _LEASE_S if request is None else None)
             case What.USAGE:
                 reservations.progress(report.request_id, now, report.output_tokens, report.cached_tokens)
                 if request is not None:
