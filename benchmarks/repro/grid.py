@@ -1,7 +1,7 @@
 """Who is first where: policies in steady state, over caches, populations, cluster sizes and rates, and in harm's way.
 
     python benchmarks/repro/grid.py                # the screen: few policies, one seed (half an hour on one core)
-    python benchmarks/repro/grid.py --full         # then larger clusters, more seeds and policies where it is close
+    python benchmarks/repro/grid.py --full         # then larger clusters, more seeds where it is close, more policies
     python benchmarks/repro/grid.py --only harm    # cells whose names begin so
     python benchmarks/repro/grid.py --list
     python benchmarks/repro/grid.py --draw         # fill in docs/evaluation.md from the results that are there
@@ -40,12 +40,12 @@ PAGE = DOCS / "evaluation.md"
 FIGURE = DOCS / "evaluation" / "map.svg"
 PROFILE = load_profile("a6000-mistral-7b")
 SCREEN = ("preble", "sticky_until_saturated", "least_load")
-REFINED = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
-HARM_SCREEN = ("preble", "sticky_until_saturated", "least_load")
-HARMED = (*HARM_SCREEN, "e2", "slim_router", "round_robin")
+EVERYBODY = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
+FOR_EVERYBODY = ("map-100-1-4", "map-1000-0.5-4-zipf1")
+"""The squares on which all of them run, at `LOADS`: one for each popularity."""
 SEEDS = (20, 21, 22)
 CLOSE = 0.05
-"""A cell is refined where the second policy's capacity is within this of the first's."""
+"""A cell gets more seeds where the second policy's capacity is within this of the first's."""
 SCREEN_LOADS = (0.6, 0.8)
 LOADS = (0.1, 0.3, 0.6, 0.8, 0.95)
 LASTING_S = 540.0
@@ -274,20 +274,20 @@ def screen(cells: Iterable[Cell]) -> None:
     """Every cell of the screen, with one seed."""
     for cell in cells:
         if cell.is_screen and not _done(cell):
-            run(cell, HARM_SCREEN if cell.rates else SCREEN, SEEDS[:1])
+            run(cell, SCREEN, SEEDS[:1])
 
 
 def refine(cells: Iterable[Cell]) -> None:
-    """What the screen left out: first the large ones, then more seeds and policies where it is close."""
+    """What the screen left out: first the large ones, then more policies and, where it is close, more seeds."""
     cells = list(cells)
     for cell in cells:
         if not cell.is_screen and not _done(cell):
             run(cell, SCREEN, SEEDS[:1])
     for cell in cells:
-        if cell.rates:
-            run(cell, HARMED, SEEDS)
-        elif is_close(read_result(cell.path)):
-            run(cell, REFINED, SEEDS, LOADS)
+        if cell.name in FOR_EVERYBODY:
+            run(cell, EVERYBODY, SEEDS, LOADS)
+        elif cell.rates or is_close(read_result(cell.path)):
+            run(cell, SCREEN, SEEDS)
 
 
 def _done(cell: Cell) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from grid import CELLS, REFINED, SCREEN, SCREEN_LOADS, Cell
+from grid import CELLS, EVERYBODY, LOADS, SCREEN, SCREEN_LOADS, Cell
 
 from preble.compare import CompareResult, Run
 from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
@@ -30,6 +30,7 @@ Results = Mapping[str, CompareResult]
 def tables(results: Results) -> dict[str, Table | None]:
     """The page's tables by the name of their markers; None for those without results."""
     mapped, cases, harmed = (_known(results, group) for group in ("map", "case", "harm"))
+    everybody = [cell for cell in mapped if EVERYBODY[-1] in results[cell.name].plan.policies]
     return {
         "grid-capacity": capacity_table(results, mapped) if mapped else None,
         "grid-latency": latency_table(results, mapped) if mapped else None,
@@ -37,6 +38,8 @@ def tables(results: Results) -> dict[str, Table | None]:
         "grid-cases-latency": latency_table(results, cases) if cases else None,
         "grid-harm": harm_table(results, harmed) if harmed else None,
         "grid-pure": pure_table(results["pure"]) if "pure" in results else None,
+        "grid-everybody": capacity_table(results, everybody, EVERYBODY) if everybody else None,
+        "grid-everybody-latency": latency_table(results, everybody, LOADS) if everybody else None,
         "grid-left-out": left_out_table(results),
     }
 
@@ -45,6 +48,7 @@ def values(results: Results) -> dict[str, str]:
     """The numbers that sentences of the page quote, by the name of their markers."""
     made = {name: value for group in ("map", "case") for name, value in _group_values(results, group)}
     made["value:slower"] = "; ".join(slower(results)) or "nowhere"
+    made["value:behind"] = "; ".join(behind(results)) or "none"
     for name, policy in (("own", OWN), ("sticky", "sticky_until_saturated")):
         ratios = [
             over_base(results[cell.name], cell, policy, number)
@@ -95,21 +99,16 @@ def first(result: CompareResult) -> str:
     return "level" if abs(lead(result)) < LEVEL else OWN if lead(result) > 0 else best
 
 
-def capacity_table(results: Results, cells: Sequence[Cell]) -> Table:
-    policies = [policy for policy in REFINED if any(policy in results[cell.name].plan.policies for cell in cells)]
-
+def capacity_table(results: Results, cells: Sequence[Cell], policies: Sequence[str] = SCREEN) -> Table:
     def row(cell: Cell) -> tuple[str, ...]:
         standings = {one.policy: one for one in results[cell.name].standings}
-        told = (
-            f"{standings[policy].bound}{significant(standings[policy].capacity_rps.mean, 3)}"
-            if policy in standings
-            else ""
-            for policy in policies
-        )
-        most = () if not has_bound else ("" if (rps := bound_rps(cell)) is None else significant(rps, 3),)
+        shown = [standings[policy] for policy in policies]
+        told = (f"{one.bound}{significant(one.capacity_rps.mean, 3)}" for one in shown)
+        most = () if not has_bound else ("" if (rps := bounds[cell.name]) is None else significant(rps, 3),)
         return (cell.title, *told, *most, first(results[cell.name]), f"{lead(results[cell.name]):+.0%}")
 
-    has_bound = any(bound_rps(cell) is not None for cell in cells)
+    bounds = {cell.name: bound_rps(cell) for cell in cells}
+    has_bound = any(rps is not None for rps in bounds.values())
     explained = " Bound: what no policy carries if nobody waits longer than that." if has_bound else ""
     return Table(
         ("case", *policies, *(["bound"] if has_bound else []), "first", f"{OWN} against the best other"),
@@ -127,9 +126,8 @@ def bound_rps(cell: Cell) -> float | None:
         return None
 
 
-def latency_table(results: Results, cells: Sequence[Cell]) -> Table:
+def latency_table(results: Results, cells: Sequence[Cell], loads: Sequence[float] = SCREEN_LOADS) -> Table:
     """Mean TTFT and E2E of `preble` over the best policy's, at parts of the best capacity."""
-    loads = sorted({load for cell in cells for load in results[cell.name].plan.loads})
 
     def cell_of(cell: Cell, number: Number, load: float) -> str:
         result = results[cell.name]
@@ -151,6 +149,12 @@ def over_best(result: CompareResult, number: Number, load: float) -> float:
     runs = {policy: result.runs_of(name, policy)[float(rate or 0.0)] for policy in result.plan.policies}
     values = {policy: found.mean for policy in runs if (found := number.over(runs[policy])) is not None}
     return values[OWN] / min(value for policy, value in values.items() if policy != OWN)
+
+
+def behind(results: Results) -> list[str]:
+    """Where another policy carries more than `preble`, and by how much `preble` falls short of it."""
+    cells = [cell for cell in (*_known(results, "map"), *_known(results, "case")) if lead(results[cell.name]) <= -LEVEL]
+    return [f"{cell.title} ({lead(results[cell.name]):+.0%} against {first(results[cell.name])})" for cell in cells]
 
 
 def slower(results: Results) -> list[str]:
@@ -218,8 +222,10 @@ def pure_table(result: CompareResult) -> Table:
 def left_out_table(results: Results) -> Table:
     missing = [cell for cell in CELLS.values() if cell.name not in results]
     few = [cell for cell in CELLS.values() if cell.name in results and len(results[cell.name].plan.seeds) < 3]
+    many = [result for result in results.values() if set(SCREEN) < set(result.plan.policies)]
     rows = [("not run", "; ".join(cell.title for cell in missing) or "nothing")]
-    rows += [("one seed, few policies", f"{len(few)} of {len(results)} cells: {', '.join(SCREEN)}")]
+    rows += [("one seed", f"{len(few)} of {len(results)} cells")]
+    rows += [("few policies", f"all but {len(many)} cells: {', '.join(SCREEN)}")]
     return Table(("what", "which"), rows, caption="What the screen left out; `grid.py --full` runs it.")
 
 

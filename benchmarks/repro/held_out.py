@@ -103,7 +103,7 @@ def _mooncake(replicas: int, requests: int) -> Case:
     return Case(f"mooncake-{replicas}", title, trace, requests, replicas, "a100-mistral-7b", 512, ttft_s=30.0)
 
 
-_CASES = (_mooncake(4, 1200), _azure(4, 4000), _mooncake(16, 3000), _azure(16, 10_000))
+_CASES = (_mooncake(4, 1200), _azure(4, 4000), _mooncake(16, 3000), _azure(16, 10_400))
 CASES: Mapping[str, Case] = MappingProxyType({case.name: case for case in _CASES})
 
 
