@@ -46,7 +46,7 @@ def test_every_request_ends_and_none_stays_in_flight_when_a_replica_a_router_and
 ) -> None:
     (seen,) = cluster.run(INSIDE, "kills")
     assert seen["answered"] == 90
-    assert seen["failures"] > 0, "nobody noticed that processes died"
+    assert seen["survived"] == [], "nothing was killed"
     assert seen["in_flight"] == seen["assumed"] == [0, 0, 0]
     assert seen["running"] == 0
 

@@ -45,15 +45,13 @@ async def kills() -> Record:
     app = application(preble=True, replicas=REPLICAS, ingresses=INGRESSES, **ENGINE)
     handle = await asyncio.to_thread(serve.run, app, name=example.APP, route_prefix=None)
     await example.ready(INGRESSES, REPLICAS)
-    failures = 0
+    killed = []
 
     async def ask(body: Record) -> None:
-        nonlocal failures
         while True:
             try:
                 await handle.ask.remote(body)
             except Exception:  # noqa: BLE001 (whatever Ray raises for a process that died)
-                failures += 1
                 await asyncio.sleep(0.2)
             else:
                 return
@@ -62,9 +60,9 @@ async def kills() -> Record:
     for number, body in enumerate(example.workload(90)):
         tasks.append(asyncio.create_task(ask(body)))
         if number == 30:
-            await kill("EmulatedReplica")
+            killed.append(await kill("EmulatedReplica"))
         if number == 60:
-            await kill("Ingress")
+            killed.append(await kill("Ingress"))
         await asyncio.sleep(0.05)
     await asyncio.gather(*tasks)
     await example.ready(INGRESSES, REPLICAS)
@@ -75,7 +73,7 @@ async def kills() -> Record:
     counts = await example.at_replicas("EmulatedReplica", "counts")
     return {
         "answered": len(tasks),
-        "failures": failures,
+        "survived": [pid for name in ("EmulatedReplica", "Ingress") for pid in await pids(name) if pid in killed],
         "in_flight": [state.in_flight for state in states],
         "assumed": [state.assumed for state in states],
         "running": sum(count[2] for count in counts),
@@ -95,8 +93,15 @@ async def kill_the_hub() -> None:
             await asyncio.sleep(0.1)
 
 
-async def kill(deployment: str) -> None:
-    os.kill((await example.at_replicas(deployment, "pid"))[0], signal.SIGKILL)
+async def pids(deployment: str) -> list[int]:
+    return list(await example.at_replicas(deployment, "pid"))
+
+
+async def kill(deployment: str) -> int:
+    """And return the process id."""
+    pid = (await pids(deployment))[0]
+    os.kill(pid, signal.SIGKILL)
+    return pid
 
 
 async def direct() -> Record:
