@@ -114,7 +114,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
     monkeypatch.setattr(pieces, "_WINDOW", 96)
     monkeypatch.setattr(pool, "PIECE_SIZE", 24)
-    monkeypatch.setattr(pool, "_LONGEST_PIECE", 96)
+    monkeypatch.setattr(pieces, "MOST_AT_ONCE", 120)
+    monkeypatch.setattr(pool, "MOST_AT_ONCE", 120)
     yield
 
 
@@ -154,7 +155,7 @@ def test_ids_in_pieces_are_those_of_the_whole(
     right = encoder.encode(text, special)
     encoded = Raw(json.dumps(text, ensure_ascii=escapes).encode())
     try:
-        for prompt in (encoded, text, encoded, text):  # each twice: all pieces new, all but the last remembered
+        for prompt in (encoded, text) * 3:  # each three times: all pieces new, then shared, then remembered
             assert asyncio.run(tokens.completion(prompt, special, None)) == right
     finally:
         tokens.close()
@@ -168,8 +169,8 @@ def test_pieces_are_the_text_and_the_beginning_decides_where_they_end(text: str)
     longer = [piece for piece, _ in cut(whole + " of another end")]
     kept = [piece for piece, ends_at_cut in cut(whole) if ends_at_cut]
     assert [piece for piece in longer if piece][: len(kept)] == kept
-    raw = json.dumps(whole).encode()[1:-1]
-    for piece, _ in cut(raw):
+    raw = json.dumps(whole).encode()
+    for piece, _ in cut(memoryview(raw)[1:-1]):
         json.loads(b'"' + piece + b'"')
 
 
@@ -219,13 +220,15 @@ def test_only_missed_pieces_are_decoded_and_tokenized(tmp_path: Path, monkeypatc
     monkeypatch.setattr(tokens._tokenizer, "piece", lambda piece: (done.append(len(piece)), plain(piece))[1])
     document = "".join(f"some words of page {number} \\u00e9\\n " for number in range(3000))
     try:
-        for question in ("what is it", "who wrote it"):
+        for question in ("what is it", "who wrote it", "how long is it"):
             asyncio.run(tokens.completion(Raw(f'"{document}{question}"'.encode()), True, None))
+            done.append(0)
     finally:
         tokens.close()
-    first, again = done[:-1], done[-1]
-    assert sum(first) == len(document) + len("what is it")
-    assert again < 2 * pieces.PIECE_SIZE
+    first, second, third = "".join("|" if not size else f" {size}" for size in done).split("|")[:3]
+    assert sum(map(int, first.split())) == len(document) + len("what is it")
+    assert sum(map(int, second.split())) == len(document) + len("who wrote it")
+    assert int(third) < 2 * pieces.PIECE_SIZE
 
 
 def test_a_piece_that_is_not_utf_8_is_the_clients_error(tmp_path: Path) -> None:
@@ -248,6 +251,27 @@ def test_the_memory_stays_within_its_budget_and_never_gives_other_ids(uses: list
         memory.put(piece, ids)
         kept = {**memory._old, **memory._young}
         assert sum(len(text) + len(found) for text, found in kept.items()) <= 20_000
+
+
+def test_pieces_that_came_once_are_not_kept() -> None:
+    memory = PieceMemory(2**20)
+    common = "".join(f"page {page} of all " for page in range(1000))
+    for number in range(3):
+        text = common + "".join(f"page {page} of number {number} only " for page in range(1000))
+        for part, ids, is_shared in memory.parts(text):
+            assert part in text
+            assert (ids is not None) == (number == 2 and part in common)
+            if is_shared:
+                memory.put(part, PackedTokens(b"ids."))
+    assert 0 < len(memory._young) == sum(piece in common for piece in memory._young)
+
+
+def test_the_hashes_of_pieces_that_came_once_are_bounded() -> None:
+    memory = PieceMemory(2**20)
+    for number in range(3000):
+        assert not memory._was_seen(b"%d" % number)
+    assert memory._was_seen(b"2999") and not memory._was_seen(b"0")
+    assert len(memory._seen) + len(memory._seen_before) <= 2 * memory._most_seen
 
 
 def test_a_piece_in_use_outlives_others() -> None:
@@ -280,40 +304,49 @@ async def test_a_long_prompt_lets_others_have_their_turn(tmp_path: Path) -> None
 
 
 async def test_a_giant_whose_client_has_left_is_tokenized_no_further_and_the_next_one_has_its_turn(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
     tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**26)
     text = "".join(f"some words {number} " for number in range(200_000))
-    pieces = [piece for piece, _ in cut(text)]
+    num_done = 0
+    plain = tokens._tokenizer.piece
 
-    def num_done() -> int:
-        return sum(tokens._memory.get(piece) is not None for piece in pieces)
+    def piece(text: str | bytes) -> PackedTokens:
+        nonlocal num_done
+        num_done += "words" in str(text)  # backwards in the second prompt
+        return plain(text)
+
+    monkeypatch.setattr(tokens._tokenizer, "piece", piece)
 
     try:
         left = asyncio.create_task(tokens.completion(text, True, None))
-        while not num_done():  # noqa: ASYNC110 (turn by turn, so that it cannot end meanwhile)
+        while not num_done:  # noqa: ASYNC110 (turn by turn, so that it cannot end meanwhile)
             await asyncio.sleep(0)
         following = asyncio.create_task(tokens.completion(text[::-1], True, None, 1000))
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
             await left
-        done = num_done()
+        done = num_done
         with pytest.raises(PromptTooLong):
             await following
-        assert num_done() == done < len(pieces)
+        assert num_done == done < len(text) / pieces.MOST_AT_ONCE / 2
     finally:
         tokens.close()
 
 
-async def test_a_prompt_in_pieces_that_is_too_long_is_refused_before_its_end(tmp_path: Path) -> None:
+async def test_a_prompt_in_pieces_that_is_too_long_is_refused_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
     tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    done: list[int] = []
+    plain = tokens._tokenizer.piece
+    monkeypatch.setattr(tokens._tokenizer, "piece", lambda piece: (done.append(len(piece)), plain(piece))[1])
     text = "".join(f"some words {number} " for number in range(100_000))
     try:
         with pytest.raises(PromptTooLong, match="the longest that a replica takes is 1000"):
             await tokens.completion(text, True, None, 1000)
-        tokenized = [piece for piece, _ in cut(text) if tokens._memory.get(piece) is not None]
-        assert 0 < len(tokenized) < 5
+        assert 0 < len(done) < 5
     finally:
         tokens.close()

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
@@ -23,7 +23,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
 from preble.serving.endpoints.bodies import Text, decode_chat, decode_text
-from preble.serving.tokens.pieces import PIECE_SIZE, PieceMemory, cut
+from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Part, PieceMemory
 from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
 
 _GIANT_BYTES = 1024 * 1024
@@ -33,9 +33,8 @@ _LETTERS_PER_TOKEN = 4
 _PIECE_LETTERS = 64 * 1024
 _MOST_ADDED_BY_A_CUT = 16
 _TURN_S = 0.0005
-"""How long a prompt in pieces may hold the event loop; it may go over by one piece."""
-_LONGEST_PIECE = 4 * PIECE_SIZE
-"""A longer piece, as of a text without words, goes to a thread."""
+"""How long a prompt in parts may hold the event loop; it may go over by one part. A part above `MOST_AT_ONCE`, as of a
+text without words, goes to a thread."""
 _RENDERED_AT_ONCE_BYTES = 64 * 1024
 
 T = TypeVar("T")
@@ -104,12 +103,13 @@ class LocalTokens:
     ) -> PackedTokens:
         size = len(text) if isinstance(text, str) else memoryview(text).nbytes
         if self._joint is not None and size > 2 * PIECE_SIZE:
-            inside = text if isinstance(text, str) else bytes(memoryview(text)[1:-1])
-            pieces = cut(inside, drop_space=self._joint.drop_space)
+            inside = text if isinstance(text, str) else memoryview(text)[1:-1]
+            parts = self._memory.parts(inside, drop_space=self._joint.drop_space)
             async with self._giants_turn if size > _GIANT_BYTES else nullcontext():
-                ids = [part async for part in self._in_pieces(pieces, most_tokens)]
-            around = (self._joint.before, self._joint.after) if add_special_tokens else (b"", b"")
-            return PackedTokens(b"".join(ids).join(around))
+                ids = await self._in_parts(parts, most_tokens)
+            if add_special_tokens:
+                ids = [self._joint.before, *ids, self._joint.after]
+            return PackedTokens(b"".join(ids))
         if size <= self._inline_bytes:
             return self._tokenizer.completion(text, add_special_tokens)
         if size > _LETTERS_PER_TOKEN * most_tokens:
@@ -117,26 +117,26 @@ class LocalTokens:
             await self._check_length(text, most_tokens)
         return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
 
-    async def _in_pieces(
-        self, pieces: Iterator[tuple[str | bytes, bool]], most_tokens: float
-    ) -> AsyncIterator[PackedTokens]:
-        """Yield the ids of each piece. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
+    async def _in_parts(self, parts: Iterator[Part], most_tokens: float) -> list[PackedTokens]:
+        """Return the ids of each part. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
+        found: list[PackedTokens] = []
         num_tokens, until = 0, time.perf_counter() + _TURN_S
-        for piece, ends_at_cut in pieces:
-            ids = self._memory.get(piece) if ends_at_cut else None
+        for text, ids, is_shared in parts:
             if ids is None:
-                ids = await self._tokenized(piece, most_tokens)
-                if ends_at_cut:
-                    self._memory.put(piece, ids)
+                ids = await self._tokenized(text, most_tokens)
+                if is_shared:
+                    self._memory.put(text, ids)
+            found.append(ids)
             num_tokens += len(ids) // TOKEN_BYTES
-            _check(num_tokens, most_tokens)
-            yield ids
+            if num_tokens > most_tokens:
+                raise _too_long(num_tokens, most_tokens)
             if time.perf_counter() > until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + _TURN_S
+        return found
 
     async def _tokenized(self, piece: str | bytes, most_tokens: float) -> PackedTokens:
-        if len(piece) <= _LONGEST_PIECE:
+        if len(piece) <= MOST_AT_ONCE:
             return self._tokenizer.piece(piece)
         if len(piece) > _LETTERS_PER_TOKEN * most_tokens:
             await self._check_length(piece if isinstance(piece, str) else unescaped(piece), most_tokens)
@@ -160,7 +160,8 @@ class LocalTokens:
             tokens = await self._elsewhere(len(piece), PromptTokenizer.completion, piece, False)
             # A cut in the middle of a token makes more of it.
             count += len(tokens) // TOKEN_BYTES - _MOST_ADDED_BY_A_CUT
-            _check(count, most_tokens)
+            if count > most_tokens:
+                raise _too_long(count, most_tokens)
 
     async def _elsewhere(self, size: int, method: Callable[..., T], *args: object) -> T:
         """Call a method of the tokenizer in a thread or process."""
@@ -174,12 +175,10 @@ class LocalTokens:
         self._giants.close()
 
 
-def _check(num_tokens: int, most_tokens: float) -> None:
-    """Raises: PromptTooLong."""
-    if num_tokens > most_tokens:
-        raise PromptTooLong(
-            f"the prompt has more than {num_tokens} tokens; the longest that a replica takes is {most_tokens:g}"
-        )
+def _too_long(num_tokens: int, most_tokens: float) -> PromptTooLong:
+    return PromptTooLong(
+        f"the prompt has more than {num_tokens} tokens; the longest that a replica takes is {most_tokens:g}"
+    )
 
 
 @cache
