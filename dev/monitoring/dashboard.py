@@ -46,12 +46,12 @@ def share(part: str, whole: str) -> str:
 
 _LOAD = f"max by (replica) (preble_load_seconds{_ON} / on (instance) group_left () preble_load_window_seconds{_ON})"
 _CACHED = share("preble_cached_tokens_total", "preble_prompt_tokens_total")
-_ERRORS = '{job=~"$job", status=~"5.."}'
+_ERRORS = '{job=~"$job", model=~"$model", status=~"5.."}'
 
 # title, unit, kind of panel, queries; a width of 24 is a row's whole width
 ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
     "At a glance": [
-        ("Requests", "reqps", "stat", 4, [(rate("preble_responses_total"), "")]),
+        ("Requests", "reqps", "stat", 4, [(rate("preble_responses_total", matcher=_MODEL), "")]),
         ("Time to first token, p99", "s", "stat", 4, [quantiles("preble_ttft_seconds")[2]]),
         (
             "Answers 5xx",
@@ -61,17 +61,23 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             [
                 (
                     f"(sum(rate(preble_responses_total{_ERRORS}{_RATE})) or vector(0))"
-                    f" / {rate('preble_responses_total')}",
+                    f" / {rate('preble_responses_total', matcher=_MODEL)}",
                     "",
                 )
             ],
         ),
         ("Prompt tokens from caches", "percentunit", "stat", 4, [(_CACHED, "")]),
-        ("Work waiting", "s", "stat", 4, [(f"sum(max by (job) (preble_work_waiting_seconds{_ON}))", "")]),
+        ("Work waiting", "s", "stat", 4, [(f"sum(max by (job, model) (preble_work_waiting_seconds{_MODEL}))", "")]),
         ("Replicas up", "short", "stat", 4, [(f"sum({of_replicas('preble_replica_up')})", "")]),
     ],
     "Requests": [
-        ("Answers, by status", "reqps", "timeseries", 8, [(rate("preble_responses_total", "status"), "{{status}}")]),
+        (
+            "Answers, by status",
+            "reqps",
+            "timeseries",
+            8,
+            [(rate("preble_responses_total", "status", _MODEL), "{{status}}")],
+        ),
         ("Time to first token", "s", "timeseries", 8, quantiles("preble_ttft_seconds")),
         ("Time to the end", "s", "timeseries", 8, quantiles("preble_e2e_seconds")),
         (
@@ -100,7 +106,7 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             8,
             [
                 (f"sum(preble_prompts_admitted{_ON})", "admitted"),
-                (f"sum(preble_prompts_queued{_ON})", "wait for their turn"),
+                (f"sum(preble_prompts_queued{_MODEL})", "wait for their turn"),
                 (f"sum(preble_in_flight{_MODEL})", "at replicas"),
             ],
         ),
@@ -187,8 +193,8 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
             "timeseries",
             8,
             [
-                (rate("preble_engine_errors_total", "replica, kind"), "{{replica}} {{kind}}"),
-                (rate("preble_moves_total", "replica"), "left {{replica}}"),
+                (rate("preble_engine_errors_total", "replica, kind", _MODEL), "{{replica}} {{kind}}"),
+                (rate("preble_moves_total", "replica", _MODEL), "left {{replica}}"),
                 (rate("preble_retries_denied_total"), "moves denied"),
             ],
         ),

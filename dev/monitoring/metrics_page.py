@@ -15,6 +15,8 @@ _HEAD = """\
 
 - `model` is the name that the client gave, or the replica's first name if it gave none. Requests for other names are
   refused first, so there are at most as many values as your replicas have names of models and adapters.
+  `preble_responses_total` has "" for pages and for requests that were refused before their model was known.
+  `preble_work_waiting_seconds` has the base model instead, since its replicas serve the adapters too.
 - `replica` is the replica's address, with `#RANK` for one data-parallel rank. A removed replica's series end.
 - Times to the first token and to the end count from the moment when the whole request had arrived. So they contain
   tokenizing, waiting for a turn, the decision, and the replica's own time, each of which has its own metric.

@@ -153,6 +153,9 @@ async def test_a_model_is_served_only_where_it_is(serve: Serve) -> None:
         status, body, _ = await gateway.complete(model="neither")
         assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
         assert "other, tiny" in body["error"]["message"]
+        text = await gateway.metrics()
+        assert 'preble_responses_total{model="",path="/v1/completions",status="404"} 1.0' in text
+        assert "neither" not in text, "clients would choose how many series there are"
 
 
 async def test_health_ready_and_metrics(serve: Serve) -> None:
@@ -165,7 +168,7 @@ async def test_health_ready_and_metrics(serve: Serve) -> None:
         await gateway.complete()
         text = await gateway.metrics()
         assert f'preble_placements_total{{model="tiny",reason="policy",replica="{one.url}"}} 1.0' in text
-        assert 'preble_responses_total{path="/v1/completions",status="200"} 1.0' in text
+        assert 'preble_responses_total{model="tiny",path="/v1/completions",status="200"} 1.0' in text
         assert f'preble_replica_up{{replica="{one.url}"}} 1.0' in text
 
 

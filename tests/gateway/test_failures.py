@@ -54,7 +54,7 @@ async def test_a_replica_that_is_gone_is_left_and_leaves_the_rotation(serve: Ser
             code, _, headers = await gateway.complete()
             assert (code, headers["x-preble-replica"]) == (200, two.url)
         await eventually(lambda: gateway.num_live == 1)
-        assert f'preble_moves_total{{replica="{one.url}"}} 1.0' in await gateway.metrics()
+        assert f'preble_moves_total{{model="tiny",replica="{one.url}"}} 1.0' in await gateway.metrics()
 
 
 async def test_with_every_replica_gone_the_client_gets_a_502_then_a_503(serve: Serve) -> None:

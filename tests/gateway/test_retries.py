@@ -155,7 +155,7 @@ async def test_a_stream_without_done_or_with_an_error_is_no_success(serve: Serve
             [decision] = (await answer.json())["decisions"]
         assert decision["outcome"] == "EngineProtocolError" and decision["output_tokens"] > 0
         assert (
-            f'preble_engine_errors_total{{kind="EngineProtocolError",replica="{one.url}"}} 1.0'
+            f'preble_engine_errors_total{{kind="EngineProtocolError",model="tiny",replica="{one.url}"}} 1.0'
             in await gateway.metrics()
         )
 

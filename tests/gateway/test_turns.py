@@ -64,7 +64,9 @@ async def test_a_tenant_that_floods_does_not_hold_up_another(serve: Serve, auth:
         other = asyncio.create_task(ask(gateway, "key-o"))
         await eventually(lambda: asked_by(one, "key-o") == 2)
         assert asked_by(one, "key-f") == before
-        assert f"preble_prompts_queued {float(FLOOD - before)}" in await gateway.metrics("key-r")
+        metrics = await gateway.metrics("key-r")
+        assert f'preble_prompts_queued{{model="tiny"}} {float(FLOOD - before)}' in metrics
+        assert 'preble_work_waiting_seconds{model="tiny"} ' in metrics
         one.gate.set()
         assert (await other)[0] == 200
         assert {status for status, _, _ in await asyncio.gather(*flood)} == {200}

@@ -217,7 +217,7 @@ async def test_what_the_client_must_change_is_answered_without_a_replica(
     async with replicas(1) as fakes, pick(fakes, limits=LimitsConfig(max_body_bytes=20_000)) as picking:
         found = await refusal(picking.exchange(), body)
         assert (found.status, found.error["code"]) == (status, code)
-        counted = f'preble_responses_total{{path="/v1/completions",status="{status}"}} 1.0'
+        counted = f'preble_responses_total{{model="",path="/v1/completions",status="{status}"}} 1.0'
         await eventually(lambda: counted in picking.serving.telemetry.exposition().decode())
 
 

@@ -85,12 +85,12 @@ class App:
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], client)
-        self.count(client.path, client.status)
+        self.count(client.path, client.status, client.model)
 
-    def count(self, path: str, status: int | None) -> None:
+    def count(self, path: str, status: int | None, model: str) -> None:
         """An answer is complete."""
         self.bodies.collect()
-        self._serving.telemetry.responded(self._counted_as(path), status)
+        self._serving.telemetry.responded(self._counted_as(path), status, model)
 
     async def _answer(self, method: str, client: AsgiClient) -> None:
         """Every failure becomes an answer here."""

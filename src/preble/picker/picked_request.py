@@ -57,6 +57,7 @@ class PickedRequest:
         self._placed: list[Placed] = []
         self._answer: PickedAnswer | None = None
         self._status: int | None = None
+        self._model = ""
         self.has_ended = False
         """Whether the gateway has all that it needs."""
 
@@ -72,7 +73,7 @@ class PickedRequest:
 
     def _count(self) -> None:
         path = self._endpoint.counted_as if self._endpoint is not None else "other"
-        self._serving.telemetry.responded(path, self._status or CLIENT_GONE)
+        self._serving.telemetry.responded(path, self._status or CLIENT_GONE, self._model)
 
     async def _release(self) -> None:
         """Give back what the request took; a placement that has not ended was cancelled."""
@@ -166,6 +167,7 @@ class PickedRequest:
         serving = self._serving
         request_id = self._stack.enter_context(serving.request_id(self._headers))
         parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)
+        self._model = serving.replicas.label(parsed.model)
         parsed = await self._stack.enter_async_context(serving.admitted(parsed))
         self._placed = await serving.place_together(parsed, lambda: outside(serving.replicas, self._subset))
         return parsed

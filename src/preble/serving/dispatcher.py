@@ -46,7 +46,7 @@ class Dispatcher:
         again = self._place(_avoiding(request, frozenset((tried,))), terms)
         if not is_free:
             self.retries.placed_again(now)
-        self._telemetry.placed_again(tried)
+        self._telemetry.placed_again(tried, again.model)
         return again
 
     def _place(self, request: Request, terms: Terms) -> LocalPlaced:

@@ -153,7 +153,7 @@ class Intake(ABC):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
-        self.telemetry.tokenized(fields.model or "", took_s := time.perf_counter() - started)
+        self.telemetry.tokenized(self.replicas.label(fields.model), took_s := time.perf_counter() - started)
         if parsed.trace is not None:
             parsed.trace.tokenized(took_s, len(tokens) // TOKEN_BYTES)
         return tokens

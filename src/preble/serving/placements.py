@@ -176,7 +176,7 @@ class LocalPlaced(Placed):
             error = EngineFailed(text, replica_id=replica_id)
         if isinstance(error, EngineError):
             self._may_retry_freely = isinstance(error, EngineRefused)
-            self._placements.telemetry.engine_failed(self.placement.replica_id, error)
+            self._placements.telemetry.engine_failed(self.placement.replica_id, self.model, error)
             self._placements.replicas.suspect(self.placement.replica_id)
         outcome = _outcome(error) if error is not None else self._outcome_of_status()
         self._end(outcome, is_engines_failure=isinstance(error, EngineError))

@@ -81,7 +81,7 @@ class Serving(Intake):
         self._key_limits = KeyLimits()
         self._in_flight_limit = InFlightLimit(config.limits, self._key_limits)
         self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
-        telemetry.numbers.read(lambda: of_queue(self.num_admitted, self.num_waiting, self.waiting_s))
+        telemetry.numbers.read(lambda: of_queue(self.num_admitted, self._turns.waiting()))
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
         self.members = Members(placements, self._monitor, config.health)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -65,6 +66,13 @@ class Turns:
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
         return self._admission.num_waiting
+
+    def waiting(self) -> Iterator[tuple[str, str, float]]:
+        """Of each request that waits: its model as metrics name it, the base model, and its GPU time as estimated."""
+        replicas = self._dispatcher.replicas
+        for request_id, waiter in self._waiters.items():
+            model = replicas.label(waiter.terms.model)
+            yield model, replicas.of_model(model or None).base_model, self._admission.cost_s(request_id)
 
     def used_s(self, tenant: str) -> float:
         """GPU time that counts as used by a tenant, divided by its weight."""

@@ -74,6 +74,10 @@ class Admission:
         """GPU time of the requests that wait, as estimated. O(tenants)."""
         return self._queue.waiting_s
 
+    def cost_s(self, request_id: RequestId) -> float:
+        """GPU time of a request that waits, as estimated. Raises: KeyError: it does not wait."""
+        return self._waiting[request_id].cost_s
+
     def used_s(self, tenant: str) -> float:
         """GPU time that counts as used by a tenant, divided by its weight."""
         return self._queue.used_s(tenant)

@@ -29,7 +29,7 @@ class ReplicaState:
     `num_requests`: in flight. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of those without
     a first token, and the seconds that takes. `load_s`: L, seconds of work placed in the window. `cached_tokens`: KV
     tokens cached or about to be cached. `in_use_tokens`: those of requests in flight. `kv_capacity_tokens`: None where
-    unknown. `trusted`: whether matches there count.
+    unknown. `trusted`: whether matches there count. `model`: the base model that it serves, "" for any.
     """
 
     num_requests: int
@@ -41,6 +41,7 @@ class ReplicaState:
     kv_capacity_tokens: int | None
     drift: CacheDrift
     trusted: bool = True
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def _replica_state(cluster: ClusterState, tracker: CacheTracker, replica: Replic
         kv_capacity_tokens=cluster.replicas.specs[replica].kv_capacity_tokens,
         drift=replace(tracker.drift(replica)),
         trusted=cluster.replicas.trusts(replica),
+        model=cluster.replicas.specs[replica].model,
     )
 
 

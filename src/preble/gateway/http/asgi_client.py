@@ -45,6 +45,8 @@ class AsgiClient:
         """Whether the connection ends with this answer, asked when it begins."""
         self.request_id: str | None = None
         """Sent with every answer, errors included, once it is set."""
+        self.model = ""
+        """As metrics name it, "" where the request names none that is served."""
         self._receive = receive
         self._send = send
         self._complete = False

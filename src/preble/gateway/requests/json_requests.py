@@ -27,6 +27,7 @@ class JsonRequests:
         with self._serving.request_id(headers) as request_id:
             client.request_id = request_id
             parsed = await self._serving.parse(client.endpoint, headers, body, request_id, client.caller)
+            client.model = self._serving.replicas.label(parsed.model)
             with tracing(parsed, client):
                 async with self._serving.admitted(parsed) as parsed:
                     client.request_id = parsed.request_id

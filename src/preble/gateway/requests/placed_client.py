@@ -29,7 +29,7 @@ class Application(Protocol):
     def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
         """Return the answer for an error. Logs the error unless it is the client's."""
 
-    def count(self, path: str, status: int | None) -> None:
+    def count(self, path: str, status: int | None, model: str) -> None:
         """An answer is complete."""
 
 
@@ -52,8 +52,8 @@ class PlacedClient(Answering):
     """The client of one placed request. `status`: of the answer, None before it begins.
 
     `caller`: who sends the request; only an admin sees where it was placed. `request_id`: sent with every answer,
-    errors included, once it is set. `under_way`: the attempts that are at work for it. `memory`: its part of
-    the body budget.
+    errors included, once it is set. `model`: as metrics name it, "" while unknown. `under_way`: the attempts that are
+    at work for it. `memory`: its part of the body budget.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class PlacedClient(Answering):
         self.status: int | None = None
         self.caller = ANYBODY
         self.request_id: str | None = None
+        self.model = ""
         self.under_way: set[Attempt] = set()
         self.memory = settings.bodies.reserve()
         self._settings = settings
@@ -223,4 +224,4 @@ class PlacedClient(Answering):
         self._body.clear()
         self._cause = self._task = None
         self.memory.release(failed=failed)
-        self._settings.application.count(self.head.path, self.status)
+        self._settings.application.count(self.head.path, self.status, self.model)

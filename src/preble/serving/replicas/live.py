@@ -79,17 +79,19 @@ class ModelReplicas:
     """What requests for one model need to know of the replicas: worked out once for all of them, not for each.
 
     `others`: the live replicas that do not serve it. `base_model`: of those that do, "" where they have several.
+    `label`: the name in metrics: the one that the client gave, else the first one that is served.
     `engine`: the program that the first of them runs, "" if there is none. `longest_prompt`: in tokens, that one of
     them takes, `shortest_prompt`: that all of them take; infinity where it is not known.
     """
 
-    __slots__ = ("_is_adapter", "_name", "base_model", "engine", "longest_prompt", "others", "shortest_prompt")
+    __slots__ = ("_is_adapter", "_name", "base_model", "engine", "label", "longest_prompt", "others", "shortest_prompt")
 
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
         infos = [replica.info for replica_id, replica in replicas.items() if replica_id not in others]
         lengths = [longest_prompt(info.spec) for info in infos]
         base_models = {info.spec.model for info in infos}
         self.others = others
+        self.label = (model or next(iter(infos[0].models), "")) if infos else ""
         self._name = model
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
         self.engine = infos[0].engine if infos else ""
@@ -190,6 +192,13 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
             if self._replicas:  # else clients would choose which names are kept
                 self._of_model[model] = found
         return found
+
+    def label(self, model: str | None) -> str:
+        """Return the name of a model in metrics, "" if no live replica serves it: clients could name any."""
+        try:
+            return self.of_model(model).label
+        except UnknownModel:
+            return ""
 
     def not_serving(self, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that do not serve `model`; every replica serves None. Raises: UnknownModel."""

@@ -119,9 +119,9 @@ class Telemetry:
 
     # requests
 
-    def responded(self, path: str, status: int | None) -> None:
-        """A client's request has ended. `path`: one of few."""
-        self.numbers.add("preble_responses_total", path, str(status))
+    def responded(self, path: str, status: int | None, model: str = "") -> None:
+        """A client's request has ended. `path`: one of few. `model`: one that is served, "" where none is known."""
+        self.numbers.add("preble_responses_total", path, str(status), model)
 
     def tokenized(self, model: str, took_s: float) -> None:
         """A prompt's token ids were made."""
@@ -152,13 +152,13 @@ class Telemetry:
         """A request would move, but the fleet's budget is spent."""
         self.numbers.add("preble_retries_denied_total")
 
-    def placed_again(self, tried: ReplicaId) -> None:
+    def placed_again(self, tried: ReplicaId, model: str) -> None:
         """A request that a replica failed was placed on another one."""
-        self.numbers.add("preble_moves_total", tried)
+        self.numbers.add("preble_moves_total", tried, model)
 
     def moved(self, source: ReplicaId, to: ReplicaId, model: str) -> None:
         """The carrier sent a request to another replica."""
-        self.placed_again(source)
+        self.placed_again(source, model)
         self._of_replica(source, model).running[0] -= 1
         self._of_replica(to, model).running[0] += 1
 
@@ -274,8 +274,8 @@ class Telemetry:
                 replicas=change.num_replicas,
             )
 
-    def engine_failed(self, replica: ReplicaId, error: EngineError) -> None:
-        self.numbers.add("preble_engine_errors_total", replica, type(error).__name__)
+    def engine_failed(self, replica: ReplicaId, model: str, error: EngineError) -> None:
+        self.numbers.add("preble_engine_errors_total", replica, model, type(error).__name__)
         self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
 
     def standing_changed(self, change: Change) -> None:

@@ -48,7 +48,6 @@ def of_scheduler(scheduler: GlobalScheduler, log: LogCounts | None = None) -> It
     yield _one("preble_cost_factor", state.cost_factors.prefill, "prefill")
     yield _one("preble_cost_factor", state.cost_factors.decode, "decode")
     yield _one("preble_load_window_seconds", state.window_s)
-    yield _one("preble_work_waiting_seconds", sum(one.waiting_prefill_s for one in state.replicas.values()))
     for replica_id, replica in state.replicas.items():
         yield from _of_replica(replica_id, replica)
     if log is not None:
@@ -57,6 +56,8 @@ def of_scheduler(scheduler: GlobalScheduler, log: LogCounts | None = None) -> It
 
 
 def _of_replica(replica_id: ReplicaId, replica: ReplicaState) -> Iterator[Reading]:
+    yield _one("preble_prompts_queued", 0, replica.model)  # so that there is a series before any waits
+    yield _one("preble_work_waiting_seconds", replica.waiting_prefill_s, replica.model)
     yield _one("preble_load_seconds", replica.load_s, replica_id)
     yield _one("preble_waiting_prefill_tokens", replica.waiting_prefill_tokens, replica_id)
     yield _one("preble_waiting_prefill_seconds", replica.waiting_prefill_s, replica_id)
@@ -70,13 +71,12 @@ def _of_replica(replica_id: ReplicaId, replica: ReplicaState) -> Iterator[Readin
         yield _one("preble_kv_in_use_ratio", replica.in_use_tokens / replica.kv_capacity_tokens, replica_id)
 
 
-def of_queue(num_admitted: int, num_waiting: int, waiting_s: float) -> Iterable[Reading]:
-    """Prompts between admission and their end, those of them that wait for their turn, and the GPU time of these."""
-    return [
-        _one("preble_prompts_admitted", num_admitted),
-        _one("preble_prompts_queued", num_waiting),
-        _one("preble_work_waiting_seconds", waiting_s),
-    ]
+def of_queue(num_admitted: int, waiting: Iterable[tuple[str, str, float]]) -> Iterator[Reading]:
+    """Prompts between admission and their end, and those that wait for their turn: model, base model, GPU seconds."""
+    yield _one("preble_prompts_admitted", num_admitted)
+    for model, base_model, waiting_s in waiting:
+        yield _one("preble_prompts_queued", 1, model)
+        yield _one("preble_work_waiting_seconds", waiting_s, base_model)
 
 
 def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:

@@ -56,7 +56,7 @@ def _seconds(name: str, text: str, *labels: str, bounds: tuple[float, ...] = SHO
 ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
     {
         "Requests": (
-            _counter("responses", "Answers to clients; 499: the client went away.", "path", "status"),
+            _counter("responses", "Answers to clients; 499: the client went away.", "path", "status", "model"),
             _counter("finished", "Placements that ended: ok, aborted, or the class of an error.", "model", "outcome"),
             _seconds(
                 "ttft",
@@ -88,6 +88,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _gauge(
                 "prompts_queued",
                 "Prompts of tenants that wait for their turn to be placed.",
+                "model",
                 same_as="vllm:num_requests_waiting",
             ),
             _gauge("body_bytes", "Bytes of requests that arrive or are being served."),
@@ -111,15 +112,17 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 same_as="vllm:prompt_tokens_cached_total",
             ),
             _counter("output_tokens", "Tokens generated.", "replica", "model", same_as="vllm:generation_tokens_total"),
-            _counter("moves", "Requests that left a replica for another one.", "replica"),
+            _counter("moves", "Requests that left a replica for another one.", "replica", "model"),
             _counter("retries_denied", "Requests not moved because the retry budget was spent."),
-            _counter("engine_errors", "Failures of replicas, by kind.", "replica", "kind"),
+            _counter("engine_errors", "Failures of replicas, by kind.", "replica", "model", "kind"),
             _counter("prefix_replications", "Prefixes that got a further replica or lost one.", "replica", "change"),
         ),
         "Load and capacity": (
             _gauge(
                 "work_waiting_seconds",
-                "GPU seconds of work that waits in the whole cluster, at replicas and for its turn: scale by it.",
+                "GPU seconds of work that waits in the whole cluster, at replicas and for its turn, by base model:"
+                " scale by it.",
+                "model",
             ),
             _gauge("waiting_prefill_seconds", "GPU seconds to compute prompts of requests without a token.", "replica"),
             _gauge("waiting_prefill_tokens", "Prompt tokens to compute, of requests without a token.", "replica"),
