@@ -1,17 +1,21 @@
 """What the gateway itself costs: CPU seconds a request and a streamed event, and the time that it adds.
 
 `preble serve` runs as its users start it, each request logged to a file, in front of four replicas that compute nothing
-(gateway_parts/upstream.py). Gateway, replicas and load generator (this one) are processes of their own; the CPU time is
-the system's count for all threads of the gateway's process and of those that it has started. Prompts are lines of the
-documentation, half of each shared with other prompts, as text, which the gateway tokenizes, as token ids, and as chats
-with tools. All gateways are measured in turn, with the same requests, and the cheapest round of each counts.
+but publish KV events (gateway_parts/upstream.py). Each gateway has four of its own, so that all replicas have the same
+history. Gateway, replicas and load generator (this one) are processes of their own; the CPU time is the system's count
+for all threads of the gateway's process and of those that it has started. Prompts are lines of the documentation, half
+of each shared with other prompts, as text, which the gateway tokenizes, as token ids, and as chats with tools. All
+gateways are measured in turn, with the same requests, and the cheapest round of each counts.
 
-`--router` and `--smg` measure other routers beside it, sglang-router and the Shepherd model gateway, on the same
-replicas; install them anywhere:
+`--router` and `--smg` measure other routers beside it, sglang-router and the Shepherd model gateway. sglang-router
+installs a command `smg` too, which is itself under another name; give the one of the package smg:
 
     python -m venv router && router/bin/pip install sglang-router
     python -m venv smg && smg/bin/pip install smg
     python benchmarks/micro/gateway_cost.py --router router/bin/sglang-router --smg smg/bin/smg --json result.json
+
+gateway_rate.py searches for the rate that each bears, and gateway_cluster.py compares them in front of replicas that
+compute.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import asyncio
 import ctypes
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -47,6 +52,8 @@ from preble.engines.launch import ReplicaProcess
 REPLICAS = 4
 CONNECTIONS = 8
 """Requests at a time, where CPU seconds are counted."""
+SETTLE_S = 0.05
+"""After the last answer, until the KV events of it have arrived."""
 START_S = 30.0
 PREBLE, ROUTER, SMG = "preble", "sglang-router", "smg"
 SHORT, LONG, HUGE = 1_900, 24_000, 240_000
@@ -63,21 +70,33 @@ ADDED_REQUESTS = 200
 
 @dataclass(frozen=True)
 class Arm:
-    """One gateway under one policy. `is_quiet`: logs only warnings, not a line where a request is placed and ends."""
+    """One gateway under one policy. `is_quiet`: logs only warnings, not a line for each request. `workers`: front-end
+    processes; 0: one process does all. `has_events`: whether its replicas publish KV events."""
 
     program: str
     policy: str
     is_quiet: bool = False
+    workers: int = 0
+    has_events: bool = True
 
     @property
     def setting(self) -> str:
-        return f"{self.policy}, quiet" if self.is_quiet else self.policy
+        """The policy, and what differs from the defaults."""
+        more = f", {self.workers} worker{'s' * (self.workers > 1)}" if self.workers else ""
+        return self.policy + ", quiet" * self.is_quiet + ", no events" * (not self.has_events) + more
 
 
-ARMS = [Arm(PREBLE, "round_robin"), Arm(PREBLE, "preble"), Arm(PREBLE, "preble", is_quiet=True)]
-ROUTER_ARMS = [Arm(ROUTER, "round_robin"), Arm(ROUTER, "cache_aware"), Arm(SMG, "cache_aware")]
-OURS, THEIRS = ARMS[1], ROUTER_ARMS[1]
-"""Those that the page compares."""
+OURS = Arm(PREBLE, "preble")
+ARMS = [
+    OURS,
+    Arm(PREBLE, "preble", is_quiet=True),
+    Arm(PREBLE, "preble", has_events=False),
+    Arm(PREBLE, "preble", workers=1),
+    Arm(PREBLE, "preble", workers=2),
+    Arm(PREBLE, "round_robin"),
+]
+THEIRS, SHEPHERD = Arm(ROUTER, "cache_aware"), Arm(SMG, "cache_aware")
+ROUTER_ARMS = [THEIRS, Arm(ROUTER, "round_robin"), SHEPHERD]
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,11 @@ class Case:
     form: Form
     events: int
     connections: int = CONNECTIONS
+
+    def requests(self, usual: int) -> int:
+        """In a round: fewer where each takes long, two a connection where there are many."""
+        slow = self.tokens >= HUGE or (self.connections == 1 and self.events)
+        return max(2 * self.connections, 4 if slow else usual)
 
     def __str__(self) -> str:
         answer = f"{self.events} events" if self.events else "whole"
@@ -147,8 +171,9 @@ class Running:
     pids: tuple[int, ...]
     connections: list[Connection]
 
-    @property
-    def cpu_s(self) -> float:
+    async def cpu_s(self) -> float:
+        """The CPU time of all its processes so far, when it has taken in what happened until now."""
+        await asyncio.sleep(SETTLE_S)
         return sum(time.clock_gettime(cpu_clock(pid)) for pid in self.pids)
 
     @property
@@ -217,15 +242,34 @@ def free_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def started_upstream(log: Path) -> AsyncIterator[str]:
-    """One replica; its URL."""
-    process = ReplicaProcess("upstream", Command((sys.executable, upstream.__file__), dict(os.environ), None), log)
+async def started_replicas(count: int, log: Path, tokenizer: Path | None = None) -> AsyncIterator[list[str]]:
+    """The URLs of replicas that compute nothing, in one process. `tokenizer`: they publish KV events."""
+    argv = (sys.executable, upstream.__file__, str(count), *([] if tokenizer is None else [str(tokenizer)]))
+    process = ReplicaProcess("upstream", Command(argv, dict(os.environ), None), log)
     try:
         await process.start()
         await process.wait_ready(START_S)
-        yield process.url
+        yield re.findall(r"listening on (\S+)", log.read_text())  # noqa: ASYNC240 (a few lines)
     finally:
         await process.stop()
+
+
+@asynccontextmanager
+async def started(arm: Arm, program: Path | None, folder: Path) -> AsyncIterator[Running]:
+    """A gateway and its replicas. `program`: of a router. `folder`: has the tokenizer, and gets the logs."""
+    log = folder / f"{arm.program} {arm.setting}.log"
+    async with AsyncExitStack() as stack:
+        tokenizer = folder if arm.has_events else None
+        urls = await stack.enter_async_context(started_replicas(REPLICAS, log.with_suffix(".up.log"), tokenizer))
+        if program is None:
+            level = "warning" if arm.is_quiet else "info"
+            serve = ["--policy", arm.policy, "--tokenizer", str(folder), "--log-level", level]
+            running = started_gateway(urls, [*serve, "--workers", str(arm.workers)], log)
+        else:
+            running = started_router(program, urls, arm, log)
+        process = await stack.enter_async_context(running)
+        assert process.pid is not None
+        yield Running(arm, process.url, tree_of(process.pid), [await connected(process.url)])
 
 
 class Benchmark:
@@ -243,13 +287,13 @@ class Benchmark:
         for number in range(rounds):
             for case in CASES:
                 tell(f"round {number + 1} of {rounds}: {case}")
-                count = max(2 * case.connections, self._requests if case.tokens < HUGE else 4)
+                count = case.requests(self._requests)
                 prompts = [self._prompts.draw(case.tokens) for _ in range(min(count, self._requests))]
                 for gateway in self._gateways:
                     questions = [gateway.question_of(prompts[i % len(prompts)], case) for i in range(count)]
-                    before = gateway.cpu_s
+                    before = await gateway.cpu_s()
                     await gateway.ask_all(questions, case.connections)
-                    spent_us = (gateway.cpu_s - before) * 1e6
+                    spent_us = (await gateway.cpu_s() - before) * 1e6
                     found.setdefault((gateway.arm, case), []).append(round(spent_us / count, 1))
         return [Cost(arm, case, rounds_us) for (arm, case), rounds_us in found.items()]
 
@@ -317,8 +361,10 @@ def cost_table(costs: Sequence[Cost]) -> str:
     arms = arms_of(costs)
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
 
+    widths = [max(len(arm.program), len(arm.setting)) for arm in arms]
+
     def line(name: str, cells: Sequence[object]) -> str:
-        return f"{name:38}" + "".join(f" {cell:>13}" for cell in cells)
+        return f"{name:38}" + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
     return "\n".join(
         [
@@ -358,25 +404,23 @@ def added_table(rows: Sequence[Added]) -> str:
 async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], list[Added], list[Memory]]:
     prompts = Prompts(train_tokenizer(folder), args.seed)
     programs = {PREBLE: None, ROUTER: args.router, SMG: args.smg}
+    arms = [*ARMS, *(arm for arm in ROUTER_ARMS if programs[arm.program] is not None)]
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
-        gateways = []
-        for arm in ARMS + [arm for arm in ROUTER_ARMS if programs[arm.program] is not None]:
-            log = folder / f"{arm.program} {arm.setting}.log"
-            if arm.program == PREBLE:
-                level = "warning" if arm.is_quiet else "info"
-                serve = ["--policy", arm.policy, "--tokenizer", str(folder), "--log-level", level]
-                process = await stack.enter_async_context(started_gateway(urls, serve, log))
-            else:
-                process = await stack.enter_async_context(started_router(programs[arm.program], urls, arm, log))
-            connections = [await connected(process.url) for _ in range(CONNECTIONS)]
-            assert process.pid is not None
-            gateways.append(Running(arm, process.url, tree_of(process.pid), connections))
-        benchmark = Benchmark(gateways, await connected(urls[0]), prompts, args.requests)
+        [url] = await stack.enter_async_context(started_replicas(1, folder / "direct.log", folder))
+        gateways = [await stack.enter_async_context(started(arm, programs[arm.program], folder)) for arm in arms]
+        benchmark = Benchmark(gateways, await connected(url), prompts, args.requests)
         return await benchmark.costs(args.rounds), await benchmark.added(), await benchmark.memory()
 
 
-def version_of(router: Path | None) -> str | None:
+def versions(router: Path | None, smg: Path | None) -> dict[str, str | None]:
+    """What each router says that it is. Raises: SystemExit: `smg` is sglang-router, which installs that name too."""
+    found = {ROUTER: _version(router), SMG: _version(smg)}
+    if found[SMG] is not None and not found[SMG].startswith("smg "):
+        raise SystemExit(f"{smg} is {found[SMG]}, not SMG; install the package smg in an environment of its own")
+    return found
+
+
+def _version(router: Path | None) -> str | None:
     if router is None:
         return None
     return subprocess.run([router, "--version"], capture_output=True, text=True, check=True).stdout.strip()
@@ -386,30 +430,40 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=24, help="requests of each kind in a round (default: 24)")
     parser.add_argument("--rounds", type=int, default=8, help="rounds; the cheapest counts (default: 8)")
+    add_common_options(parser)
+    return parser.parse_args()
+
+
+def add_common_options(parser: argparse.ArgumentParser) -> None:
+    """Those of all benchmarks that compare gateways."""
     parser.add_argument("--router", type=Path, metavar="PATH", help="the command sglang-router; measures it too")
-    parser.add_argument("--smg", type=Path, metavar="PATH", help="the command smg; measures it too")
+    parser.add_argument("--smg", type=Path, metavar="PATH", help="the command of the package smg; measures it too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the tables"
     )
-    return parser.parse_args()
+
+
+def head(args: argparse.Namespace) -> dict[str, object]:
+    """What was measured, for the result."""
+    return {
+        "machine": f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
+        "core": "compiled" if global_scheduler.__file__.endswith(".so") else "plain",
+        "router": args.versions[ROUTER],
+        "smg": args.versions[SMG],
+        "load": os.getloadavg()[0],
+        "seed": args.seed,
+    }
 
 
 def main() -> None:
     args = arguments()
-    router, smg = version_of(args.router), version_of(args.smg)
+    args.versions = versions(args.router, args.smg)
+    made = head(args) | {"kv_events": True, "requests": args.requests}
     with tempfile.TemporaryDirectory() as folder:
         costs, added, memory = uvloop.run(measure(args, Path(folder)))
-    head = {
-        "machine": f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
-        "core": "compiled" if global_scheduler.__file__.endswith(".so") else "plain",
-        "router": router,
-        "smg": smg,
-        "seed": args.seed,
-        "requests": args.requests,
-    }
     rows = {"costs": costs, "added": added, "memory": memory}
-    write_json(args.json, head | {name: [asdict(row) for row in found] for name, found in rows.items()})
+    write_json(args.json, made | {name: [asdict(row) for row in found] for name, found in rows.items()})
     tell("")
     if args.json != STDOUT:
         print(cost_table(costs), added_table(added), memory_table(memory), sep="\n\n")

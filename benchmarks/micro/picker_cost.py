@@ -24,7 +24,7 @@ from pathlib import Path
 
 import aiohttp
 import uvloop
-from gateway_cost import REPLICAS, Case, cpu_clock, free_ports, started_upstream, tell
+from gateway_cost import REPLICAS, Case, cpu_clock, free_ports, started_replicas, tell
 from gateway_parts.load import Connection, ask_all, connected
 from gateway_parts.prompts import Prompts, question, train_tokenizer
 
@@ -117,7 +117,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Cost]:
     prompts = Prompts(train_tokenizer(folder), args.seed)
     common = ["--tokenizer", str(folder), "--log-level", "warning"]
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
+        urls = await stack.enter_async_context(started_replicas(REPLICAS, folder / "replicas.log"))
         gateway = await stack.enter_async_context(started_gateway(urls, common, folder / "gateway.log"))
         picker, port = await stack.enter_async_context(started_picker(urls, common, folder))
         envoy, url = await stack.enter_async_context(started_envoy(port, urls, folder))

@@ -22,7 +22,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import uvloop
-from gateway_cost import REPLICAS, cpu_clock, started_upstream, tell
+from gateway_cost import REPLICAS, cpu_clock, started_replicas, tell
 from gateway_parts.load import Connection, Question, ask_all, connected
 from gateway_parts.prompts import Line, Prompts, question, train_tokenizer
 from picker_cost import CONNECTIONS, START_S, arguments
@@ -84,7 +84,7 @@ async def measure(rounds: int, num_requests: int, seed: int, folder: Path) -> li
     prompts, numbers = Prompts(train_tokenizer(folder), seed), count()
     found: dict[tuple[str, int], list[float]] = {}
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
+        urls = await stack.enter_async_context(started_replicas(REPLICAS, folder / "replicas.log"))
         service = await stack.enter_async_context(started_service(urls, folder))
         connections: list[Connection] = [await connected(service.url) for _ in range(CONNECTIONS)]
         assert service.pid is not None

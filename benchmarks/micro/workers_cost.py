@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import uvloop
-from gateway_cost import REPLICAS, started_upstream
+from gateway_cost import REPLICAS, started_replicas
 from gateway_parts.load import Connection, Question, ask_all, connected
 from gateway_parts.prompts import Prompts, train_tokenizer
 from gateway_parts.upstream import MODEL
@@ -84,7 +84,7 @@ async def measure(rounds: int, requests: int, folder: Path) -> list[Cost]:
     prompts = Prompts(train_tokenizer(folder), 0)
     best: dict[tuple[int, str], Cost] = {}
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(started_upstream(folder / f"up{i}.log")) for i in range(REPLICAS)]
+        urls = await stack.enter_async_context(started_replicas(REPLICAS, folder / "replicas.log"))
         gateways = []
         for workers in WORKERS:
             serve = ["--workers", str(workers), "--tokenizer", str(folder)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from page import fenced, filled, markdown
+from page import NOT_RUN, fenced, filled, markdown
 
 from preble.report import Table
 
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "micro"))
 
 import gateway_cost  # noqa: E402
+import gateway_rate  # noqa: E402
 import place  # noqa: E402
 import simulate  # noqa: E402
 
@@ -77,26 +78,64 @@ def memory_rows() -> list[gateway_cost.Memory]:
 
 
 def gateway_values() -> dict[str, str]:
-    """What the page says of the gateway's CPU time, as multiples of sglang-router's."""
+    """What the page says of the gateway's CPU time."""
     by = {(cost.arm, cost.case): cost.request_us for cost in gateway_rows()[0]}
-    ours, theirs, quiet, smg = gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.ARMS[2], gateway_cost.ROUTER_ARMS[2]
-    tokens = dict(zip(("8kb", "100kb", "1mb"), (gateway_cost.SHORT, gateway_cost.LONG, gateway_cost.HUGE), strict=True))
-    cases = {name: gateway_cost.Case(size, "text", 0) for name, size in tokens.items()}
-    cases |= {form: gateway_cost.Case(gateway_cost.SHORT, form, 0) for form in ("ids", "chat")}
-    cases |= {
-        f"{events}-events": gateway_cost.Case(gateway_cost.SHORT, "text", events) for events in gateway_cost.EVENTS
+    ours, theirs, whole = gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.WHOLE
+    quiet = gateway_cost.Arm(gateway_cost.PREBLE, "preble", is_quiet=True)
+    added = {(row.arm, row.case.tokens): row.first_byte_p50_us for row in gateway_rows()[1]}
+    return {
+        "whole-ms": f"{by[ours, whole] / 1e3:.2f} ms",
+        "event-us": f"{gateway_cost.event_us(by, ours):.0f} µs",
+        "added-ms": f"{added[ours, gateway_cost.SHORT] / 1e3:.1f} ms",
+        "whole-per-s": f"{1e6 / by[ours, whole]:,.0f}",
+        "router-whole-per-s": f"{1e6 / by[theirs, whole]:,.0f}",
+        "log-lines": f"{1 - by[quiet, whole] / by[ours, whole]:.0%}".replace("%", " %"),
     }
-    values = {f"times-{name}": f"{by[ours, case] / by[theirs, case]:.1f}" for name, case in cases.items()}
-    values |= {
-        f"smg-times-{name}": f"{by[ours, cases[name]] / by[smg, cases[name]]:.1f}" for name in ("8kb", "50-events")
-    }
-    crowd = gateway_cost.Case(gateway_cost.SHORT, "text", gateway_cost.EVENTS[1], gateway_cost.CROWDS[-1])
-    return values | {
-        "times-crowd": f"{by[ours, crowd] / by[theirs, crowd]:.1f}",
-        "whole-per-s": f"{1e6 / by[ours, cases['8kb']]:,.0f}",
-        "router-whole-per-s": f"{1e6 / by[theirs, cases['8kb']]:,.0f}",
-        "log-lines": f"{1 - by[quiet, cases['8kb']] / by[ours, cases['8kb']]:.0%}".replace("%", " %"),
-    }
+
+
+COMPARED = {
+    "8 KB of text, whole answer": (gateway_cost.WHOLE, "1.0"),
+    "100 KB of text": (gateway_cost.Case(gateway_cost.LONG, "text", 0), "0.6"),
+    "1 MB of text": (gateway_cost.Case(gateway_cost.HUGE, "text", 0), ""),
+    "8 KB as token ids": (gateway_cost.Case(gateway_cost.SHORT, "ids", 0), ""),
+    "a chat of 8 KB with tools": (gateway_cost.Case(gateway_cost.SHORT, "chat", 0), ""),
+    "8 KB, 16 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 16), ""),
+    "8 KB, 50 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 50), "0.8"),
+    "8 KB, 200 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 200), ""),
+    "8 KB, 512 at once": (gateway_cost.Case(gateway_cost.SHORT, "text", 0, 512), ""),
+    "50 events, 512 at once": (gateway_cost.Case(gateway_cost.SHORT, "text", 50, 512), ""),
+}
+"""What the page compares first, and our goal: the multiple of sglang-router's CPU time."""
+
+
+def verdict_table() -> Table:
+    """Preble by default beside the routers: CPU time of a request, and the first byte of an idle replica's answer."""
+    costs, added = gateway_rows()
+    by = {(cost.arm, cost.case): cost.request_us for cost in costs}
+    arms = (gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.SHEPHERD)
+    rows = []
+    for name, (case, goal) in COMPARED.items():
+        ours, theirs, smg = (by[arm, case] for arm in arms)
+        rows.append((name, *(f"{us:,.0f} µs" for us in (ours, theirs, smg)), f"{ours / theirs:.2f}", goal))
+    by_added = {(row.arm, row.case.tokens): row.first_byte_p50_us for row in added}
+    for name, tokens in (("8 KB", gateway_cost.SHORT), ("100 KB", gateway_cost.LONG)):
+        ours, theirs, smg = (by_added[arm, tokens] for arm in arms)
+        goal = "1.0" if tokens == gateway_cost.SHORT else ""
+        cells = (f"{us:,.0f} µs" for us in (ours, theirs, smg))
+        rows.append((f"added to the first byte, {name}", *cells, f"{ours / smg:.2f} of SMG's", goal))
+    columns = ("", "Preble", "sglang-router", "SMG", "Preble / sglang-router", "goal, at most")
+    return Table(columns, rows, caption=_conditions(known("gateway")))
+
+
+def _conditions(kept: dict[str, Any]) -> str:
+    """How a result of the gateway's benchmarks came about."""
+    beside = f", load {kept['load']:.1f} before it began" if "load" in kept else ""
+    events = "replicas publish KV events" if kept.get("kv_events") else "replicas publish no KV events"
+    rounds = len(kept["costs"][0]["rounds_us"])
+    return (
+        f"Preble by default with the {kept['core']} core, the routers with `cache_aware` ({kept['router']}, "
+        f"{kept['smg']}); {events}; seed {kept['seed']}; the cheapest of {rounds} rounds{beside}."
+    )
 
 
 def spread(numbers: list[float]) -> str:
@@ -125,14 +164,25 @@ def kv_stream_tables() -> str:
     return f"{markdown(idle).strip()}\n\n{markdown(stall).strip()}\n"
 
 
+def rate_table() -> str:
+    """The rate that each gateway bears, and what it adds at half of it."""
+    if not (RESULTS / "gateway_rate.json").exists():
+        return NOT_RUN
+    kept = known("gateway_rate")
+    searches = msgspec.convert(kept["searches"], list[gateway_rate.Search])
+    return fenced(gateway_rate.table(kept["direct_ms"], searches))
+
+
 MADE: dict[str, Callable[[], str]] = {
     "place": lambda: fenced("\n".join([place.HEADER, *map(place.row, place_rows())])),
     "place-preble": lambda: markdown(preble_table()),
     "kv-streams": kv_stream_tables,
     "simulate": lambda: fenced("\n".join(map(str, simulator_rows()))),
+    "gateway-verdict": lambda: markdown(verdict_table()),
     "gateway-cost": lambda: fenced(gateway_cost.cost_table(gateway_rows()[0])),
     "gateway-added": lambda: fenced(gateway_cost.added_table(gateway_rows()[1])),
     "gateway-memory": lambda: fenced(gateway_cost.memory_table(memory_rows())),
+    "gateway-rate": rate_table,
 }
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from importlib import import_module
+from itertools import product
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from preble.core.types import ReplicaId
+from preble.core.types import BlocksStored, KvEvent, ReplicaId, unpack_tokens
 from preble.engines.http import HttpClient
+from preble.engines.vllm import VllmEngine
 from preble.serving import COMPLETIONS
 from support.scripts import script
 
@@ -21,17 +27,92 @@ def gateway() -> ModuleType:
 def test_every_gateway_was_measured_in_every_case(gateway: ModuleType) -> None:
     performance = script("benchmarks/repro/performance.py")
     costs, added = performance.gateway_rows()
-    assert gateway.arms_of(costs) == gateway.arms_of(added) == gateway.ARMS + gateway.ROUTER_ARMS
+    assert gateway.arms_of(costs) == gateway.arms_of(added)
+    assert {gateway.OURS, gateway.THEIRS, gateway.SHEPHERD} <= set(gateway.arms_of(costs))
+    assert {(cost.arm, cost.case) for cost in costs} == set(product(gateway.arms_of(costs), gateway.CASES))
     kept = performance.known("gateway")
     assert kept["router"] and kept["smg"] and kept["core"] == "compiled"
 
 
-def test_the_gateway_is_cheaper_than_the_routers_where_the_page_says_so(gateway: ModuleType) -> None:
-    by = {
-        (cost.arm, cost.case): cost.request_us for cost in script("benchmarks/repro/performance.py").gateway_rows()[0]
-    }
-    cheaper = [case for case in gateway.CASES if by[gateway.OURS, case] < by[gateway.THEIRS, case]]
-    assert cheaper == [gateway.Case(gateway.SHORT, "text", 50, 512)]
+def test_the_command_smg_of_sglang_router_is_not_measured_as_smg(gateway: ModuleType, tmp_path: Path) -> None:
+    for name, says in (("smg", "smg 1.13.0"), ("other", "sgl-model-gateway 0.3.2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    assert gateway.versions(None, tmp_path / "smg")[gateway.SMG] == "smg 1.13.0"
+    with pytest.raises(SystemExit, match="not SMG; install the package smg"):
+        gateway.versions(None, tmp_path / "other")
+
+
+@pytest.mark.parametrize("limit", [20.0, 95.0, 200.0, 777.0, 6000.0])
+async def test_the_search_finds_the_largest_rate_that_is_borne(limit: float) -> None:
+    rate = script("benchmarks/micro/gateway_rate.py")
+
+    async def tried(rps: float) -> Any:
+        return rate.Trial(rps, 1.0, 1.0, 0.0, 1.0, is_borne=rps <= limit)
+
+    trials = await rate.searched(tried)
+    borne = max(trial.rate for trial in trials if trial.is_borne)
+    assert limit / rate.PRECISION <= borne <= limit
+    assert len(trials) < 16
+
+
+async def test_the_search_ends_where_every_rate_is_borne_and_where_none_is() -> None:
+    rate = script("benchmarks/micro/gateway_rate.py")
+    for is_borne in (True, False):
+        trials = await rate.searched(lambda rps, is_borne=is_borne: _trial(rate, rps, is_borne))
+        assert {trial.is_borne for trial in trials} == {is_borne} and len(trials) < 10
+
+
+async def _trial(rate: ModuleType, rps: float, is_borne: bool) -> Any:
+    return rate.Trial(rps, 1.0, 1.0, 0.0, 1.0, is_borne)
+
+
+async def test_an_open_loop_counts_from_when_a_request_was_due(gateway: ModuleType) -> None:
+    rate = script("benchmarks/micro/gateway_rate.py")
+    server = await asyncio.get_running_loop().create_server(gateway.upstream.Connection, "127.0.0.1", 0)
+    client = rate.Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        asked = gateway.question([], form="ids", events=0, natively=False)
+        taken_s, late_s = await client.ask([asked] * 3, [-2.0, -1.0, 0.0])
+        assert sorted(int(seconds) for seconds in taken_s) == sorted(int(seconds) for seconds in late_s) == [0, 1, 2]
+    finally:
+        client.close()
+        server.close()
+
+
+async def once_stored(events: AsyncIterator[KvEvent]) -> AsyncIterator[KvEvent]:
+    """Up to the first blocks that are stored."""
+    async for event in events:
+        yield event
+        if isinstance(event, BlocksStored):
+            return
+
+
+async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
+    gateway: ModuleType, tmp_path: Path
+) -> None:
+    prompts, cached = import_module("gateway_parts.prompts"), import_module("gateway_parts.cache")
+    drawn = prompts.Prompts(prompts.train_tokenizer(tmp_path), 0).draw(200)
+    cache = cached.PublishedCache(cached.PromptTokenizer(tmp_path))
+    publishing = asyncio.create_task(cache.publish())
+    server = await asyncio.get_running_loop().create_server(lambda: gateway.upstream.Connection(cache), "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    http, connection = HttpClient(url, ReplicaId("upstream")), await gateway.connected(url)
+    engine = VllmEngine(http)
+    try:
+        assert (await engine.probe()).spec.reports_events
+        events = engine.kv_events()
+        assert events is not None
+        await connection.ask(gateway.question(drawn, form="text", events=0, natively=False))
+        async with asyncio.timeout(20):
+            stored = [event async for event in once_stored(events)]
+        ids = [token for line in drawn for token in line.ids]
+        assert list(unpack_tokens(stored[-1].tokens)) == ids[: len(ids) // 16 * 16]
+    finally:
+        publishing.cancel()
+        await engine.close()
+        connection.close()
+        server.close()
 
 
 async def test_the_replica_of_the_gateways_benchmark_answers_with_the_events_that_are_asked_for(

@@ -1,18 +1,26 @@
-"""The replica of the benchmark of the gateway, and its seam: a server that computes nothing.
+"""The replicas of the benchmark of the gateway, and its seam: servers that compute nothing.
 
-It answers a completion at once: whole, or as many events as tokens are asked for, the first at once and one more every
-EVENT_INTERVAL_S, each written by itself. So only the server in front of it is measured.
+    python upstream.py NUM_REPLICAS [TOKENIZER_FOLDER]
+
+Each answers a completion at once: whole, or as many events as tokens are asked for, the first at once and one more
+every EVENT_INTERVAL_S, each written by itself. So only the server in front of them is measured. With a tokenizer they
+keep count of a prefix cache and publish KV events of it, as vLLM does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httptools
 import msgspec
 import uvloop
+
+if TYPE_CHECKING:
+    from gateway_parts.cache import PublishedCache
 
 EVENT_INTERVAL_S = 0.005
 """Long enough for two events of one answer not to arrive together."""
@@ -36,6 +44,9 @@ class Asked(msgspec.Struct):
     stream: bool = False
     max_tokens: int | None = None
     sampling_params: Sampling | None = None
+    prompt: str | list[int] | None = None
+    text: str | None = None
+    input_ids: list[int] | None = None
 
     @property
     def num_events(self) -> int:
@@ -58,7 +69,10 @@ _EVENT_CHUNK, _LAST_CHUNKS = _chunk(_EVENT), _chunk(_EVENT) + _chunk(b"data: [DO
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which asks one thing after the other."""
+    """One connection, which asks one thing after the other. `cache`: None for a replica that publishes nothing."""
+
+    def __init__(self, cache: PublishedCache | None = None) -> None:
+        self._cache = cache
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -79,6 +93,8 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._path in (b"/v1/completions", b"/v1/chat/completions", b"/generate"):
             asked = _ASKED.decode(self._body)
+            if self._cache is not None:
+                self._cache.take(asked.prompt or asked.text or asked.input_ids, self._body)
             if asked.stream:
                 self._transport.write(_STREAM_HEAD)
                 self._stream(asked.num_events, asyncio.get_running_loop().time())
@@ -86,6 +102,10 @@ class Connection(asyncio.Protocol):
                 self._reply(200, _WHOLE)
         elif self._path == b"/v1/models":
             self._reply(200, msgspec.json.encode(_MODELS))
+        elif self._path == b"/metrics" and self._cache is not None:
+            self._reply(200, self._cache.metrics().encode())
+        elif self._path == b"/kv_event_sources" and self._cache is not None:
+            self._reply(200, msgspec.json.encode(self._cache.sources()))
         else:
             self._reply(200 if self._path == b"/health" else 404, b"{}")
 
@@ -102,13 +122,26 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_at(due, self._stream, left - 1, due)
 
 
-async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    sys.stderr.write(f"{Path(__file__).name}: listening on http://127.0.0.1:{port}\n")
-    sys.stderr.flush()
-    await server.serve_forever()
+async def _serve(num_replicas: int, tokenizer: Path | None) -> None:
+    loop, addresses = asyncio.get_running_loop(), []
+    async with asyncio.TaskGroup() as tasks:
+        for cache in [None] * num_replicas if tokenizer is None else _caches(num_replicas, tokenizer):
+            if cache is not None:
+                tasks.create_task(cache.publish())
+            server = await loop.create_server(partial(Connection, cache), "127.0.0.1", 0)
+            addresses.append("http://{}:{}".format(*server.sockets[0].getsockname()))
+            tasks.create_task(server.serve_forever())
+        sys.stderr.write("".join(f"{Path(__file__).name}: listening on {address}\n" for address in addresses))
+        sys.stderr.flush()
+
+
+def _caches(count: int, tokenizer: Path) -> list[PublishedCache]:
+    sys.path.append(str(Path(__file__).parents[1]))
+    from gateway_parts.cache import PromptTokenizer, PublishedCache  # the others start without the package
+
+    shared = PromptTokenizer(tokenizer)
+    return [PublishedCache(shared) for _ in range(count)]
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(_serve(int(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))
