@@ -211,7 +211,7 @@ def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOpt
 
 
 def _gateway_args(scenario: Scenario, policy: str) -> list[str]:
-    args = ["--policy", policy, "--profile", scenario.profile]
+    args = ["--policy", policy, "--profile", scenario.profile, "--workers", "0"]  # two gateways share this machine
     return args if scenario.model is None else [*args, "--tokenizer", str(scenario.model)]
 
 

@@ -20,7 +20,8 @@ from preble.logs import configure_logging
     "--workers",
     type=click.IntRange(0),
     metavar="N",
-    help="Front-end processes that share the port, plus one scheduler process; 0: one process does all.  [default: 0]",
+    help="Front-end processes that share the port, plus one scheduler process; 0: one process does all.  "
+    "[default: cores - 1, at most 4]",
 )
 @config_option
 @log_options
@@ -42,14 +43,15 @@ def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, lo
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
     from preble.config.load import ConfigSources
+    from preble.gateway.workers.count import num_front_ends
 
     sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers})
     config = sources.load()
     log_losses = configure_logging(log_level, log_format)
-    if config.workers:
+    if count := num_front_ends(config):
         from preble.gateway.workers.supervisor import run_workers
 
-        run_workers(config, sources=sources, log=(log_level, log_format))
+        run_workers(config, count, sources=sources, log=(log_level, log_format))
     else:
         from preble.gateway.server import run
 

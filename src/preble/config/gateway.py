@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig, GroupConfig
@@ -65,15 +65,14 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int, about("Port to listen on; 0 lets the system choose.", why="what engines and clients use", ge=0, le=65535)
     ] = 8000
     workers: Annotated[
-        int,
+        Annotated[int, Meta(ge=0, le=256)] | None,
         about(
-            "Front-end processes that share the port, plus one scheduler process; 0: one process does all.",
-            why="one process is enough for most; see docs/concepts/workers.md",
+            "Front-end processes that share the port, plus one scheduler process; 0: one process does all. By default "
+            "one less than the cores that the gateway may use, and at most 4.",
+            why="uses the cores; more than 4 help only with long prompts (docs/concepts/workers.md)",
             unit="processes",
-            ge=0,
-            le=256,
         ),
-    ] = 0
+    ] = None
     scheduler_socket: Annotated[
         str | None,
         about(

@@ -34,6 +34,11 @@ def engine_class(name: str) -> type[Engine]:
     raise ConfigError(f"unknown engine {name!r}; known: {known}, or your own as module:Class")
 
 
+def may_be_own(name: str) -> bool:
+    """Return whether this name may stand for an adapter that is not built in."""
+    return bool(plugins.installed(ENTRY_POINTS)) if name == AUTO else name not in _BUILT_IN
+
+
 def engine_classes() -> Iterator[type[Engine]]:
     """Every adapter that `auto` may find: installed ones first, because a built-in one may recognize too much.
 

@@ -51,12 +51,13 @@ _LONG_LIFE_S = 60.0
 
 def run_workers(
     config: GatewayConfig,
+    count: int,
     on_listening: Callable[[str], None] | None = None,
     *,
     sources: ConfigSources | None = None,
     log: tuple[str, str],
 ) -> None:
-    """As `server.run`, with `config.workers` front-end processes and a scheduler process.
+    """As `server.run`, with `count` front-end processes and a scheduler process.
 
     `log`: level and format of what each process logs. Raises: ConfigError: a setting is unusable.
     """
@@ -64,9 +65,9 @@ def run_workers(
     with tempfile.TemporaryDirectory(prefix=PRIVATE) as private:
         path = Path(config.scheduler_socket or Path(private) / "scheduler.sock").expanduser()
         given = inherited(os.environ)
-        listeners = [given] if given is not None else listen_shared(config.host, config.port, config.workers)
+        listeners = [given] if given is not None else listen_shared(config.host, config.port, count)
         try:
-            workers = _Workers(config, sources, path, listeners, takes_over=given is not None, log=log)
+            workers = _Workers(config, count, sources, path, listeners, takes_over=given is not None, log=log)
             asyncio.run(workers.serve(on_listening or print_url))
         finally:
             for listener in listeners:
@@ -79,6 +80,7 @@ class _Workers:
     def __init__(
         self,
         config: GatewayConfig,
+        count: int,
         sources: ConfigSources | None,
         path: Path,
         listeners: list[socket.socket],
@@ -94,11 +96,11 @@ class _Workers:
 
         def start(name: str, number: int | None) -> Start:
             given = () if number is None else tuple(listeners)
-            return Start(name, self._config, path, config.workers, number, given, takes_over, log)
+            return Start(name, self._config, path, count, number, given, takes_over, log)
 
         self._scheduler = _Worker(partial(start, SCHEDULER, None), lambda: None)
         self._front_ends = [
-            _Worker(partial(start, f"front-end-{number + 1}", number), self._cover) for number in range(config.workers)
+            _Worker(partial(start, f"front-end-{number + 1}", number), self._cover) for number in range(count)
         ]
 
     def _cover(self) -> None:
