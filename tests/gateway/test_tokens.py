@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -16,7 +17,8 @@ from gateway.fakes import replicas
 from preble.config import AuthConfig, TokenizerConfig
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, PromptTooLong, RequestError
-from preble.serving import ENDPOINTS, intake
+from preble.serving import ENDPOINTS, intake, token_answers
+from preble.serving.endpoints import bodies
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.token_answers import TokenAnswers
 from preble.serving.tokens import pool as token_pool
@@ -297,6 +299,25 @@ async def test_requests_that_are_answered_unplaced_count_for_their_key(
                 statuses.append(answer.status)
         assert statuses == [404 if method == "GET" else 200, 429]
         await gateway.idle()
+
+
+async def test_a_large_body_of_ids_is_decoded_beside_the_event_loop(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def decoded(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return bodies.decoded(*arguments)
+
+    monkeypatch.setattr(token_answers, "decoded", decoded)
+    tokens = LocalTokens(model, None, inline_bytes=100, workers=1)
+    answers = TokenAnswers(str(model), tokens, LiveReplicas())
+    answers._replicas.check_model = lambda name: None  # type: ignore[method-assign]
+    for ids in ("1", "1," * 100_000 + "1"):
+        await answers.answer(ENDPOINTS["/detokenize"], f'{{"tokens": [{ids}]}}'.encode())
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+    tokens.close()
 
 
 async def test_ids_become_a_text_beside_the_event_loop(model: Path) -> None:

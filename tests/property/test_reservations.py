@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import Mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,21 @@ def test_leases_that_have_ended_or_were_shortened_take_no_memory() -> None:
         leases.release(f"short-lived {number}")
     assert len(leases._due) < 100
     assert (len(leases), leases.next_at(), leases.expire(9000.0)) == (1, 9000.0, ["held"])
+
+
+def test_an_end_that_fails_gives_back_what_it_took_and_lets_the_others_end() -> None:
+    over: list[Reservation] = []
+    table = ReservationTable(over.append)
+    for name in ("cancelled", "first", "second"):
+        reservation = Reservation(name, Mock(), [], 1.0)
+        reservation.cancelled = Mock(side_effect=OSError(name))  # type: ignore[method-assign]
+        table.add(reservation, 0.0)
+    with pytest.raises(OSError, match="cancelled"):
+        table.cancel("cancelled")
+    with pytest.raises(OSError, match=r"first|second"):
+        table.expire(2.0)
+    assert {one.reservation_id for one in over} == {"cancelled", "first", "second"} and not table
+    table.check()
 
 
 @given(st.lists(STEPS, max_size=60))

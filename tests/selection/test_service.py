@@ -113,6 +113,24 @@ async def test_a_selection_gives_its_room_to_the_next_one_under_its_id(select: S
         assert (status, error["error"]["code"]) == (429, "overloaded")
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"token_ids": []}, 400),
+        ({"token_ids": IDS, "allowed_worker_ids": [7]}, 404),
+        ({"token_ids": IDS, "model_name": "unknown"}, 404),
+        ({"path": "/v1/completions", "body": {"prompt": 7}}, 400),
+    ],
+)
+async def test_a_bad_selection_leaves_the_one_that_is_pending_under_its_id(
+    select: Select, fields: dict[str, Any], expected: int
+) -> None:
+    async with replicas(1) as [fake], select([fake.url]) as one:
+        assert (await one.post("/select", selection_id="s", token_ids=IDS))[0] == 200
+        assert (await one.post("/select", selection_id="s", **fields))[0] == expected
+        assert (await one.post("/reservations", selection_id="s"))[0] == 201
+
+
 async def test_numbers_beyond_any_engines_are_refused_or_cut(select: Select) -> None:
     async with replicas(1) as [fake], select([fake.url]) as one:
         await reserved(one, "r", expected_output_tokens=2**62)
@@ -255,6 +273,7 @@ async def test_loads_and_what_a_prompt_would_add(select: Select) -> None:
         ({"token_ids": IDS, "lease_s": 0}, "lease_s"),
         ({"token_ids": IDS, "selection_id": "a b"}, "1 to 128"),
         ({"token_ids": IDS, "allowed_worker_ids": [2**64]}, "allowed_worker_ids"),
+        ({"token_ids": IDS, "allowed_worker_ids": []}, "allowed_worker_ids"),
         ({"block_hashes": [1], "sequence_hashes": [1], "isl_tokens": 16}, "token_ids"),
         ({"path": "/nowhere", "body": {}}, "/v1/completions"),
         ({"path": "/v1/completions"}, "body"),
@@ -283,7 +302,9 @@ async def test_other_errors_have_their_status(select: Select) -> None:
             ("DELETE", "/loads", 405),
             ("POST", "/reservations/a/b", 404),
         ):
-            assert (await one.ask(method, path))[0] == expected
+            status, error = await one.ask(method, path)
+            assert status == expected
+            assert status == 405 or "/reservations/{selection_id}/end" in error["error"]["message"]
         assert (await one.post("/select", token_ids=IDS, model_name="unknown"))[0] == 404
         await fake.stop()
         await eventually(lambda: not one.serving.replicas)

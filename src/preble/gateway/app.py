@@ -20,7 +20,7 @@ from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed
 from preble.gateway.pages.debug import DEBUG
 from preble.gateway.pages.models import MODELS
 from preble.gateway.pages.status import METRICS
-from preble.gateway.pages.table import PATHS, Pages
+from preble.gateway.pages.table import Pages
 from preble.gateway.requests.json_requests import JsonRequests
 from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
 from preble.gateway.requests.stored import STORED, answer_stored
@@ -164,7 +164,7 @@ class App:
         elif path in ENDPOINTS:
             await not_allowed(client, method, ["POST"])
         else:
-            there = ", ".join((*ENDPOINTS, *PATHS))
+            there = ", ".join((*ENDPOINTS, *self.pages.paths))
             text = f"there is no {method} {path[:200]}; there are {there} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body(client.errors))

@@ -138,15 +138,17 @@ class Reservations(ReservationTable):
 
     def _expire(self) -> None:
         self._timer = None
-        for reservation in self.expire(self._loop.time()):
-            self.num_expired += 1
-            structlog.get_logger().warning(
-                "reservation_expired",
-                reservation_id=reservation.reservation_id,
-                replica=reservation.placement.replica_id,
-                lease_s=reservation.lease_s,
-            )
-        self._arm()
+        try:
+            for reservation in self.expire(self._loop.time()):
+                self.num_expired += 1
+                structlog.get_logger().warning(
+                    "reservation_expired",
+                    reservation_id=reservation.reservation_id,
+                    replica=reservation.placement.replica_id,
+                    lease_s=reservation.lease_s,
+                )
+        finally:
+            self._arm()
 
     async def close(self) -> None:
         """End every reservation, as cancelled. There are no further ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 from preble.errors import RequestError
 from preble.reservations.leases import Leases
@@ -100,17 +101,17 @@ class ReservationTable(Mapping[str, Reservation]):
 
     def cancel(self, reservation_id: str) -> Reservation:
         """The client has gone, or the request was never sent. Raises: UnknownReservation."""
-        reservation = self._take(reservation_id)
-        reservation.cancelled()
-        self._on_over(reservation)
-        return reservation
+        return self._cancelled(self._take(reservation_id))
 
     def expire(self, now: float) -> list[Reservation]:
-        """End the reservations whose lease is over, as cancelled, and return them."""
+        """End the reservations whose lease is over, as cancelled, and return them.
+
+        Raises: what one of their ends raises, after the others have ended too.
+        """
         expired = [self._reservations.pop(name) for name in self._leases.expire(now)]
-        for reservation in expired:
-            reservation.cancelled()
-            self._on_over(reservation)
+        with ExitStack() as ends:
+            for reservation in expired:
+                ends.callback(self._cancelled, reservation)
         return expired
 
     def next_at(self) -> float | None:
@@ -121,6 +122,13 @@ class ReservationTable(Mapping[str, Reservation]):
         """Raises: AssertionError: a reservation has no lease, or a lease no reservation."""
         assert len(self._leases) == len(self._reservations)
         assert all(name in self._leases for name in self._reservations)
+
+    def _cancelled(self, reservation: Reservation) -> Reservation:
+        try:
+            reservation.cancelled()
+        finally:
+            self._on_over(reservation)
+        return reservation
 
     def _take(self, reservation_id: str) -> Reservation:
         reservation = self[reservation_id]

@@ -27,12 +27,12 @@ class Loads:
 
     async def with_prompt(self, asked: ClientRequest) -> list[WorkerLoad]:
         """Return what every worker would have to do with this prompt."""
-        request, model = await self._request(asked)
+        request, model = await self.request(asked)
         return self._loads(model, request)
 
     async def overlap(self, asked: ClientRequest) -> OverlapScores:
         """Return how much of a prompt each worker has cached."""
-        request, model = await self._request(asked)
+        request, model = await self.request(asked)
         found = [
             (live.info.spec.block_size, worker, self._serving.scheduler.matched_tokens(replica_id, request))
             for replica_id, worker, live in self._workers.live(model)
@@ -41,8 +41,8 @@ class Loads:
         workers = [WorkerOverlap(worker.worker_id, worker.dp_rank, matched // size) for size, worker, matched in found]
         return OverlapScores(block_size, request.num_prompt_tokens // block_size, workers)
 
-    async def _request(self, asked: ClientRequest) -> tuple[Request, str | None]:
-        """Return the scheduler's request for a prompt that is not placed, and its model."""
+    async def request(self, asked: ClientRequest) -> tuple[Request, str | None]:
+        """Return the scheduler's request for a prompt that is not placed, and its model. Raises: RequestError."""
         endpoint, headers, body, caller = asked
         with self._serving.request_id({}) as request_id:
             if isinstance(body, Fields):

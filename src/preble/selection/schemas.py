@@ -64,7 +64,7 @@ class SelectRequest(PromptRequest, kw_only=True):
 
     selection_id: str | None = None
     lease_s: Seconds | None = None
-    allowed_worker_ids: list[WorkerId] | None = None
+    allowed_worker_ids: Annotated[list[WorkerId], Meta(min_length=1)] | None = None
     pinned_worker: Worker | None = None
     explain: bool = False
     priority_jump: Ignored = None

@@ -30,6 +30,11 @@ class SelectionPages:
         self._gateway = gateway
         self._service = service
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The routes' paths, as an answer for an unknown one lists them."""
+        return (*TABLE, OPENAPI)
+
     def name_of(self, path: str) -> str | None:
         """Return the path of a route as metrics name it. None for another path."""
         name, _ = route_path(path)

@@ -51,9 +51,8 @@ class SelectionService:
     async def select(self, asked: SelectRequest, caller: Caller) -> SelectResponse:
         """Choose a worker. Under an id, its load counts until `hold_s` is over or it is reserved; else not at all."""
         if asked.selection_id is not None:
-            self._replace(asked.selection_id)
             asked.lease_s = self._hold_s
-        one = await self._reserve(asked, caller)
+        one = await self._reserve(asked, caller, replaces=True)
         if asked.selection_id is None:
             self.reservations.cancel(one.reservation_id)
         else:
@@ -75,21 +74,22 @@ class SelectionService:
                 raise UnknownReservation(f"{text}; give worker_id and the prompt to reserve without one")
             self.reservations.renew(asked.selection_id, self._loop.time(), asked.lease_s or self.reservations.lease_s)
         else:
-            self._replace(asked.selection_id)
             pinned = Worker(asked.worker_id, asked.dp_rank) if asked.dp_rank is not None else None
-            one = await self._placed(asked, caller, asked.selection_id, asked.lease_s, [asked.worker_id], pinned)
+            allowed = [asked.worker_id]
+            one = await self._placed(asked, caller, asked.selection_id, asked.lease_s, allowed, pinned, replaces=True)
         self._selected.discard(one)
         return self.row(one)
 
-    def _replace(self, selection_id: str) -> None:
-        """A selection that is still pending gives way to another one under its id."""
+    async def _give_way(self, selection_id: str, request: ClientRequest) -> None:
+        """A selection that is still pending gives way to another one under its id, unless that request is bad."""
         if self.reservations.get(selection_id) in self._selected:
-            self.reservations.cancel(selection_id)
+            await self.loads.request(request)
+            if self.reservations.get(selection_id) in self._selected:
+                self.reservations.cancel(selection_id)
 
-    async def _reserve(self, asked: SelectRequest, caller: Caller) -> Reservation:
-        return await self._placed(
-            asked, caller, asked.selection_id, asked.lease_s, asked.allowed_worker_ids, asked.pinned_worker
-        )
+    async def _reserve(self, asked: SelectRequest, caller: Caller, *, replaces: bool = False) -> Reservation:
+        allowed, pinned = asked.allowed_worker_ids, asked.pinned_worker
+        return await self._placed(asked, caller, asked.selection_id, asked.lease_s, allowed, pinned, replaces=replaces)
 
     async def _placed(
         self,
@@ -99,10 +99,14 @@ class SelectionService:
         lease_s: float | None,
         allowed: list[int] | None,
         pinned: Worker | None,
+        *,
+        replaces: bool,
     ) -> Reservation:
         others = partial(self.workers.others, allowed, pinned)
         others()  # an unknown worker is an error before anything is taken
         request = self.asked_about(asked, caller)
+        if replaces and selection_id is not None:
+            await self._give_way(selection_id, request)
         return await self.reservations.reserve(*request, reservation_id=selection_id, avoid=others, lease_s=lease_s)
 
     def asked_about(self, asked: PromptRequest, caller: Caller) -> ClientRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from preble.serving.replicas.live import LiveReplicas
 from preble.serving.tokens import TokenSource
 from preble.serving.tokens.tokenizer import find_model_files
 
+_AT_ONCE_BYTES = 128 * 1024
 _MEDIA = (b'"image', b'"video', b'"audio', b'"input_image', b'"input_audio', b'"file')
 
 
@@ -54,10 +56,10 @@ class TokenAnswers:
         Raises: RequestError: the body is wrong. NoReplicaError, UnknownModel: nobody serves its model.
         """
         answer = await (self._text(body) if endpoint.path.endswith("detokenize") else self._ids(body))
-        return None if answer is None else msgspec.json.encode(answer)
+        return None if answer is None else await _beside(len(body), msgspec.json.encode, answer)
 
     async def _ids(self, body: bytes) -> dict[str, Any] | None:
-        given: TokenizeBody = decoded(_TOKENIZE, body)
+        given: TokenizeBody = await _beside(len(body), decoded, _TOKENIZE, body)
         is_chat = bytes(given.messages) not in (b"", b"null")
         if given.return_token_strs or given.chat_template or is_chat == bool(given.prompt):
             return None
@@ -74,12 +76,17 @@ class TokenAnswers:
         return {"count": len(ids), "max_model_len": next(limits, None), "tokens": ids, "token_strs": None}
 
     async def _text(self, body: bytes) -> dict[str, Any]:
-        given: DetokenizeBody = decoded(_DETOKENIZE, body)
+        given: DetokenizeBody = await _beside(len(body), decoded, _DETOKENIZE, body)
         self._replicas.check_model(given.model or None)
         if self._detokenizer is None:
             self._detokenizer = await asyncio.to_thread(_loaded, self._name)
         [text] = await asyncio.to_thread(self._detokenizer.decode_batch, [given.tokens], skip_special_tokens=False)
         return {"prompt": text}
+
+
+async def _beside(num_bytes: int, work: Callable[..., Any], *arguments: object) -> Any:
+    """Do work on a body of this size; on a large one in another thread, so that the event loop goes on."""
+    return work(*arguments) if num_bytes <= _AT_ONCE_BYTES else await asyncio.to_thread(work, *arguments)
 
 
 def _loaded(name: str) -> tokenizers.Tokenizer:

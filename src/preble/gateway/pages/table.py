@@ -29,6 +29,10 @@ FOR_ADMINS = (DEBUG, REPLICAS, UI_EVENTS, UI_PICTURE)
 class AddedPages(Protocol):
     """Pages of a room above, for admins only."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Their paths, as an answer for an unknown one lists them."""
+
     def name_of(self, path: str) -> str | None:
         """Return a page as metrics name it: one of few. None for a path that is no page."""
 
@@ -59,6 +63,11 @@ class Pages:
             DRAIN: {"POST": replicas.drain},
             UNDRAIN: {"POST": replicas.drain},
         }
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths that an answer for an unknown one lists."""
+        return (*PATHS, UI, *(self.added.paths if self.added is not None else ()))
 
     def name_of(self, path: str) -> str | None:
         """Return a page as metrics name it: one of few. None for a path that is no page."""
