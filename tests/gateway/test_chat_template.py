@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from preble.errors import ConfigError, RequestError
-from preble.serving.tokens.chat_template import ChatTemplate
+from preble.serving.tokens.chat_template import ChatTemplate, shown_tools
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -19,7 +20,8 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 
 def rendered(source: str, messages: Any, tools: Any = None, **options: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, tools, **options)
+    shown = shown_tools(tools) if tools else None
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, shown, **options)
 
 
 def test_roles_contents_special_tokens_and_the_generation_prompt() -> None:
@@ -62,6 +64,25 @@ def test_arguments_of_tool_calls_are_objects(arguments: Any, shown: str) -> None
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert rendered("{{ messages[0].tool_calls[0].function.arguments | tojson }}", messages) == shown
+
+
+def test_tools_that_many_chats_have_are_rendered_alike_each_time_in_every_form() -> None:
+    function = {"name": "f", "description": "é", "parameters": {"b": 1, "a": {"c": [2]}}}
+    shown = shown_tools([{"type": "function", "function": function}])
+    forms = ("", "indent=2", "sort_keys=true", "ensure_ascii=true", "separators=[',', ':']", "separators=(', ', ':')")
+    parts = ("tools[0]", "tools[0].function", "tools[0].function.parameters", "tools[0].function.parameters.a")
+    template = ChatTemplate("|".join(f"{{{{ {part} | tojson({form}) }}}}" for form in forms for part in parts), {})
+    texts = [template.render(user("a"), shown) for _ in range(2)]
+    plain = msgspec.json.decode(msgspec.json.encode(shown))  # without any memory
+    assert texts == [template.render(user("a"), plain)] * 2
+
+
+def test_a_template_cannot_change_the_tools_of_other_chats() -> None:
+    shown = shown_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    for change in ("update({'name': 'g'})", "pop('name')", "clear()", "setdefault('x', 1)"):
+        with pytest.raises(RequestError, match="refuses"):
+            ChatTemplate("{{ tools[0].function.%s }}" % change, {}).render(user("a"), shown)  # noqa: UP031
+    assert shown[0]["function"]["name"] == "f"
 
 
 def test_tool_calls_are_shown_in_the_engines_order() -> None:

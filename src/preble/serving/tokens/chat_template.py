@@ -48,7 +48,23 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """As Jinja's own filter, without its HTML escapes: models were trained without them."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if not isinstance(value, _Shown):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    form = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
+    text = value._texts.get(form)
+    if text is None:
+        text = value._texts[form] = _tojson(dict(value), ensure_ascii, indent, separators, sort_keys)
+    return text
+
+
+class _Shown(dict[str, Any]):
+    """A part of a tool as templates see it. They cannot change it, so its JSON is made once for many chats."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self._texts: dict[Any, str] = {}
 
 
 def _strftime_now(form: str) -> str:
@@ -90,7 +106,8 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt's text. `variables`: what the client adds for the template (`chat_template_kwargs`).
+        """Return the prompt's text. `tools`: as `shown_tools` gives them. `variables`: what the client adds for the
+        template (`chat_template_kwargs`).
 
         Raises: RequestError: messages of a wrong form, or the template refuses them.
         """
@@ -105,7 +122,7 @@ class ChatTemplate:
             text = self._template.render(
                 **{**self._special_tokens, "add_generation_prompt": add_generation_prompt, **context},
                 messages=conversation,
-                tools=[_tool(tool) for tool in tools] if tools else None,
+                tools=tools or None,
                 documents=documents,
             )
         except jinja2.TemplateError as error:
@@ -189,13 +206,19 @@ def _joined_text(content: Any) -> str:
     return "\n".join(text for text in map(_part_text, parts) if text)
 
 
+def shown_tools(tools: list[Any]) -> list[Any]:
+    """Return tools as engines show them to templates: the same order of keys, the same nulls. Raises: RequestError."""
+    return [_tool(tool) for tool in tools]
+
+
 def _tool(tool: Any) -> Any:
-    """Return a tool as engines show it to templates: the same order of keys, the same nulls."""
     if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
         raise RequestError("each of `tools` must be an object with a `function`", param="tools")
     shown = {key: function.get(key) for key in ("name", "description", "parameters")}
     shown |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
-    return {"type": tool.get("type", "function"), "function": shown}
+    if isinstance(shown["parameters"], dict):
+        shown["parameters"] = _Shown(shown["parameters"])
+    return _Shown({"type": tool.get("type", "function"), "function": _Shown(shown)})
 
 
 def _tool_call(call: Any) -> Any:

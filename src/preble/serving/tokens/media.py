@@ -8,6 +8,7 @@ Where it cannot be asked, a medium counts as one token.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain, groupby
 from math import inf
@@ -20,6 +21,8 @@ from preble.errors import RequestError
 from preble.serving.endpoints.bodies import Text, decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
 
+_CONTENT = b'"content"'
+_LIST_FOLLOWS = re.compile(rb"\s*:\s*\[")
 _MAY_BE_MEDIA = (b"image", b"video", b"audio", b"file")
 _DECODED_AT_ONCE_BYTES = 128 * 1024
 
@@ -39,7 +42,7 @@ class MediaTokens:
         return await self._texts.completion(text, add_special_tokens, model, most_tokens)
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
-        if not any(word in body for word in _MAY_BE_MEDIA):
+        if not _may_have_media(body):
             return await self._texts.chat(body, model, most_tokens)
         path = self._path_of(model) or ""
         is_small = len(body) <= _DECODED_AT_ONCE_BYTES
@@ -68,6 +71,18 @@ class MediaTokens:
 
     def close(self) -> None:
         self._texts.close()
+
+
+def _may_have_media(body: bytes) -> bool:
+    """Return whether the chat may have a medium: only a content that is a list of parts has any.
+
+    >>> _may_have_media(b'{"content": "an image"}'), _may_have_media(b'{"content": [{"type": "image_url"}]}')
+    (False, True)
+    """
+    at = body.find(_CONTENT)
+    while at >= 0 and _LIST_FOLLOWS.match(body, at + len(_CONTENT)) is None:
+        at = body.find(_CONTENT, at + 1)
+    return at >= 0 and any(word in body for word in _MAY_BE_MEDIA)
 
 
 def without_media(body: bytes, path: str) -> tuple[bytes, list[str]]:

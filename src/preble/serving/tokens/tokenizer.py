@@ -6,6 +6,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import tokenizers
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError, RequestError
 from preble.serving.endpoints.bodies import ChatBody, Text, decode_chat, decode_text
-from preble.serving.tokens.chat_template import ChatTemplate
+from preble.serving.tokens.chat_template import ChatTemplate, shown_tools
 from preble.serving.tokens.joints import Joint, find_joint
 
 MODEL_FILES = (
@@ -27,6 +28,10 @@ MODEL_FILES = (
     "chat_template.json",
 )
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NULL = msgspec.Raw(b"null")
+_NUM_KEPT_TOOLS = 32
+_LARGEST_KEPT_TOOLS = 64 * 1024
+"""Of the lists of tools that came last, so many are kept decoded if their JSON has at most this many bytes."""
 _PROBES = (
     "",
     " ",
@@ -149,14 +154,15 @@ class PromptTokenizer:
 
     def render(self, parsed: ChatBody) -> str:
         """The prompt's text of a chat. Raises: RequestError."""
-        tools = _decoded_list(parsed.tools, "tools")
+        raw = bytes(parsed.tools)
+        tools = _known_tools(raw) if len(raw) <= _LARGEST_KEPT_TOOLS else _tools(raw)
         template = self._tool_template if tools else self._template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
         return template.render(
             _decoded_list(parsed.messages, "messages") or [],
             tools,
-            documents=_decoded_list(parsed.documents, "documents"),
+            documents=None if parsed.documents == _NULL else _decoded_list(parsed.documents, "documents"),
             add_generation_prompt=parsed.add_generation_prompt,
             continue_final_message=parsed.continue_final_message,
             variables=_variables(parsed),
@@ -176,7 +182,16 @@ def _variables(parsed: ChatBody) -> dict[str, Any]:
     return given
 
 
-def _decoded_list(raw: msgspec.Raw, param: str) -> list[Any] | None:
+def _tools(raw: bytes) -> list[Any] | None:
+    """Return the tools of a chat as templates see them, None for none. Raises: RequestError."""
+    tools = _decoded_list(raw, "tools")
+    return shown_tools(tools) if tools else None
+
+
+_known_tools = lru_cache(_NUM_KEPT_TOOLS)(_tools)
+
+
+def _decoded_list(raw: msgspec.Raw | bytes, param: str) -> list[Any] | None:
     try:
         return msgspec.json.decode(raw, type=list[Any] | None)
     except msgspec.ValidationError as error:
