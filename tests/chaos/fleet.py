@@ -21,6 +21,7 @@ from chaos.clients import ADMIN, FLOOD, TENANTS
 from chaos.replica import MODEL
 from preble.engines.commands import Command, LaunchOptions, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
+from support.processes import tree
 from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -102,35 +103,32 @@ def real_vllm(count: int, folder: Path) -> list[Replica]:
 
 
 class Gateway:
-    """One gateway process on a socket that outlives it."""
+    """All processes of one gateway, on a socket that outlives them. `process`: the first, which gets the signals."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
     def memory_mb(self) -> float:
         """Resident memory, 0 where the system does not show it."""
         with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in tree(self.process.pid))
             return round(pages * resource.getpagesize() / 2**20, 1)
         return 0.0
 
     def open_files(self) -> int:
         """Open file descriptors, 0 where the system does not show them."""
         with contextlib.suppress(OSError):
-            return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+            return sum(1 for pid in tree(self.process.pid) for _ in Path(f"/proc/{pid}/fd").iterdir())
         return 0
 
     def limit_files(self, size: int | None) -> None:
-        """From now on no file of this process grows beyond `size` bytes: to it, the disk is full. None: no limit.
+        """From now on no file of the gateway grows beyond `size` bytes: to it, the disk is full. None: no limit.
 
         Needs no rights, and leaves the machine's own disks alone (Linux only).
         """
-        _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+        for pid in tree(self.process.pid):
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)

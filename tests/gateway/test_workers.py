@@ -20,6 +20,7 @@ import pytest
 
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.web.listening import listen
+from support.processes import children
 from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shares a port and reads /proc")
@@ -77,10 +78,6 @@ class Gateway:
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             return await self.process.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def listens(pid: int) -> bool:
