@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import NewType
+from typing import Final, NewType
 
 ReplicaId = NewType("ReplicaId", str)
 RequestId = NewType("RequestId", str)
@@ -21,8 +21,8 @@ PackedTokens = NewType("PackedTokens", bytes)
 BlockHash = int | bytes
 """An engine's own name for a KV block; opaque, unique only within one replica."""
 
-TOKEN_BYTES = 4
-_LONGEST_NAMESPACE = 64
+TOKEN_BYTES: Final = 4
+_LONGEST_NAMESPACE: Final = 64
 """The longest namespace that is kept as it is, in characters."""
 
 

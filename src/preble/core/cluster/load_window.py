@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
+from typing import Final
 
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex
 
-DEFAULT_OUTPUT_TOKENS = 45.0
+DEFAULT_OUTPUT_TOKENS: Final = 45.0
 """Assumed output length before any request has finished. Source: the published code's default."""
 
 
@@ -40,8 +42,8 @@ class LoadWindow:
     """Work placed on each replica within the last `window_s` seconds. Lists are by replica index, for reading only.
 
     `num_requests`: requests in the window. `mean_output_tokens`: mean output length seen there in the window; where no
-    request finished, that of all replicas when the replica's sums last changed, or the default.
-    `expected_output_tokens`: the same as a whole number.
+    request finished, that of all replicas when the replica's sums last changed, or the default. `next_expiry`: when the
+    oldest entry leaves the window, infinity if it is empty.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
@@ -50,7 +52,7 @@ class LoadWindow:
         self.window_s = window_s
         self.num_requests: list[int] = []
         self.mean_output_tokens: list[float] = []
-        self.expected_output_tokens: list[int] = []
+        self.next_expiry = inf
         self._cost_model = cost_model
         self._load_s: list[float] = []
         self._decode_load_s: list[float] = []
@@ -95,7 +97,6 @@ class LoadWindow:
                 sums.append(0.0)
             for counts in (
                 self.num_requests,
-                self.expected_output_tokens,
                 self._prompt_tokens,
                 self._num_finished,
                 self._output_tokens,
@@ -109,6 +110,7 @@ class LoadWindow:
             if entry.replica == replica:
                 entry.replica = None
         self._finished = deque(item for item in self._finished if item[1] != replica)
+        self._find_next_expiry()
         self._all_output_tokens -= self._output_tokens[replica]
         self._num_placed -= self.num_requests[replica]
         self.num_requests[replica] = self._prompt_tokens[replica] = 0
@@ -123,6 +125,7 @@ class LoadWindow:
         if self._began_at is None:
             self._began_at = now
         entry = WindowEntry(replica, now, prefill_s, num_prompt_tokens, leaf)
+        self._note_expiry(now)
         self._placed.append(entry)
         self._uses.append(entry)
         self._num_placed += 1
@@ -159,12 +162,15 @@ class LoadWindow:
 
     def finish(self, replica: ReplicaIndex, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""
+        self._note_expiry(now)
         self._finished.append((now, replica, output_tokens))
         self._count_output(replica, 1, output_tokens)
 
     def expire(self, now: float) -> list[tuple[ReplicaIndex, Node]]:
         """Drop what is older than the window; returns (replica, leaf) of each use dropped. Amortised O(1)."""
         dropped: list[tuple[ReplicaIndex, Node]] = []
+        if now < self.next_expiry:
+            return dropped
         while self._placed and self._placed[0].placed_at + self.window_s <= now:
             entry = self._placed.popleft()
             replica = entry.replica
@@ -174,6 +180,7 @@ class LoadWindow:
         while self._finished and self._finished[0][0] + self.window_s <= now:
             _, replica, output_tokens = self._finished.popleft()
             self._count_output(replica, -1, -output_tokens)
+        self._find_next_expiry()
         return dropped
 
     @property
@@ -185,7 +192,7 @@ class LoadWindow:
     def oldest_use_s(self) -> float:
         """When the oldest request that counts as a use of its prefix was placed; infinity if there is none."""
         self._skip_forgotten()
-        return self._uses[0].placed_at if self._uses else float("inf")
+        return self._uses[0].placed_at if self._uses else inf
 
     def drop_oldest_use(self) -> tuple[ReplicaIndex, Node]:
         """Stop counting the oldest request as a use of its prefix, but not as load; returns (replica, leaf)."""
@@ -198,14 +205,6 @@ class LoadWindow:
     def _skip_forgotten(self) -> None:
         while self._uses and (self._uses[0].replica is None or not self._uses[0].counts_use):
             self._uses.popleft()
-
-    def next_expiry(self) -> float | None:
-        """When the oldest entry leaves the window; None if it is empty."""
-        if not self._finished:
-            return self._placed[0].placed_at + self.window_s if self._placed else None
-        finished_at = self._finished[0][0]
-        oldest = min(self._placed[0].placed_at, finished_at) if self._placed else finished_at
-        return oldest + self.window_s
 
     def load_below(self, node: Node) -> dict[Node, float]:
         """L of the requests that pass each child of `node`.
@@ -241,6 +240,16 @@ class LoadWindow:
             decode_s = sum(self._cost_model.decode_s(answer, entry.num_prompt_tokens) for entry in mine)
             assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
 
+    def _note_expiry(self, now: float) -> None:
+        """Something enters the window now. Only the first thing changes when the next one leaves it."""
+        if self.next_expiry == inf:
+            self.next_expiry = now + self.window_s
+
+    def _find_next_expiry(self) -> None:
+        placed_at = self._placed[0].placed_at if self._placed else inf
+        finished_at = self._finished[0][0] if self._finished else inf
+        self.next_expiry = min(placed_at, finished_at) + self.window_s
+
     def _count_output(self, replica: ReplicaIndex, count: int, output_tokens: int) -> None:
         self._num_finished[replica] += count
         self._output_tokens[replica] += output_tokens
@@ -254,7 +263,6 @@ class LoadWindow:
         else:
             mean = self.mean_answer_tokens
         self.mean_output_tokens[replica] = mean
-        self.expected_output_tokens[replica] = round(mean)
         self._is_current = False
 
     def _compute_loads(self) -> None:

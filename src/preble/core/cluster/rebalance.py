@@ -14,7 +14,8 @@ Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from preble.core.prefixes.radix_tree import Node
@@ -49,24 +50,25 @@ class RebalanceSettings:
             raise ValueError(f"need 1 <= calm <= threshold, got calm {self.calm}, threshold {self.threshold}")
 
 
-@dataclass(slots=True)
 class _Half:
     """Requests of one prefix that got their first token in one half of the window.
 
     `num_timed`: those of them whose queueing counts; `queueing_s`: the sum of their queueing times.
     """
 
-    started_at: float
-    num_requests: int = 0
-    num_timed: int = 0
-    queueing_s: float = 0.0
+    __slots__ = ("num_requests", "num_timed", "queueing_s", "started_at")
+
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self.num_requests = 0
+        self.num_timed = 0
+        self.queueing_s = 0.0
 
     @property
     def mean_queueing_s(self) -> float:
         return self.queueing_s / self.num_timed if self.num_timed else 0.0
 
 
-@dataclass(slots=True)
 class _Prefix:
     """What is known of a prefix.
 
@@ -76,13 +78,16 @@ class _Prefix:
     `changed_at`: when load was last moved off one of its replicas; queueing times from before then no longer count.
     """
 
-    now: _Half
-    before: _Half
-    replicas: list[ReplicaIndex] = field(default_factory=list)
-    eligible: ReplicaSet = 0
-    rate_per_replica: float = 0.0
-    child_replica: dict[Node, ReplicaIndex] = field(default_factory=dict)
-    changed_at: float = float("-inf")
+    __slots__ = ("before", "changed_at", "child_replica", "eligible", "now", "rate_per_replica", "replicas")
+
+    def __init__(self, now: _Half, before: _Half) -> None:
+        self.now = now
+        self.before = before
+        self.replicas: list[ReplicaIndex] = []
+        self.eligible: ReplicaSet = 0
+        self.rate_per_replica = 0.0
+        self.child_replica: dict[Node, ReplicaIndex] = {}
+        self.changed_at = -inf
 
     def retire(self) -> ReplicaIndex:
         """Drop the latest replica; returns it."""

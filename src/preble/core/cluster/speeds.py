@@ -14,21 +14,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median, median_low
+from typing import Final
 
 from preble.core.replica_index import ReplicaIndex
 
-MEMORY_S = 300.0
+MEMORY_S: Final = 300.0
 """Age at which a measured time no longer counts."""
 
-NUM_TIMES = 32
+NUM_TIMES: Final = 32
 """Latest times of each replica that count; with fewer than `MIN_TIMES` nothing is concluded."""
 
-MIN_TIMES = 4
-ALIKE = 1.5
+MIN_TIMES: Final = 4
+ALIKE: Final = 1.5
 """Replicas whose times differ by less than this factor count as equally fast."""
 
-LARGEST = 32.0
-_UPDATE_S = 5.0
+LARGEST: Final = 32.0
+_UPDATE_S: Final = 5.0
 
 
 class ReplicaSpeeds:

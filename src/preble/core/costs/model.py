@@ -10,20 +10,33 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 from preble.core.costs.profile import CostProfile
 from preble.core.types import Tier
 
 __all__ = ["CostModel", "CostProfile"]
 
-_HOST_LOAD, _STORE_LOAD = 0.1, 0.5
+_HOST_LOAD: Final = 0.1
+_STORE_LOAD: Final = 0.5
 """What loading a token takes of the time to compute it, where the profile does not say."""
 
 
 class CostModel:
     """Answers in seconds of GPU time from one profile. Immutable; O(log points) a question."""
 
-    __slots__ = ("_decode_step_s", "_seconds", "_slopes", "_tokens", "profile")
+    __slots__ = (
+        "_decode_base_s",
+        "_decode_s_per_context_token",
+        "_decode_s_per_sequence",
+        "_decode_step_s",
+        "_s_per_context_token",
+        "_s_per_pair",
+        "_seconds",
+        "_slopes",
+        "_tokens",
+        "profile",
+    )
 
     def __init__(self, profile: CostProfile) -> None:
         self.profile = profile
@@ -31,6 +44,11 @@ class CostModel:
         self._tokens = [n for n, _ in points]
         self._seconds = [s for _, s in points]
         self._slopes = [(s1 - s0) / (n1 - n0) for (n0, s0), (n1, s1) in pairwise(points)]
+        self._s_per_pair = profile.attention_s_per_pair
+        self._s_per_context_token = profile.attention_s_per_context_token
+        self._decode_base_s = profile.decode_base_s
+        self._decode_s_per_sequence = profile.decode_s_per_sequence
+        self._decode_s_per_context_token = profile.decode_s_per_context_token
         self._decode_step_s = self.iteration_s((), profile.typical_batch, 0) / profile.typical_batch
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
@@ -46,11 +64,11 @@ class CostModel:
         """Seconds of GPU time that one request's decoding takes, in iterations shared by `typical_batch` sequences."""
         if output_tokens <= 0:
             return 0.0
-        return output_tokens * (self._decode_step_s + self.profile.decode_s_per_context_token * context_tokens)
+        return output_tokens * (self._decode_step_s + self._decode_s_per_context_token * context_tokens)
 
     def decode_sequence_s(self, context_tokens: float) -> float:
         """Seconds that one more sequence with `context_tokens` of context adds to every decode iteration."""
-        return self.profile.decode_s_per_sequence + self.profile.decode_s_per_context_token * context_tokens
+        return self._decode_s_per_sequence + self._decode_s_per_context_token * context_tokens
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
         """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
@@ -59,7 +77,6 @@ class CostModel:
         sequences together. The tokens of chunks and decodes go through the linear layers together. The fixed
         part of a decode iteration counts only where it is larger than that. Attention is added for each sequence.
         """
-        p = self.profile
         num_tokens, context_s = num_decodes, 0.0
         for new_tokens, tokens_before in prefills:
             num_tokens += new_tokens
@@ -69,8 +86,9 @@ class CostModel:
         seconds = self._alone_s(num_tokens) + context_s
         if not num_decodes:
             return seconds
-        decodes = num_decodes * p.decode_s_per_sequence + decode_context_tokens * p.decode_s_per_context_token
-        return max(seconds, p.decode_base_s) + decodes
+        decodes_s = num_decodes * self._decode_s_per_sequence
+        decodes_s += decode_context_tokens * self._decode_s_per_context_token
+        return max(seconds, self._decode_base_s) + decodes_s
 
     def load_s(self, tier: Tier, tokens: int) -> float:
         """Seconds to load the KV of `tokens` from a tier."""
@@ -99,11 +117,22 @@ class CostModel:
         return num_requests * self.profile.request_overhead_s
 
     def _alone_s(self, num_tokens: int) -> float:
-        i = min(bisect_right(self._tokens, num_tokens), len(self._slopes)) - 1
+        i = self._piece(num_tokens)
         return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]
+
+    def _piece(self, num_tokens: int) -> int:
+        """The index of the piece of the curve that holds a number of tokens."""
+        # By hand: from compiled code, a call of `bisect` takes five times as long.
+        low, high = 0, len(self._slopes) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._tokens[middle] <= num_tokens:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def _context_s(self, new_tokens: int, cached_tokens: int) -> float:
         if not cached_tokens:
             return 0.0
-        p = self.profile
-        return cached_tokens * (p.attention_s_per_pair * new_tokens + p.attention_s_per_context_token)
+        return cached_tokens * (self._s_per_pair * new_tokens + self._s_per_context_token)

@@ -10,6 +10,8 @@ placement does not count. If the end of a request is lost, the caller must end i
 
 from __future__ import annotations
 
+from typing import Final
+
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
@@ -27,7 +29,7 @@ from preble.core.types import (
     RequestId,
 )
 
-REMEMBERED_ENDS = 4096
+REMEMBERED_ENDS: Final = 4096
 """Of each peer: how many ids of its ended requests we remember."""
 
 

@@ -30,9 +30,10 @@ Source: Preble, "Global scheduler data structures"; reports, age and budget: doc
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
@@ -40,7 +41,7 @@ from preble.core.placing.hit_reports import HitReports
 from preble.core.prefixes.cache_entry import ENTRY_BYTES, NAME_BYTES, RUN_BYTES
 from preble.core.prefixes.matching import confirmed_on, find_parent, matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node
-from preble.core.replica_index import ReplicaIndex
+from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
     TOKEN_BYTES,
     BlocksDemoted,
@@ -53,23 +54,25 @@ from preble.core.types import (
     Tier,
 )
 
-_AGE_CHECK = 1 / 16
+_AGE_CHECK: Final = 1 / 16
 """How often the age of estimates is checked, as a part of the age at which they end."""
 
-_AGE_BATCH = 32
+_AGE_BATCH: Final = 32
 """Cache entries of one replica that are forgotten at a time for their age, so that no request waits long for it."""
 
-_SERVED = 16
+_SERVED: Final = 16
 """Prompts placed last on a replica with KV events, among which an event with an unknown parent is looked for."""
 
 
-@dataclass(slots=True)
 class PendingReport:
     """A finished request whose prompt stays in use until the replica's reports must have arrived."""
 
-    until: float
-    replica: ReplicaIndex
-    leaf: Node
+    __slots__ = ("leaf", "replica", "until")
+
+    def __init__(self, until: float, replica: ReplicaIndex, leaf: Node) -> None:
+        self.until = until
+        self.replica = replica
+        self.leaf = leaf
 
 
 class CacheTracker:
@@ -94,22 +97,26 @@ class CacheTracker:
         self._window = cluster.window
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
-        self._budget_bytes = inf if index_budget_bytes is None else index_budget_bytes
+        self._budget_bytes = sys.maxsize if index_budget_bytes is None else index_budget_bytes
         self._pending_reports: deque[PendingReport] = deque()
         self._reports: dict[ReplicaIndex, HitReports] = {}
         self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
         self._check_age_at: float | None = None
         self._lost_events: set[ReplicaIndex] = set()
+        self._estimated: ReplicaSet = 0
 
     def add_replica(self, replica: ReplicaIndex, now: float) -> None:
         self._reports[replica] = HitReports(self._replicas.block_size[replica])
         self._served[replica] = deque(maxlen=_SERVED)
+        if not self._replicas.specs[replica].reports_events:
+            self._estimated |= 1 << replica
         self._start_checking_age(replica, now)
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
         self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
         self._lost_events.discard(replica)
+        self._estimated &= ~(1 << replica)
         del self._reports[replica], self._served[replica]
 
     def drift(self, replica: ReplicaIndex) -> CacheDrift:
@@ -256,12 +263,14 @@ class CacheTracker:
             self._index.clear(host, now)
         if replica in self._lost_events:
             self._lost_events.remove(replica)
+            self._estimated &= ~(1 << replica)
             self._replicas.block_size[replica] = self._replicas.specs[replica].block_size
 
     def events_lost(self, replica: ReplicaIndex, now: float) -> None:
         """The replica's events do not arrive: go on from what is known, by estimates, until its cache is cleared."""
         if not self._is_estimated(replica):
             self._lost_events.add(replica)
+            self._estimated |= 1 << replica
             self._start_checking_age(replica, now)
 
     def compare(self, entry: InFlightRequest, cached_tokens: int, now: float) -> None:
@@ -319,7 +328,7 @@ class CacheTracker:
 
     def _is_estimated(self, replica: ReplicaIndex) -> bool:
         """True if no KV events of the replica arrive, so that the index is an estimate of its cache."""
-        return replica in self._lost_events or not self._replicas.specs[replica].reports_events
+        return bool(self._estimated >> replica & 1)
 
     def _start_checking_age(self, replica: ReplicaIndex, now: float) -> None:
         ages = self._is_estimated(replica) or Tier.STORE in self._tiers.of(replica)

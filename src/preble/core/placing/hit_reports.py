@@ -8,13 +8,14 @@ divides every one of them.
 from __future__ import annotations
 
 from math import gcd
+from typing import Final
 
 from preble.core.types import CacheDrift
 
-_DIFFERENT_REPORTS = 3
+_DIFFERENT_REPORTS: Final = 3
 """How many different reports it takes to learn the block size: prompts of one length have a larger divisor."""
 
-_LARGEST_BLOCK = 256
+_LARGEST_BLOCK: Final = 256
 
 
 class HitReports:
@@ -23,19 +24,23 @@ class HitReports:
     `block_size`: tokens a block, as learned; before that, `block_size` as given.
     """
 
-    __slots__ = ("_different", "_divisor", "block_size", "drift")
+    __slots__ = ("_different", "_divisor", "_num_requests", "_predicted_tokens", "_reported_tokens", "block_size")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.drift = CacheDrift()
+        self._num_requests = self._predicted_tokens = self._reported_tokens = 0
         self._divisor = 0
         self._different: set[int] = set()
 
     def add(self, expected_tokens: int, cached_tokens: int) -> None:
         """Count one answer."""
-        self.drift.num_requests += 1
-        self.drift.predicted_tokens += expected_tokens
-        self.drift.reported_tokens += cached_tokens
+        self._num_requests += 1
+        self._predicted_tokens += expected_tokens
+        self._reported_tokens += cached_tokens
+
+    @property
+    def drift(self) -> CacheDrift:
+        return CacheDrift(self._predicted_tokens, self._reported_tokens, self._num_requests)
 
     def learn_block_size(self, cached_tokens: int) -> None:
         """Take one report into account: `block_size` becomes the largest power of two that divides all reports.

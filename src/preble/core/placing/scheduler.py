@@ -266,11 +266,13 @@ class GlobalScheduler:
 
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
-        earliest = self._tracker.next_timer()
+        earliest = min(self._tracker.next_timer(), self._cluster.window.next_expiry)
+        search_at = self._cluster.rebalancer.next_search()
+        if search_at is not None:
+            earliest = min(earliest, search_at)
         corrected_at = self._refit.due_at if self._refit is not None else None
-        for due in (self._cluster.window.next_expiry(), self._cluster.rebalancer.next_search(), corrected_at):
-            if due is not None and due < earliest:
-                earliest = due
+        if corrected_at is not None:
+            earliest = min(earliest, corrected_at)
         return None if earliest == inf else earliest
 
     def on_timer(self, now: float) -> list[PrefixReplication]:

@@ -9,16 +9,17 @@ its time; their time is subtracted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from preble.core.cluster.replicas import InFlightRequest, Timings
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
 from preble.core.replica_index import ReplicaIndex
 
-MIN_PREFILL_TOKENS = 256
+MIN_PREFILL_TOKENS: Final = 256
 """For shorter prompts the network and the server take a larger part of the time than the GPU."""
 
-MIN_OUTPUT_TOKENS = 16
+MIN_OUTPUT_TOKENS: Final = 16
 
 
 @dataclass(slots=True)

@@ -6,13 +6,14 @@ Source: Preble, "E2 Global Scheduler". Where the paper is silent: docs/decisions
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
-_STANDS_OUT = 1.5
+_STANDS_OUT: Final = 1.5
 """How much more decoding per prefill a replica must have than the others together: Th_bal, the paper's measure."""
 
 

@@ -7,7 +7,6 @@ compared on equal terms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -16,7 +15,6 @@ from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
 
 
-@dataclass(slots=True)
 class Choice:
     """A policy's decision.
 
@@ -25,10 +23,15 @@ class Choice:
     replicate it.
     """
 
-    replica: ReplicaIndex
-    reason: Reason
-    candidates: Sequence[Candidate] = ()
-    prefix_tokens: int = 0
+    __slots__ = ("candidates", "prefix_tokens", "reason", "replica")
+
+    def __init__(
+        self, replica: ReplicaIndex, reason: Reason, candidates: Sequence[Candidate] = (), prefix_tokens: int = 0
+    ) -> None:
+        self.replica = replica
+        self.reason = reason
+        self.candidates = candidates
+        self.prefix_tokens = prefix_tokens
 
 
 class Policy(Protocol):

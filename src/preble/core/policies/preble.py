@@ -85,12 +85,14 @@ class Preble:
         evictions: list[float] = []
         again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
         prefill_s = {best: view.prefill_s(best)}
-        pieces = self._paid_by_others(view, best, expected_tokens) if min(matched) < best else []
+        pieces: list[tuple[int, int, float]] | None = None
         tokens, prefill, has_tiers = -1, 0.0, view.has_tiers
         for i, replica in enumerate(replicas):
             if matched[i] != tokens:  # neighbours mostly match alike
                 tokens = matched[i]
                 if tokens not in prefill_s:
+                    if pieces is None:
+                        pieces = self._paid_by_others(view, best, expected_tokens)
                     prefill_s[tokens] = _prefill_s(view, tokens, pieces)
                 prefill = prefill_s[tokens]
             slowness = view.slowness(replica)

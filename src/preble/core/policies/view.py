@@ -371,12 +371,15 @@ class ClusterView:
 
     def _eviction_s(self, replicas: list[ReplicaIndex], matched: list[int]) -> list[float]:
         """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
-        num_tokens, outputs, capacity = self._num_tokens, self._window.expected_output_tokens, self._table.capacity
+        num_tokens, outputs, capacity = self._num_tokens, self._window.mean_output_tokens, self._table.capacity
         caches = self._cluster.index.caches
         costs_s = [0.0] * len(replicas)
         for i, replica in enumerate(replicas):
             missed = num_tokens - matched[i] + self.loaded_tokens(replica)
-            excess = caches[replica].used_tokens + missed + outputs[replica] - capacity[replica]
+            room = capacity[replica] - caches[replica].used_tokens - missed
+            if outputs[replica] + 1.0 < room:
+                continue
+            excess = round(outputs[replica]) - room
             if excess > 0:
                 evictions = self._cluster.eviction_costs[replica]
                 costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self._match.path)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from preble.core.prefixes.radix_tree import Node
 
-ENTRY_BYTES, RUN_BYTES, NAME_BYTES, COPIED_BYTES = 194, 150, 4, 75
+ENTRY_BYTES: Final = 194
+RUN_BYTES: Final = 150
+NAME_BYTES: Final = 4
+COPIED_BYTES: Final = 75
 """Memory of an entry, of the names of its blocks where it has any, of each of these names, and of each block that a
 replica has more than once, on CPython 3.11."""
 

@@ -7,14 +7,15 @@ often it is used.
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
-MEMORY_S = 5.0
+MEMORY_S: Final = 5.0
 """A use counts for this long, on average. Short, so that a prefix is known to be hot a second after it became so."""
 
-MEMORY_ANSWERS = 32.0
+MEMORY_ANSWERS: Final = 32.0
 """Later answers count at least 1 / this, so that the mean follows lengths that change."""
 
-PRIOR_ANSWERS = 2.0
+PRIOR_ANSWERS: Final = 2.0
 """How many answers the expectation from before counts for: the weight of the shorter prefix's mean."""
 
 

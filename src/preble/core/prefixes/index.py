@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, nextafter
+from typing import Final
 
 from preble.core.prefixes.block_names import pack_names
 from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
@@ -35,7 +36,7 @@ from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlockHash, BlocksStored, PackedTokens
 
-_DROPPED_AT_ONCE = 16
+_DROPPED_AT_ONCE: Final = 16
 """Cache entries that are forgotten together where memory is short."""
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Final
 
 from preble.core.prefixes.radix_tree import Match, Node, Root, live_node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlocksStored
 
-_MIN_LOCATED = 16
+_MIN_LOCATED: Final = 16
 """Tokens by which an event is located in a prompt; fewer could be anywhere."""
 
 
