@@ -13,7 +13,7 @@ import select
 import stat
 import sys
 from datetime import UTC, datetime
-from typing import TextIO, cast
+from typing import TextIO
 
 import msgspec
 import structlog
@@ -88,8 +88,7 @@ class LossyStream(io.TextIOBase):
         if self._fd is None:
             self._target.write(text)
             return
-        data = (b"\n" if self._is_cut else b"") + text.encode("utf-8", "backslashreplace")
-        rest = memoryview(data)
+        rest = data = (b"\n" if self._is_cut else b"") + text.encode("utf-8", "backslashreplace")
         try:
             while rest:
                 # A file never blocks, so it need not be asked.
@@ -106,7 +105,7 @@ def _is_file(fd: int) -> bool:
         return False
 
 
-def _write_now(fd: int, data: memoryview) -> int:
+def _write_now(fd: int, data: bytes) -> int:
     """How many bytes were taken. Raises: OSError: none."""
     if sys.platform == "win32":
         return os.write(fd, data)
@@ -117,6 +116,18 @@ def _write_now(fd: int, data: memoryview) -> int:
         raise BlockingIOError
     # A pipe that is ready takes this much without blocking.
     return os.write(fd, data[: select.PIPE_BUF])
+
+
+class _Lines:
+    """Writes each line at once, whatever its level."""
+
+    def __init__(self, stream: LossyStream) -> None:
+        self._stream = stream
+
+    def line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+
+    debug = info = warning = error = critical = line
 
 
 class _Guarded:
@@ -149,46 +160,50 @@ def configure_logging(level: str, log_format: str) -> LogLosses:
     losses = LogLosses()
     stream = LossyStream(sys.stderr, losses)
     log_format = log_format if log_format != "auto" else "console" if stream.isatty() else "json"
-    shared: list[Processor] = [
-        structlog.processors.add_log_level,
-        _stamped,
-        structlog.processors.format_exc_info,
-    ]
+    renderers = _renderers(log_format, stream)
     structlog.configure(
-        processors=[_Guarded([*shared, _renderer(log_format, stream)], losses)],
+        processors=[_Guarded([_completed, *renderers], losses)],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, stream)),
+        logger_factory=lambda *_: _Lines(stream),
         cache_logger_on_first_use=True,
     )
-    _configure_standard_library(threshold, log_format, shared, stream)
+    _configure_standard_library(threshold, renderers, stream)
     return losses
 
 
-def _stamped(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def _completed(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Add what every line has."""
+    event["level"] = method
+    event["timestamp"] = datetime.now(UTC)
+    return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event
+
+
+def _renderers(log_format: str, stream: LossyStream) -> list[Processor]:
+    if log_format == "json":
+        return [_as_json]
+    console = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    return [_with_time_in_words, console]
+
+
+def _with_time_in_words(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event["timestamp"] = event["timestamp"].isoformat().replace("+00:00", "Z")
     return event
 
 
-def _renderer(log_format: str, stream: LossyStream) -> Processor:
-    if log_format == "json":
-        return _as_json
-    return structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)
-
-
-def _as_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     try:
         return _ENCODER.encode(event).decode()
     except UnicodeEncodeError:  # half of a surrogate pair, as in a client's path
-        return json.dumps(event, default=repr)
+        return json.dumps(_with_time_in_words(logger, method, event), default=repr)
 
 
-def _configure_standard_library(threshold: int, log_format: str, shared: list[Processor], stream: LossyStream) -> None:
+def _configure_standard_library(threshold: int, renderers: list[Processor], stream: LossyStream) -> None:
     """Libraries (uvicorn, aiohttp) log in the same form. Starts and requests, which uvicorn logs too, are ours."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _renderer(log_format, stream)],
-            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+            foreign_pre_chain=[_completed],
         )
     )
     logging.basicConfig(level=threshold, handlers=[handler], force=True)

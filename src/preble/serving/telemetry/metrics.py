@@ -143,7 +143,7 @@ class Telemetry:
             "placed",
             request_id=placement.request_id,
             replica=placement.replica_id,
-            reason=placement.reason.value,
+            reason=str(placement.reason),
             prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
         )
@@ -198,7 +198,7 @@ class Telemetry:
             "finished",
             request_id=placement.request_id,
             replica=placement.replica_id,
-            reason=placement.reason.value,
+            reason=str(placement.reason),
             prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
             outcome=outcome,
