@@ -37,9 +37,12 @@ from preble.web.server import Server
 
 _ABORT_S = 5.0
 """Time for aborted requests to end their answers and their work in the engines."""
-_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 """From malloc.h."""
 _LARGE_BYTES = 256 * 1024
+_SPARE_BYTES = 2 * 1024 * 1024
+"""How much free memory the process keeps: without any, glibc gives the memory of each body back and asks for it again.
+With more, large bodies lie among small objects, which keep their memory."""
 
 
 def run(
@@ -89,7 +92,10 @@ def return_large_memory() -> None:
     glibc keeps what is below a threshold, which it raises up to 32 MB by itself when larger pieces are freed.
     """
     with contextlib.suppress(AttributeError, TypeError, OSError):  # another libc, or Windows
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        set_option(_M_TRIM_THRESHOLD, 2 * _SPARE_BYTES)
+        set_option(_M_TOP_PAD, _SPARE_BYTES)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
