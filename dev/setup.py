@@ -85,6 +85,12 @@ SERVERS: dict[str, Recipe] = {
     "node-clients": NodePackages(
         "node-clients", ("node", "--version"), "30 MB", packages=("openai@6.49.0", "@anthropic-ai/sdk@1.12.0")
     ),
+    "rotel": Wheels(
+        "rotel",
+        ("python", "-c", "from rotel.agent import Agent"),
+        "60 MB",
+        requirements=("rotel==0.0.1a15",),
+    ),
     "keda": NodePackages("keda", ("node", "--version"), "30 MB", packages=("@kubernetes-models/keda@2.0.0",)),
     "prometheus": DebianPackage(
         "prometheus", ("promtool", "--version"), "100 MB", package="prometheus", programs=("prometheus", "promtool")

@@ -1,12 +1,12 @@
-"""Spans of requests, as a real OTLP receiver gets them from the official SDK."""
+"""Spans of requests, as the official SDK sends them: to a receiver here, and by way of a real collector."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from gateway.fakes import replicas, status
 from preble.config import TracingConfig
 from preble.errors import ConfigError
 from preble.serving.telemetry import tracing
+from support.collector import collector as real_collector
 from support.web_app import listening
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -70,9 +71,17 @@ async def receiver() -> AsyncIterator[Receiver]:
         yield made
 
 
-async def test_a_request_has_its_spans_below_the_clients_and_the_replica_goes_on_with_them(serve: Serve) -> None:
-    async with receiver() as collector:
-        traced = TracingConfig(endpoint=collector.url, service="chat")
+@asynccontextmanager
+async def straight(to: str) -> AsyncIterator[str]:
+    yield to
+
+
+@pytest.mark.parametrize("way", [straight, real_collector], ids=["straight", "by-a-collector"])
+async def test_a_request_has_its_spans_below_the_clients_and_the_replica_goes_on_with_them(
+    serve: Serve, way: Callable[[str], AbstractAsyncContextManager[str]]
+) -> None:
+    async with receiver() as collector, way(collector.url) as endpoint:
+        traced = TracingConfig(endpoint=endpoint, service="chat")
         async with replicas(2) as fakes, serve(fakes, policy="preble", tracing=traced) as gateway:
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
             body = {"model": "tiny", "prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}}
