@@ -7,24 +7,25 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import yaml
 
 from gateway.conftest import Serve, Served
-from gateway.fakes import replicas
+from gateway.fakes import replicas, status
+from gateway.test_tenants import table
 from preble.config import AuthConfig
 from preble.engines.commands import free_ports
+from preble.engines.launch import Fleet, LaunchOptions
 from support.monitoring import ROOT, generator
 from support.servers import require_server
 from support.waiting import eventually
 
-KEY = "of-an-admin"
-MAY_BE_EMPTY = re.compile(
-    r"engine_errors|moves_total|prefix_replications|key_|drift|kv_in_use|replica_ejected|kv_events_arrive"
-)
-"""Nothing of the sort happens in this test."""
+KEY, USER = "of-an-admin", "of-a-user"
+MAY_BE_EMPTY = re.compile(r"prefix_replications")
+"""No prefix gets so many requests here that it is replicated."""
 
 
 @asynccontextmanager
@@ -72,8 +73,19 @@ async def ask(http: aiohttp.ClientSession, path: str, **params: str) -> Any:
 
 
 async def test_a_real_prometheus_scrapes_the_gateway_and_answers_the_dashboard(serve: Serve, tmp_path: Path) -> None:
-    auth = AuthConfig(api_keys=("of-a-client",), admin_keys=(KEY,))
-    async with replicas(2) as fakes, serve(fakes, auth=auth) as gateway, prometheus(gateway, tmp_path) as http:
+    """One replica is emulated, with KV events and a cache of known size; the other one fails a request."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(table("user", USER) + table("root", KEY, admin=True))
+    launch = LaunchOptions(engine="emulator", replicas=1, log_dir=tmp_path)
+    async with (
+        Fleet(launch) as fleet,
+        replicas(1, models=[{"id": "tiny-cpu", "max_model_len": 8192}]) as [fake],
+        serve(
+            [SimpleNamespace(url=fleet.urls[0]), fake], engine="auto", auth=AuthConfig(keys_file=str(keys))
+        ) as gateway,
+        prometheus(gateway, tmp_path) as http,
+    ):
+        fake.script.append(status(500))
 
         async def value(query: str) -> list[float]:
             data = await ask(http, "/api/v1/query", query=query)
@@ -87,9 +99,9 @@ async def test_a_real_prometheus_scrapes_the_gateway_and_answers_the_dashboard(s
         async def rates_are_there() -> bool:
             """A series that begins with its last value has no rate, so ask until it has grown."""
             for stream in (True, False):
-                body = {"model": "tiny", "prompt": "hello", "stream": stream}
-                async with gateway.http.post("/v1/completions", json=body, headers={"x-api-key": KEY}) as answer:
-                    assert answer.status == 200
+                body = {"prompt": "some words " * 40, "max_tokens": 4, "stream": stream}
+                async with gateway.http.post("/v1/completions", json=body, headers={"x-api-key": USER}) as answer:
+                    assert answer.status == 200, await answer.text()
                     await answer.read()
             return (await value("sum(rate(preble_ttft_seconds_count[1m]))") or [0.0])[0] > 0
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from preble.serving.telemetry.table import BY_NAME, TABLE
 from support.monitoring import ROOT, declared_name, generator
@@ -58,6 +63,36 @@ def test_grafana_gets_every_panel_a_place_of_its_own() -> None:
         assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
         taken |= cells
     assert len({panel["id"] for panel in page["panels"]}) == len(page["panels"])
+
+
+def lost(given: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """The parts of `given` that `kept` lacks or has otherwise."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for name, value in given.items():
+            yield from lost(value, kept.get(name), f"{where}.{name}")
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for i, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost(one, other, f"{where}[{i}]")
+    elif given != kept:
+        yield where
+
+
+def as_grafana_reads_it(page: dict[str, Any]) -> Any:
+    """The dashboard after Grafana's own types have read and written it: they drop fields that they do not know."""
+    plugins.register_default_plugins()
+    return json.loads(json.dumps(Dashboard.from_json(page), cls=JSONEncoder))
+
+
+def test_grafanas_own_types_know_every_field_of_the_dashboard() -> None:
+    page = json.loads(generator("dashboard").dashboard())
+    assert list(lost(page, as_grafana_reads_it(page))) == []
+    stacked = next(
+        panel
+        for panel in page["panels"]
+        if "stacking" in panel.get("fieldConfig", {}).get("defaults", {}).get("custom", {})
+    )
+    stacked["fieldConfig"]["defaults"]["custom"]["stacked"] = stacked["targets"][0]["expression"] = "a misspelt name"
+    assert len(list(lost(page, as_grafana_reads_it(page)))) == 2
 
 
 def test_every_alert_leads_to_a_page_that_there_is() -> None:

@@ -304,6 +304,7 @@ class Telemetry:
         if server != replica:  # one of several on a server, whose own name is no replica's
             self.numbers.remove("preble_replica_up", server)
         self.numbers.set("preble_replica_up", replica, to=1)
+        self.numbers.set("preble_replica_ejected", replica, to=0)
         if details.get("events"):
             self.numbers.set("preble_kv_events_arrive", replica, to=1)
         self.log.info("replica_up", replica=replica, **details)
