@@ -92,6 +92,7 @@ class ChatTemplate:
             self._wants_parts = _walks_content(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template cannot be compiled: {error}") from error
+        self._template.globals = dict(self._template.globals)  # a chain, which each rendering would copy slowly
         self._special_tokens = dict(special_tokens)
         self._takes_late_system = self._accepts([*_LATE_SYSTEM])
         self._knows_developer = '"developer"' in source or "'developer'" in source
