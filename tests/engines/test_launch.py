@@ -191,6 +191,38 @@ def test_a_program_that_is_killed_leaves_no_shared_memory_behind() -> None:
     assert not semaphore.exists()
 
 
+LEAVING = """
+import multiprocessing, sys, time
+def share():
+    file = open(sys.argv[1], "w")
+    print("open", file=sys.stderr, flush=True)
+    time.sleep(600)
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Process(target=share).start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+def test_the_file_of_its_load_that_sglang_leaves_goes_and_that_of_others_stays(is_killed: bool) -> None:
+    own, others = (Path(f"{guard.LEFT}{os.getpid()}_{name}.shm") for name in ("own", "others"))
+    command = [sys.executable, "-I", "-S", guard.__file__, "5", sys.executable, "-c", LEAVING, str(own)]
+    try:
+        others.touch()
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None and process.stderr is not None
+        pid = int(process.stdout.readline())
+        assert process.stderr.readline() == b"open\n"
+        assert own.exists()
+        if is_killed:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert (own.exists(), others.exists()) == (False, True)
+    finally:
+        own.unlink(missing_ok=True)
+        others.unlink(missing_ok=True)
+
+
 def test_a_missing_program_says_what_to_do(options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="there is no vllm program"):
         Fleet(options(executable=tmp_path / "nowhere"))

@@ -28,6 +28,8 @@ REAP_S = 5.0
 TIDY_S = 2.0
 """How long Python's own helpers may take to remove the shared memory of processes that were killed."""
 TIDIES = b"multiprocessing.resource_tracker"
+LEFT = "/dev/shm/sglang_loads_"
+"""How the file begins in which SGLang shares its load. SGLang never removes it."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -41,14 +43,26 @@ def signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def stop_at_end_of_input(program: subprocess.Popen[bytes], grace_s: float) -> None:
+def stop_at_end_of_input(program: subprocess.Popen[bytes], grace_s: float, left: set[str]) -> None:
     while os.read(0, 4096):
         pass
+    left.update(left_by(program.pid))
     signal_group(program.pid, signal.SIGTERM)
     try:
         program.wait(grace_s)
     except subprocess.TimeoutExpired:
         program.kill()  # the rest follows in `run`
+
+
+def left_by(pid: int) -> set[str]:
+    """Return the files that a process and its descendants have open, and will leave."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(descriptor.readlink()))
+    found = {name for name in found if name.startswith(LEFT)}
+    return found.union(*map(left_by, children(pid)))
 
 
 def end_descendants() -> None:
@@ -58,7 +72,7 @@ def end_descendants() -> None:
     """
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < REAP_S:
-        for pid in children():
+        for pid in children(os.getpid()):
             if waited_s < TIDY_S and is_tracker(pid):
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -78,10 +92,10 @@ def is_tracker(pid: int) -> bool:
     return False
 
 
-def children() -> list[int]:
-    """Return our child processes, if the kernel lists them."""
+def children(parent: int) -> list[int]:
+    """Return the processes that the first thread of one has started, if the kernel lists them."""
     with contextlib.suppress(OSError):
-        listing = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        listing = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         return [int(pid) for pid in listing.split()]
     return []
 
@@ -107,9 +121,13 @@ def run(grace_s: float, command: list[str], temporary_folder: str) -> int:
         preexec_fn=lambda: prepare_program(own_pid),  # noqa: PLW1509 (no thread runs yet)
     )
     print(program.pid, flush=True)
-    threading.Thread(target=stop_at_end_of_input, args=(program, grace_s), daemon=True).start()
+    left: set[str] = set()
+    threading.Thread(target=stop_at_end_of_input, args=(program, grace_s, left), daemon=True).start()
     status = program.wait()
+    left |= left_by(own_pid)  # the descendants of a program that was killed
     end_descendants()
+    for name in left:
+        Path(name).unlink(missing_ok=True)
     signal_group(program.pid, signal.SIGKILL)  # what is not ours to reap, where there are no subreapers
     return status if status >= 0 else 128 - status
 
