@@ -27,6 +27,14 @@ def test_the_tables_and_values_of_the_page_are_those_of_the_kept_results(perform
     assert performance.filled(page, made) == page, "fill it in: python benchmarks/repro/performance.py"
 
 
+def test_the_figures_of_the_sizing_page_are_those_of_the_kept_result() -> None:
+    sizing = script("benchmarks/repro/sizing.py")
+    page, made = sizing.PAGE.read_text(encoding="utf-8"), sizing.made()
+    assert set(made) == set(script("benchmarks/repro/page.py").names(page))
+    assert sizing.filled(page, made) == page, "fill it in: python benchmarks/repro/sizing.py --fill"
+    assert sizing.least([{"replicas": 4, "rate": 9000.0}, {"replicas": 4, "rate": 5512.0}], 4) == "5,500"
+
+
 def test_the_kept_results_cover_small_and_large_clusters(performance: ModuleType) -> None:
     sizes = {(row.replicas, row.requests) for row in performance.place_rows()}
     assert sizes >= {(4, 5000), (400, 5000), (4, 200_000)}

@@ -1,0 +1,153 @@
+"""Measure the figures of docs/howto/sizing.md and fill them in.
+
+    python benchmarks/repro/sizing.py           # about four minutes; leave the machine alone meanwhile
+    python benchmarks/repro/sizing.py --fill    # only fill the page in from the kept result
+
+Run it with the compiled core (`make native`, then `.native/bin/python`), which users of the wheel have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+import uvloop
+from page import filled
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks" / "micro"))
+
+import gateway_cost  # noqa: E402
+import kv_streams  # noqa: E402
+import place  # noqa: E402
+from gateway_parts.load import connected  # noqa: E402
+from gateway_parts.prompts import Prompts, train_tokenizer  # noqa: E402
+
+PAGE = ROOT / "docs" / "howto" / "sizing.md"
+RESULT = ROOT / "benchmarks" / "results" / "sizing.json"
+QUIET = gateway_cost.Arm(gateway_cost.PREBLE, "preble", is_quiet=True)
+ARMS = (gateway_cost.OURS, QUIET)
+ROUNDS, REQUESTS = 6, 24
+FLEETS, BUDGET_MIB = (4, 400), 256.0
+PLACED = 5000
+QUIET_STREAMS = 256
+SEED = 0
+
+
+async def gateway(folder: Path) -> dict[str, Any]:
+    """What requests and streams cost, and what the gateway adds to an answer's first byte."""
+    prompts = Prompts(train_tokenizer(folder), SEED)
+    async with AsyncExitStack() as stack:
+        [url] = await stack.enter_async_context(gateway_cost.started_replicas(1, folder / "direct.log", folder))
+        running = [await stack.enter_async_context(gateway_cost.started(arm, None, folder)) for arm in ARMS]
+        start_kib = running[0].kib
+        benchmark = gateway_cost.Benchmark(running, await connected(url), prompts, REQUESTS)
+        costs, added = await benchmark.costs(ROUNDS), await benchmark.added()
+    return {"costs": costs, "added": added, "start_kib": start_kib}
+
+
+def placing(trace: str, replicas: int, evictions: str) -> place.Result:
+    """How fast the default policy places."""
+    return place.Run(trace, replicas, PLACED, evictions, BUDGET_MIB, SEED, policy="preble").measure()
+
+
+def measured() -> dict[str, Any]:
+    """Return every figure, and how it came about."""
+    load = os.getloadavg()[0]
+    core = "compiled" if place.global_scheduler.__file__.endswith(".so") else "plain"
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    with tempfile.TemporaryDirectory() as folder:
+        found = uvloop.run(gateway(Path(folder)))
+    placed = [placing(trace, count, "belief") for trace in place.SHAPES for count in FLEETS]
+    events = [placing("video", count, "events") for count in FLEETS]
+    streams = uvloop.run(kv_streams.idle(QUIET_STREAMS))
+    rows = {name: [asdict(row) for row in found.pop(name)] for name in ("costs", "added")}
+    made = {"core": core, "load": round(load, 2), "rounds": ROUNDS, "seed": SEED}
+    kept = {"placed": [asdict(row) for row in placed], "events": [asdict(row) for row in events], "streams": streams}
+    return made | rows | found | kept
+
+
+def values(kept: dict[str, Any]) -> dict[str, str]:
+    """What the page says, by the names of its markers."""
+    costs = msgspec.convert(kept["costs"], list[gateway_cost.Cost])
+    [added] = [
+        row for row in kept["added"] if row["case"]["tokens"] == gateway_cost.SHORT and not row["arm"]["is_quiet"]
+    ]
+    by = {(cost.arm, cost.case): cost.request_us for cost in costs}
+    ours, whole = gateway_cost.OURS, gateway_cost.WHOLE
+
+    def us(tokens: int = gateway_cost.SHORT, events: int = 0, form: str = "text") -> float:
+        return by[ours, gateway_cost.Case(tokens, form, events)]  # type: ignore[arg-type]
+
+    event_us = gateway_cost.event_us(by, ours)
+    long_us, ids_us, log_us = us(gateway_cost.LONG) - us(), us(form="ids") - us(), us() - by[QUIET, whole]
+    return {
+        "whole": ms(us()),
+        "whole-per-s": per_s(us()),
+        "streamed": ms(us(events=16)),
+        "streamed-per-s": per_s(us(events=16)),
+        "long-streams-per-s": per_s(us(events=200)),
+        "event": ms(event_us),
+        "events-per-s": per_s(event_us),
+        "tokens-share": f"{2000 * event_us / 1e6:.2f}",
+        "long": f"{ms(long_us)} more",
+        "ids": f"{ms(abs(ids_us))} {'more' if ids_us > 0 else 'less'}",
+        "log": ms(max(log_us, 0.0)),
+        **{f"placed-{count}": least(kept["placed"], count) for count in FLEETS},
+        **{f"events-{count}": least(kept["events"], count) for count in FLEETS},
+        "quiet-streams": f"{kept['streams']['core']:.1%}".replace("%", " %"),
+        "added": ms(added["first_byte_p50_us"]),
+        "start": f"{kept['start_kib'] / 1024:.0f} MB",
+        "conditions": f"the {kept['core']} core, load {kept['load']:.1f} before it began, the cheapest of "
+        f"{kept['rounds']} rounds",
+    }
+
+
+def ms(us: float) -> str:
+    """Milliseconds, to two digits.
+
+    >>> ms(436.0), ms(52.0), ms(1275.0)
+    ('0.44 ms', '0.052 ms', '1.3 ms')
+    """
+    return f"{us / 1e3:.2g} ms"
+
+
+def per_s(us: float) -> str:
+    """How many such things fill a core, to two digits.
+
+    >>> per_s(436.0), per_s(52.0)
+    ('2,300', '19,000')
+    """
+    return f"{float(f'{1e6 / us:.2g}'):,.0f}"
+
+
+def least(rows: list[dict[str, Any]], replicas: int) -> str:
+    """The lower rate of the traces with that many replicas."""
+    return per_s(1e6 / min(row["rate"] for row in rows if row["replicas"] == replicas))
+
+
+def made() -> dict[str, str]:
+    """Everything on the page that comes from the kept result, by the name of its marker."""
+    kept = msgspec.json.decode(RESULT.read_bytes())
+    return {f"value:{name}": text for name, text in values(kept).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--fill", action="store_true", help="measure nothing; fill the page in from the kept result")
+    if not parser.parse_args().fill:
+        RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(measured()), indent=1) + b"\n")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made()), encoding="utf-8")
+    print(f"filled in {PAGE.relative_to(ROOT)} from {RESULT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
