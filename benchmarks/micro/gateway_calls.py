@@ -85,15 +85,14 @@ async def measure(folder: Path, num_requests: int, batches: int) -> list[Calls]:
             async with asyncio.timeout(START_S):
                 while len(gateway.serving.replicas) < REPLICAS:  # noqa: ASYNC110 (nothing to await)
                     await asyncio.sleep(0.05)
-            through = [await connected(gateway.url) for _ in range(CONNECTIONS)]
-            direct = [await connected(urls[0]) for _ in range(CONNECTIONS)]
-            return [await of_case(name, prompts, num_requests, batches, through, direct) for name in CASES]
+            addresses = (gateway.url, urls[0])
+            return [await of_case(name, prompts, num_requests, batches, *addresses) for name in CASES]
 
 
-async def of_case(
-    name: str, prompts: Prompts, count: int, batches: int, through: list[Connection], direct: list[Connection]
-) -> Calls:
+async def of_case(name: str, prompts: Prompts, count: int, batches: int, url: str, direct_url: str) -> Calls:
     case = CASES[name]
+    through = [await connected(url) for _ in range(CONNECTIONS)]
+    direct = [await connected(direct_url) for _ in range(CONNECTIONS)]
 
     def draw() -> list[Question]:
         drawn = (prompts.draw(case.tokens) for _ in range(count))
@@ -101,8 +100,10 @@ async def of_case(
 
     await ask_all(through, draw())
     through_us = min([await cpu_us(through, draw()) for _ in range(batches)])
-    direct_us = min([await cpu_us(direct, draw()) for _ in range(batches)])
     places = await counted(through, draw())
+    direct_us = min([await cpu_us(direct, draw()) for _ in range(batches)])
+    for connection in through + direct:
+        connection.close()
     return Calls(name, round(sum(places.values()), 1), round(through_us - direct_us, 1), places)
 
 

@@ -189,10 +189,14 @@ class Running:
 
     async def ask_all(self, questions: Sequence[Question], at_once: int) -> None:
         """Raises: RuntimeError: an answer is not what the replica gave."""
+        await ask_all(await self.opened(at_once), questions)
+
+    async def opened(self, count: int) -> list[Connection]:
+        """Connections that are open; a gateway closes those that have been idle."""
         self.connections[:] = [connection for connection in self.connections if connection.is_open]
-        while len(self.connections) < at_once:
+        while len(self.connections) < count:
             self.connections.append(await connected(self.url))
-        await ask_all(self.connections[:at_once], questions)
+        return self.connections[:count]
 
 
 def tree_of(pid: int) -> tuple[int, ...]:
@@ -269,7 +273,7 @@ async def started(arm: Arm, program: Path | None, folder: Path) -> AsyncIterator
             running = started_router(program, urls, arm, log)
         process = await stack.enter_async_context(running)
         assert process.pid is not None
-        yield Running(arm, process.url, tree_of(process.pid), [await connected(process.url)])
+        yield Running(arm, process.url, tree_of(process.pid), [])
 
 
 class Benchmark:
@@ -333,7 +337,8 @@ class Benchmark:
             prompt = self._prompts.draw(case.tokens)
             direct.append(await self._direct.ask(question(prompt, form="text", events=case.events, natively=False)))
             for gateway, times in zip(self._gateways, through, strict=True):
-                times.append(await gateway.connections[0].ask(gateway.question_of(prompt, case)))
+                [connection] = await gateway.opened(1)
+                times.append(await connection.ask(gateway.question_of(prompt, case)))
         base = quantiles_us(direct)
         return [
             Added(gateway.arm, case, *np.round(quantiles_us(times) - base, 1).tolist())

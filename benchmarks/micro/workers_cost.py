@@ -1,32 +1,34 @@
 """What several processes cost: CPU a request of each, with 0 (one process does all), 1 and 2 workers.
 
-Gateways, replicas that compute nothing (gateway_parts/upstream.py) and the load generator (this one) are processes of
-their own. Every process of a gateway counts its own CPU time, and `/metrics` shows it. All gateways are measured in
-turn, with the same requests; the cheapest round of each counts. From the CPU time follows what cores of their own would
-carry: a gateway is full when its busiest process is. Wall-clock rates on a machine that also runs the load say little.
+Gateways, replicas that publish KV events but compute nothing (gateway_parts/upstream.py), and the load generator (this
+one) are processes of their own. Every process of a gateway counts its own CPU time, and `/metrics` shows it. All
+gateways are measured in turn, with the same requests; the cheapest round of each counts. From the CPU time follows what
+cores of their own would carry: a gateway is full when its busiest process is. Wall-clock rates on a machine that also
+runs the load say little.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import uvloop
-from gateway_cost import REPLICAS, started_replicas
-from gateway_parts.load import Connection, Question, ask_all, connected
+from gateway_cost import REPLICAS, SETTLE_S, started_replicas
+from gateway_parts.load import Question, ask_all, connected
 from gateway_parts.prompts import Prompts, train_tokenizer
 from gateway_parts.upstream import MODEL
 
 from preble.bench.gateway import started_gateway
+from preble.cli.output import STDOUT, write_json
+from preble.core.placing import scheduler as global_scheduler
 
 WORKERS = (0, 1, 2)
 TOKENS = 2000
@@ -41,7 +43,6 @@ class Running:
 
     workers: int
     url: str
-    connections: list[Connection]
 
     async def cpu_s(self) -> dict[str, float]:
         """CPU seconds of each of its processes so far."""
@@ -84,19 +85,24 @@ async def measure(rounds: int, requests: int, folder: Path) -> list[Cost]:
     prompts = Prompts(train_tokenizer(folder), 0)
     best: dict[tuple[int, str], Cost] = {}
     async with AsyncExitStack() as stack:
-        urls = await stack.enter_async_context(started_replicas(REPLICAS, folder / "replicas.log"))
         gateways = []
         for workers in WORKERS:
+            replicas = started_replicas(REPLICAS, folder / f"{workers}.replicas.log", folder)
+            urls = await stack.enter_async_context(replicas)
             serve = ["--workers", str(workers), "--tokenizer", str(folder)]
             gateway = await stack.enter_async_context(started_gateway(urls, serve, folder / f"{workers}.log"))
-            gateways.append(Running(workers, gateway.url, [await connected(gateway.url) for _ in range(CONNECTIONS)]))
+            gateways.append(Running(workers, gateway.url))
         for number in range(rounds + 1):  # the first warms up
             for case, events in CASES.items():
                 asked = questions(prompts, events, requests)
                 for running in gateways:
+                    connections = [await connected(running.url) for _ in range(CONNECTIONS)]
                     before = await running.cpu_s()
-                    await ask_all(running.connections, asked)
+                    await ask_all(connections, asked)
+                    await asyncio.sleep(SETTLE_S)
                     after = await running.cpu_s()
+                    for connection in connections:
+                        connection.close()
                     spent = {name: seconds - before[name] for name, seconds in after.items()}
                     cost = cost_of(running.workers, case, spent, requests)
                     known = best.get((running.workers, case))
@@ -125,14 +131,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds; the cheapest counts (default: 5)")
     parser.add_argument("--requests", type=int, default=320, help="requests of each kind in a round (default: 320)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the numbers to FILE; - for stdout, instead of the table"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = uvloop.run(measure(args.rounds, args.requests, Path(folder)))
-    if args.json is not None:
-        rows = [vars(cost) for cost in costs]
-        args.json.write_text(json.dumps({"python": sys.version.split()[0], "costs": rows}, indent=1) + "\n")
-    print(table(costs))
+    core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
+    write_json(args.json, {"core": core, "costs": [asdict(cost) for cost in costs]})
+    if args.json != STDOUT:
+        print(table(costs))
 
 
 if __name__ == "__main__":

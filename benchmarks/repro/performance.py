@@ -18,10 +18,13 @@ from preble.report import Table
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "micro"))
 
+import gateway_calls  # noqa: E402
+import gateway_cluster  # noqa: E402
 import gateway_cost  # noqa: E402
 import gateway_rate  # noqa: E402
 import place  # noqa: E402
 import simulate  # noqa: E402
+import workers_cost  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -166,11 +169,74 @@ def kv_stream_tables() -> str:
 
 def rate_table() -> str:
     """The rate that each gateway bears, and what it adds at half of it."""
-    if not (RESULTS / "gateway_rate.json").exists():
+    kept = kept_or_none("gateway_rate")
+    if kept is None:
         return NOT_RUN
-    kept = known("gateway_rate")
     searches = msgspec.convert(kept["searches"], list[gateway_rate.Search])
     return fenced(gateway_rate.table(kept["direct_ms"], searches))
+
+
+def cluster_table() -> str:
+    """Hits, balance, times and throughput of gateways in front of replicas that cache."""
+    kept = kept_or_none("gateway_cluster")
+    if kept is None:
+        return NOT_RUN
+    runs = msgspec.convert(kept["runs"], list[gateway_cluster.Run])
+    rows, busy = gateway_cluster.rows_of(runs), [run.busy / kept["processors"] for run in runs]
+    caption = (
+        f"{gateway_cost.REPLICAS} emulated replicas ({kept['profile']}); {kept['router']}, {kept['smg']}; runs of "
+        f"each: {len(runs) // len(rows)}, from seed {kept['seed']}; {min(busy):.0%} to {max(busy):.0%} of "
+        f"{kept['processors']} processors were busy."
+    )
+    return markdown(Table(gateway_cluster.COLUMNS, rows, caption))
+
+
+def calls_table() -> str:
+    """Calls and CPU time of a request with the compiled core and without it."""
+    kept = kept_or_none("gateway_calls")
+    if kept is None:
+        return NOT_RUN
+    both = [msgspec.convert(run["calls"], list[gateway_calls.Calls]) for run in kept]
+    rows = [
+        (
+            compiled.case,
+            f"{compiled.calls:,.0f}",
+            f"{plain.calls:,.0f}",
+            f"{compiled.cpu_us:,.0f} µs",
+            f"{plain.cpu_us:,.0f} µs",
+            f"{plain.cpu_us / compiled.cpu_us:.2f}",
+        )
+        for compiled, plain in zip(*both, strict=True)
+    ]
+    columns = ("one request", "calls, compiled", "calls, plain", "CPU, compiled", "CPU, plain", "plain / compiled")
+    return markdown(Table(columns, rows, caption="The cheapest batch of each; the replicas publish KV events."))
+
+
+def workers_table() -> str:
+    """What each process of a gateway with workers spends on a request."""
+    kept = kept_or_none("workers")
+    if kept is None:
+        return NOT_RUN
+    costs = msgspec.convert(kept["costs"], list[workers_cost.Cost])
+    one = {cost.case: cost.full_at for cost in costs if cost.workers == 1}
+    rows = [
+        (
+            cost.case,
+            str(cost.workers),
+            *(f"{us:,.0f}" for us in (cost.total_us, cost.scheduler_us, cost.front_us)),
+            f"{cost.full_at:,.0f} requests/s",
+            f"{cost.full_at / one[cost.case]:.2f}",
+        )
+        for cost in costs
+    ]
+    processes = ("all processes", "scheduler process", "front ends together")
+    columns = ("answer", "`--workers`", *processes, "a core is full at", "× one worker")
+    return markdown(Table(columns, rows, caption=f"µs of CPU time a request, {kept.get('core', 'plain')} core."))
+
+
+def kept_or_none(name: str) -> Any:
+    """The kept result of that name, if there is one."""
+    return known(name) if (RESULTS / f"{name}.json").exists() else None
 
 
 MADE: dict[str, Callable[[], str]] = {
@@ -183,6 +249,9 @@ MADE: dict[str, Callable[[], str]] = {
     "gateway-added": lambda: fenced(gateway_cost.added_table(gateway_rows()[1])),
     "gateway-memory": lambda: fenced(gateway_cost.memory_table(memory_rows())),
     "gateway-rate": rate_table,
+    "gateway-cluster": cluster_table,
+    "gateway-calls": calls_table,
+    "workers": workers_table,
 }
 
 

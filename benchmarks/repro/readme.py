@@ -9,6 +9,7 @@ from pathlib import Path
 
 import backends
 import grid
+import performance
 from page import filled
 
 PAGE = Path(__file__).parents[2] / "README.md"
@@ -34,7 +35,7 @@ def values() -> dict[str, str]:
         "value:vllm": gains["value:vllm-12"],
         "value:sglang": gains["value:sglang-12"],
         "value:least-load": f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %",
-    }
+    } | {f"value:{name}": performance.gateway_values()[name] for name in ("whole-ms", "event-us", "added-ms")}
 
 
 def main() -> None:

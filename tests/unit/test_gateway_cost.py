@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from importlib import import_module
 from itertools import product
@@ -78,6 +79,31 @@ async def test_an_open_loop_counts_from_when_a_request_was_due(gateway: ModuleTy
     finally:
         client.close()
         server.close()
+
+
+def test_each_client_of_a_closed_loop_sends_its_next_request_after_its_answer() -> None:
+    cluster = script("benchmarks/micro/gateway_cluster.py")
+    for case in cluster.CASES:
+        requests = case.workload(0, 3 * case.at_once).requests
+        parents = [request.parent for request in requests]
+        assert parents[: case.at_once] == [None] * case.at_once
+        assert parents[case.at_once :] == [request.request_id for request in requests[: -case.at_once]]
+        assert all(isinstance(request.prompt(), str) for request in requests)  # what routers compare
+
+
+def test_most_requests_of_the_hot_prefix_share_one() -> None:
+    cluster = script("benchmarks/micro/gateway_cluster.py")
+    case = next(case for case in cluster.CASES if case.name == "hot prefix")
+    tools = Counter(request.group for request in case.workload(0, 400).requests)
+    assert tools.most_common(1)[0][1] > 200
+
+
+def test_the_table_of_the_cluster_has_means_over_the_rounds() -> None:
+    cluster = script("benchmarks/micro/gateway_cluster.py")
+    runs = [cluster.Run("documents", cluster.OURS, 1, hits, 1.1, 0.1, 1.0, 0.2, 2.0, 40.0, 1.0) for hits in (0.4, 0.6)]
+    assert cluster.rows_of(runs) == [
+        ("documents", "preble preble", "0.500", "1.10", "100", "1000", "200", "2000", "40.0", "2")
+    ]
 
 
 async def once_stored(events: AsyncIterator[KvEvent]) -> AsyncIterator[KvEvent]:

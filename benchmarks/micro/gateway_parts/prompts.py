@@ -43,14 +43,16 @@ def train_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        _lines(), trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+        documentation_lines(),
+        trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False),
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode({"chat_template": TEMPLATE}))
     return tokenizer
 
 
-def _lines() -> list[str]:
+def documentation_lines() -> list[str]:
+    """Every line of the documentation that is not empty."""
     pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
     return [line + "\n" for page in pages for line in page.splitlines() if line]
 
@@ -66,7 +68,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self._rng = random.Random(seed)
-        lines = _lines()
+        lines = documentation_lines()
         encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
         self._lines = [Line(text, tuple(found.ids)) for text, found in zip(lines, encodings, strict=True)]
         self._prefixes: dict[int, list[list[Line]]] = {}
