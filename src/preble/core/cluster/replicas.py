@@ -21,36 +21,23 @@ def longest_prompt(spec: ReplicaSpec) -> float:
     return min(limits, default=inf)
 
 
-class Timings:
-    """What `TimingSamples` notes of one request. `number`: requests placed on its replica so far, this one included.
-
-    `undisturbed`: no other prompt was waiting when it was placed. `ttft_s`: None if it is no sample. `num_decoding`:
-    others in decode when it was placed. `batch`: sequences in decode when its first token came, this one included, None
-    if no first token was reported; `prefills_s`: what all prefills on its replica had taken by then.
-    """
-
-    __slots__ = ("batch", "num_decoding", "number", "prefills_s", "ttft_s", "undisturbed")
-
-    def __init__(self, number: int, num_decoding: int, undisturbed: bool) -> None:
-        self.number = number
-        self.num_decoding = num_decoding
-        self.undisturbed = undisturbed
-        self.ttft_s: float | None = None
-        self.batch: int | None = None
-        self.prefills_s = 0.0
-
-
 class InFlightRequest:
     """One request between `place` and `on_finish`.
 
     `leaf`: the node at which its prompt ends, in use on the replica. `missed_tokens`: prompt tokens to compute there,
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
-    of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `watch`: notes
-    for the correction of the cost model, None where there is none. `is_assumed`: another gateway has placed it.
+    of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `is_assumed`:
+    another gateway has placed it.
+
+    What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
+    no other prompt was waiting when it was placed. `num_decoding`: others in decode then. `ttft_s`: None if it is no
+    sample. `batch`: sequences in decode when its first token came, this one included, None if no first token was
+    reported; `prefills_s`: what all prefills on its replica had taken by then.
     """
 
     __slots__ = (
+        "batch",
         "confirmed_tokens",
         "confirmed_used_s",
         "eligible",
@@ -59,11 +46,15 @@ class InFlightRequest:
         "is_assumed",
         "leaf",
         "missed_tokens",
+        "num_decoding",
+        "number",
         "placed_at",
+        "prefills_s",
         "prefix",
         "replica",
         "request",
-        "timings",
+        "ttft_s",
+        "undisturbed",
         "window_entry",
     )
 
@@ -82,8 +73,13 @@ class InFlightRequest:
         self.prefix: Node | None = None
         self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
-        self.timings: Timings | None = None
         self.is_assumed = False
+        self.number = 0
+        self.undisturbed = False
+        self.num_decoding = 0
+        self.ttft_s: float | None = None
+        self.batch: int | None = None
+        self.prefills_s = 0.0
 
 
 class ReplicaTable:

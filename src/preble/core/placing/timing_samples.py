@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from preble.core.cluster.replicas import InFlightRequest, Timings
+from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
 from preble.core.replica_index import ReplicaIndex
@@ -51,8 +51,9 @@ class TimingSamples:
         if replica is None:
             replica = self._replicas[entry.replica] = _Replica()
         replica.num_placed += 1
-        is_first = not self._table.waiting_prefill_tokens[entry.replica]
-        entry.timings = Timings(replica.num_placed, self._table.num_decoding[entry.replica], is_first)
+        entry.number = replica.num_placed
+        entry.num_decoding = self._table.num_decoding[entry.replica]
+        entry.undisturbed = not self._table.waiting_prefill_tokens[entry.replica]
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool) -> None:
         """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
@@ -61,47 +62,40 @@ class TimingSamples:
         self._cluster.speeds.note_prefill_done(entry.replica, entry.window_entry.prefill_s)
         if not seen:
             return
-        timings = _timings(entry)
-        timings.batch = self._table.num_decoding[entry.replica]
-        timings.prefills_s = replica.prefills_s
-        if timings.undisturbed and replica.num_placed == timings.number:
-            timings.ttft_s = now - entry.placed_at
+        entry.batch = self._table.num_decoding[entry.replica]
+        entry.prefills_s = replica.prefills_s
+        if entry.undisturbed and replica.num_placed == entry.number:
+            entry.ttft_s = now - entry.placed_at
 
     def finished(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request ended well and still counts on its replica. `cached_tokens`: as reported, None if it is not."""
-        timings = _timings(entry)
-        self._note_prefill(entry, timings, cached_tokens, now)
-        self._note_decode(entry, timings, output_tokens, now)
+        self._note_prefill(entry, cached_tokens, now)
+        self._note_decode(entry, output_tokens, now)
 
-    def _note_prefill(self, entry: InFlightRequest, timings: Timings, cached_tokens: int | None, now: float) -> None:
+    def _note_prefill(self, entry: InFlightRequest, cached_tokens: int | None, now: float) -> None:
         num_tokens = entry.request.num_prompt_tokens
         missed = entry.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
-        if timings.ttft_s is None or missed < MIN_PREFILL_TOKENS:
+        if entry.ttft_s is None or missed < MIN_PREFILL_TOKENS:
             return
         # The others' contexts are not known here; on average they are like this one.
-        context_tokens = timings.num_decoding * num_tokens
-        sample = PrefillSample(missed, num_tokens - missed, timings.num_decoding, context_tokens, timings.ttft_s)
+        context_tokens = entry.num_decoding * num_tokens
+        sample = PrefillSample(missed, num_tokens - missed, entry.num_decoding, context_tokens, entry.ttft_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
         self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
         if self._refit is not None:
             self._refit.note_prefill(sample, now)
 
-    def _note_decode(self, entry: InFlightRequest, timings: Timings, output_tokens: int, now: float) -> None:
-        if timings.batch is None or entry.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
+    def _note_decode(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
+        if entry.batch is None or entry.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
             return
         took_s = now - entry.first_token_at
-        others_s = self._replicas[entry.replica].prefills_s - timings.prefills_s
+        others_s = self._replicas[entry.replica].prefills_s - entry.prefills_s
         if others_s > took_s / 2:
             return
-        batch = max(round((timings.batch + self._table.num_decoding[entry.replica]) / 2), 1)
+        batch = max(round((entry.batch + self._table.num_decoding[entry.replica]) / 2), 1)
         context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
         sample = DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
         self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
         if self._refit is not None:
             self._refit.note_decode(sample, now)
-
-
-def _timings(entry: InFlightRequest) -> Timings:
-    assert entry.timings is not None, "it was placed before its times were taken"
-    return entry.timings

@@ -39,11 +39,17 @@ Why each term is there, what it gains and what else was tried: docs/decisions/00
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
 from preble.core.policies.cost_table import CostTable
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
 from preble.core.types import Reason
+
+_EXPLORE: Final = Reason.EXPLORE
+_EXPLOIT: Final = Reason.EXPLOIT
+_REPLICATE: Final = Reason.REPLICATE
+"""Compiled code looks a member up by its name each time."""
 
 
 class Preble:
@@ -63,7 +69,10 @@ class Preble:
         """The replica where the request adds the least delay."""
         replicas = view.replicas
         matched = view.matched_tokens(replicas)
-        best = max(matched)
+        best = 0
+        for tokens in matched:  # not `max`: compiled, this takes a tenth of its time
+            if tokens > best:
+                best = tokens
         costs = self._costs(view, matched, best)
         replica = costs.cheapest(rng)
         return Choice(replica, _reason(view, view.matched_on(replica), best), costs)
@@ -84,17 +93,21 @@ class Preble:
         prefills: list[float] = []
         evictions: list[float] = []
         again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
-        prefill_s = {best: view.prefill_s(best)}
+        best_s = view.prefill_s(best)
+        prefill_s: dict[int, float] = {}
         pieces: list[tuple[int, int, float]] | None = None
         tokens, prefill, has_tiers = -1, 0.0, view.has_tiers
         for i, replica in enumerate(replicas):
             if matched[i] != tokens:  # neighbours mostly match alike
                 tokens = matched[i]
-                if tokens not in prefill_s:
+                if tokens == best:
+                    prefill = best_s
+                else:
                     if pieces is None:
                         pieces = self._paid_by_others(view, best, expected_tokens)
-                    prefill_s[tokens] = _prefill_s(view, tokens, pieces)
-                prefill = prefill_s[tokens]
+                    if tokens not in prefill_s:
+                        prefill_s[tokens] = _prefill_s(view, tokens, pieces)
+                    prefill = prefill_s[tokens]
             slowness = view.slowness(replica)
             loading_s, loaded = (view.loading_s(replica), view.loaded_tokens(replica)) if has_tiers else (0.0, 0)
             own = (prefill + loading_s) * slowness
@@ -129,5 +142,5 @@ def _prefill_s(view: ClusterView, matched: int, pieces: list[tuple[int, int, flo
 def _reason(view: ClusterView, matched: int, best: int) -> Reason:
     """Explore where most of the prompt is cached nowhere; else exploit a replica with the most, or replicate."""
     if view.request.num_prompt_tokens - best >= best:
-        return Reason.EXPLORE
-    return Reason.EXPLOIT if matched == best else Reason.REPLICATE
+        return _EXPLORE
+    return _EXPLOIT if matched == best else _REPLICATE
