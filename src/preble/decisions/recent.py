@@ -57,14 +57,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionRecord:
-    """One placement while it is kept. Its driver fills it in.
-
-    `client_request_id`: the id that the client knows; a request with several prompts has one placement for each, ID#N.
-    """
+    """One placement while it is kept. Its driver fills it in."""
 
     __slots__ = (
         "cached_tokens",
-        "client_request_id",
         "end_at",
         "first_token_at",
         "outcome",
@@ -76,7 +72,6 @@ class DecisionRecord:
 
     def __init__(self, placement: Placement, now: float) -> None:
         self.placement = placement
-        self.client_request_id = placement.request_id.partition("#")[0]
         self.placed_at = now
         self.first_token_at: float | None = None
         self.end_at: float | None = None
@@ -105,7 +100,6 @@ class RecentDecisions:
         self._policy = policy
         self._unix_offset_s = unix_offset_s
         self._records: deque[DecisionRecord] = deque()
-        self._by_request: dict[str, list[DecisionRecord]] = {}
         self._num_candidates = 0
 
     def __len__(self) -> int:
@@ -115,28 +109,22 @@ class RecentDecisions:
         """Keep a placement and forget old ones; return the record to fill in."""
         record = DecisionRecord(placement, now)
         self._records.append(record)
-        self._by_request.setdefault(record.client_request_id, []).append(record)
         self._num_candidates += len(placement.candidates)
         room = self.limit * CANDIDATES_PER_DECISION
         while len(self._records) > self.limit or (self._num_candidates > room and len(self._records) > 1):
-            self._forget_oldest()
+            self._num_candidates -= len(self._records.popleft().placement.candidates)
         return record
 
-    def _forget_oldest(self) -> None:
-        record = self._records.popleft()
-        self._num_candidates -= len(record.placement.candidates)
-        of_request = self._by_request[record.client_request_id]
-        del of_request[0]
-        if not of_request:
-            del self._by_request[record.client_request_id]
-
     def of_request(self, request_id: str) -> list[Decision]:
-        """Return the placements of this request that are still known, in order; for ID#N only those of prompt N."""
-        records = self._by_request.get(request_id.partition("#")[0], ())
+        """Return the placements of this request that are still known, in order; for ID#N only those of prompt N.
+
+        A request with several prompts has one placement for each, ID#N. O(decisions kept): people ask seldom.
+        """
+        several = request_id + "#"
         return [
             self._decision(record)
-            for record in records
-            if request_id in (record.placement.request_id, record.client_request_id)
+            for record in self._records
+            if (own_id := record.placement.request_id) == request_id or own_id.startswith(several)
         ]
 
     def latest(self, count: int, num_candidates: int | None = None) -> Iterator[Decision]:
