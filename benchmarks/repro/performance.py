@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import send_ids
 from page import NOT_RUN, fenced, filled, markdown
 
 from preble.report import Table
@@ -247,6 +248,7 @@ MADE: dict[str, Callable[[], str]] = {
     "gateway-verdict": lambda: markdown(verdict_table()),
     "gateway-cost": lambda: fenced(gateway_cost.cost_table(gateway_rows()[0])),
     "gateway-added": lambda: fenced(gateway_cost.added_table(gateway_rows()[1])),
+    "send-ids": lambda: markdown(send_ids.table(send_ids.kept())),
     "gateway-memory": lambda: fenced(gateway_cost.memory_table(memory_rows())),
     "gateway-rate": rate_table,
     "gateway-cluster": cluster_table,

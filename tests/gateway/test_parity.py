@@ -21,10 +21,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, die_before, rubbish, running, status
 from preble.cli import cli
-from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig, TokenizerConfig
 from preble.core.types import ReplicaId
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway, serving
+from preble.serving.parity.answers import PROSE
 from preble.serving.parity.check import NEVER_SEEN_TOKENS, ParityCheck
 from preble.serving.parity.report import Check, Outcome
 from preble.serving.parity.watch import ParityWatch
@@ -141,6 +142,92 @@ async def test_its_cost_is_one_prompt_of_64_tokens_twice_and_counts_as_no_reques
         assert gateway.scheduler.snapshot().num_index_tokens == 0
         metrics = await gateway.metrics()
         assert "preble_placements_total{" not in metrics and "preble_cached_tokens_total{" not in metrics
+
+
+class AnsweringReplica(CachingReplica):
+    """It reports the ids that it makes of a text, and answers them as the text unless `odd` says what else.
+
+    `odd`: changes an answer, knowing whether the prompt was of ids.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.odd: Callable[[dict[str, Any], bool], None] = lambda answer, is_ids: None
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if not body.get("return_token_ids"):
+            return await super()._serve(request)
+        prompt = body["prompt"]
+        ids = prompt if isinstance(prompt, list) else list(prompt.encode())
+        choice = {"text": "b", "finish_reason": "length", "prompt_token_ids": ids}
+        answer = {"id": str(len(self.requests)), "choices": [choice], "usage": {"prompt_tokens": len(ids)}}
+        self.requests.append(body)
+        self.odd(answer, isinstance(prompt, list))
+        return web.json_response(answer)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> AbstractAsyncContextManager[list[AnsweringReplica]]:
+    monkeypatch.setattr("preble.engines.openai.OpenAIEngine.takes_ids", True)
+    return running([AnsweringReplica()])
+
+
+@pytest.mark.parametrize(
+    ("odd", "outcome", "detail"),
+    [
+        (lambda answer, is_ids: None, "verified", ""),
+        (
+            lambda answer, is_ids: answer["choices"][0].pop("prompt_token_ids"),
+            "unchecked",
+            "the replica does not report the ids that it makes of a text",
+        ),
+        (
+            lambda answer, is_ids: answer["choices"][0]["prompt_token_ids"].append(1),
+            "mismatch",
+            f"token {len(PROSE)} is missing (there are {len(PROSE)}) in the gateway, 1 in the replica",
+        ),
+        (
+            lambda answer, is_ids: answer["choices"][0].update(text="c" if is_ids else "b"),
+            "mismatch",
+            f"to a text it answers ['b'] ({len(PROSE)} prompt tokens), to the text's token ids ['c']"
+            f" ({len(PROSE)} prompt tokens)",
+        ),
+        (
+            lambda answer, is_ids: answer["usage"].update(prompt_tokens=3) if is_ids else None,
+            "mismatch",
+            f"to a text it answers ['b'] ({len(PROSE)} prompt tokens), to the text's token ids ['b'] (3 prompt tokens)",
+        ),
+    ],
+)
+async def test_a_replica_gets_ids_only_if_it_answers_them_as_the_text(
+    serve: Serve,
+    byte_tokens: str,
+    answering: AbstractAsyncContextManager[list[AnsweringReplica]],
+    odd: Callable[[dict[str, Any], bool], None],
+    outcome: str,
+    detail: str,
+) -> None:
+    async with answering as [one]:
+        one.odd = odd
+        async with serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
+            report = await report_of(gateway, one)
+            found = report["findings"]["ids"]
+            assert (found["outcome"], found["detail"], report["trusted"]) == (outcome, detail, True)
+            [live] = gateway.gateway.serving.replicas.values()
+            assert live.takes_ids is (outcome == "verified")
+            one.odd = lambda answer, is_ids: None
+            assert (await reports(gateway, anew=True))[one.url]["findings"]["ids"]["outcome"] == "verified"
+            assert live.takes_ids
+
+
+async def test_answers_are_not_compared_where_ids_are_not_sent(
+    serve: Serve, byte_tokens: str, answering: AbstractAsyncContextManager[list[AnsweringReplica]]
+) -> None:
+    off = TokenizerConfig(send_ids=False)
+    async with answering as [one], serve([one], parity=ON, tokenizer=byte_tokens, tokenizing=off) as gateway:
+        assert "ids" not in (await report_of(gateway, one))["findings"]
+        assert not any(live.takes_ids for live in gateway.gateway.serving.replicas.values())
 
 
 async def test_no_two_checks_send_the_same_prompt(serve: Serve) -> None:

@@ -14,10 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from gateway.conftest import Serve
 from gateway.fakes import replicas
-from preble.config import AuthConfig, TokenizerConfig
+from preble.config import AuthConfig
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, PromptTooLong, RequestError
-from preble.serving import ENDPOINTS, intake, token_answers
+from preble.serving import ENDPOINTS, token_answers
 from preble.serving.endpoints import bodies
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.token_answers import TokenAnswers
@@ -284,23 +284,27 @@ def test_approximate_tokens_share_prefixes_as_their_texts_do() -> None:
     assert short[:8] == long[:8]
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-async def test_ids_go_to_engines_that_take_them_while_the_replicas_are_trusted(
-    model: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, trusted: bool
+@pytest.mark.parametrize(
+    ("num_words", "take_ids", "goes_as_ids"),
+    [(2000, (True, True), True), (2000, (True, False), False), (2, (True, True), False)],
+)
+async def test_a_long_text_goes_as_ids_where_every_replica_takes_them(
+    model: Path, serve: Serve, num_words: int, take_ids: tuple[bool, bool], goes_as_ids: bool
 ) -> None:
-    monkeypatch.setattr(intake, "_TAKE_IDS", ("openai",))
-    settings = TokenizerConfig(send_ids=True)
-    async with replicas(1) as [one], serve([one], tokenizer=str(model), tokenizing=settings) as gateway:
-        [live] = gateway.gateway.serving.replicas.values()
-        live.trusted = trusted
+    text = "dull boy " * num_words
+    async with replicas(2, max_model_len=65536) as fakes, serve(fakes, tokenizer=str(model)) as gateway:
+        table = gateway.gateway.serving.replicas
+        for live, takes_ids in zip(table.values(), take_ids, strict=True):
+            table.set_takes_ids(live, takes_ids)
         for stream in (False, True):
-            body = {"model": "tiny", "prompt": "dull boy", "max_tokens": 3, "stream": stream}
+            body = {"model": "tiny", "prompt": text, "max_tokens": 3, "stream": stream}
             async with gateway.http.post("/v1/completions", json=body) as answer:
                 assert answer.status == 200
                 await answer.read()
-            sent = json.loads(one.bodies[-1])
-            prompt = list(unpack_tokens(PromptTokenizer(model).completion("dull boy"))) if trusted else "dull boy"
-            assert sent == body | {"prompt": prompt}
+        ids = list(unpack_tokens(PromptTokenizer(model).completion(text)))
+        sent = [json.loads(raw) for fake in fakes for raw in fake.bodies]
+        assert [body["prompt"] for body in sent] == [ids if goes_as_ids else text] * 2
+        assert {name for body in sent for name in body} == {"model", "prompt", "max_tokens", "stream"}
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/detokenize", "/v1/responses/resp_1"])

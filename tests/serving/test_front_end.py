@@ -324,9 +324,12 @@ def decisions(serving: Serving) -> list[Any]:
     ]
 
 
-async def test_a_front_end_knows_which_replicas_are_trusted(tmp_path: Path) -> None:
+async def test_a_front_end_knows_which_replicas_take_token_ids(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, [fake, _]):
         replica = next(live for live in one.serving.replicas.values() if live.engine.url == fake.url)
-        one.serving._rotation.set_trust(replica, False)
-        await eventually(lambda: not one.front_end.replicas[replica.engine.replica_id].trusted)
-        assert sum(live.trusted for live in one.front_end.replicas.values()) == 1
+        one.serving.replicas.set_takes_ids(replica, True)
+        await eventually(lambda: one.front_end.replicas[replica.engine.replica_id].takes_ids)
+        assert not one.front_end.replicas.of_model("tiny").takes_ids, "the other one does not"
+        for other in one.serving.replicas.values():
+            one.serving.replicas.set_takes_ids(other, True)
+        await eventually(lambda: one.front_end.replicas.of_model("tiny").takes_ids)

@@ -27,9 +27,9 @@ TIMEOUT_S = 600.0
 def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     """Make a running gateway check all its replicas now, as it does when a replica joins.
 
-    It compares the token ids of a text, of special characters, of a chat and of a chat with tools. It sends a prompt of
-    a few blocks twice, and compares the tokens that the replica reports as cached, and its KV events, with the
-    prediction.
+    It compares the token ids of a text, of special characters, of a chat and of a chat with tools, and the answers to
+    texts with those to their token ids. It sends a prompt of a few blocks twice, and compares the tokens that the
+    replica reports as cached, and its KV events, with the prediction.
 
     Exit status 1 if anything differs; docs/howto/parity.md says what to do then.
 

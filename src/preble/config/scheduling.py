@@ -43,10 +43,10 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     send_ids: Annotated[
         bool,
         about(
-            "Send vLLM and SGLang a completion's token ids in place of its text, so that they need not tokenize it.",
-            why="with it, the engine no longer gets the client's own body",
+            "Send vLLM and SGLang token ids in place of a completion's text, if the parity check finds equal answers.",
+            why="the engine then does not tokenize the text again",
         ),
-    ] = False
+    ] = True
     chat_template: Annotated[
         str | None,
         about("File with a chat template to use instead of the model's.", why="use the same one as the engines"),

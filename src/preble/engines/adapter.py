@@ -70,6 +70,8 @@ class Engine(ABC):
 
     takes_cache_salt = False
     """Whether its bodies may have a `cache_salt`, and KV of different ones is kept apart."""
+    takes_ids = False
+    """Whether a completion may have token ids in place of its text. The parity check compares the answers."""
     model_path: str | None = None
     """What it was started with, where a probe has learned it."""
     adapters: tuple[str, ...] = ()

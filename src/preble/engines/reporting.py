@@ -51,6 +51,7 @@ class ReportingEngine(OpenAIEngine):
     for each data-parallel rank, or none."""
 
     takes_cache_salt = True
+    takes_ids = True
     reset_keeps_host = True
     """Whether a reset of its cache leaves what is in the host's memory."""
 
@@ -140,6 +141,7 @@ class RankEngine(Engine):
         self._server = server
         self.rank = rank
         self.model_path = server.model_path
+        self.takes_ids = server.takes_ids
         self.streams = EventStreams(self.replica_id, server.reset_keeps_host)
 
     @property

@@ -66,6 +66,7 @@ class VllmEngine(ReportingEngine):
         self.model_path = models[0].root
         version = await self.http.ask("/version")
         emulated = EMULATED_HEADER in version.headers
+        self.takes_ids = not emulated  # to which a text costs nothing
         cache = await self._cache_config(emulated)
         given = self.given_kv_events
         endpoints = tuple(map(given.of_rank, range(cache.num_ranks))) if given else await self._ask_endpoints()

@@ -31,8 +31,9 @@ from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
 BY_LOAD = "by load"
 """The namespace of requests without a known prompt, so that they match no other request's."""
-_TAKE_IDS = ("vllm", "sglang")
-"""Engines that answer token ids as they answer their text."""
+_IDS_PAY_FROM = 1000 * TOKEN_BYTES
+"""Shorter prompts go as text. Tokenizing this many takes an engine a millisecond or more, writing ids 30 us here
+(docs/performance.md)."""
 RANK_HEADER = b"x-data-parallel-rank"
 _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
@@ -131,14 +132,12 @@ class Intake(ABC):
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
 
     async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
-        """Return the body for a replica: the client's own, or one with token ids in place of the text.
+        """Return the body for a replica: the client's own, or one with token ids in place of a long text.
 
-        It has ids only if `tokenizing.send_ids` is set, and every replica is trusted and takes ids.
+        It has ids only if each replica of the model answers them as it answers the text (`tokenizing.send_ids`).
         """
-        settings = self._config
-        if not settings.tokenizing.send_ids or settings.tokenizer is None or parsed.num_prompts > 1:
-            return parsed.body
-        if not all(live.trusted and live.info.engine in _TAKE_IDS for live in self.replicas.values()):
+        is_one_long = parsed.num_prompts == 1 and len(request.prompt) >= _IDS_PAY_FROM
+        if not is_one_long or not self.replicas.of_model(parsed.model).takes_ids:
             return parsed.body
         return await with_ids(parsed.path, parsed.body, request.prompt)
 

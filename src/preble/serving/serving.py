@@ -83,7 +83,9 @@ class Serving(Intake):
         self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.numbers.read(lambda: of_queue(self.num_admitted, self._turns.waiting()))
         reference = tokens if config.tokenizer is not None else None
-        self._parity = ParityWatch(self._rotation, reference, telemetry, config.parity)
+        self._parity = ParityWatch(
+            self._rotation, reference, telemetry, config.parity, sends_ids=config.tokenizing.send_ids
+        )
         self.members = Members(placements, self._monitor, config.health)
         telemetry.numbers.read(lambda: of_members(self.members))
         self._followed: object = None

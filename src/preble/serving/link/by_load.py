@@ -91,7 +91,7 @@ class PlacingByLoad:
             elif live.info != row.info:
                 self.replicas.set_models(live, ModelNames(row.info.models, row.info.adapters, row.info.roots))
             if replica_id in self.replicas:
-                self.replicas[replica_id].trusted = row.trusted
+                self.replicas.set_takes_ids(self.replicas[replica_id], row.takes_ids)
         self.replicas.hold_back(frozenset(r for r, row in named.items() if row.held_back and r in self.replicas))
 
     def _add(self, replica_id: ReplicaId, row: LinkedReplica) -> None:

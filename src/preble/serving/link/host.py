@@ -101,7 +101,7 @@ class SchedulerSocket:
                     replica.engine.rank,
                     replica.engine.model_path,
                     replica_id in held_back,
-                    replica.trusted,
+                    replica.takes_ids,
                 )
                 for replica_id, replica in self._replicas.items()
             ]

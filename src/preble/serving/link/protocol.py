@@ -144,7 +144,8 @@ class Welcome(Message, tag=0):
 
 
 class LinkedReplica(Struct, array_like=True, frozen=True):
-    """One live replica. `url`: of its server. `adapter`: `module:Class` of its client. `trusted`: matches count."""
+    """One live replica. `url`: of its server. `adapter`: `module:Class` of its client. `takes_ids`:
+    it answers token ids as it answers their text."""
 
     replica_id: str
     url: str
@@ -153,7 +154,7 @@ class LinkedReplica(Struct, array_like=True, frozen=True):
     rank: int | None = None
     model_path: str | None = None
     held_back: bool = False
-    trusted: bool = True
+    takes_ids: bool = False
 
 
 class Replicas(Message, tag=1):

@@ -13,7 +13,6 @@ import contextlib
 import math
 from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from random import Random
 from typing import Any
 
@@ -23,11 +22,11 @@ from preble.config import ParityConfig
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
 from preble.engines.adapter import Engine
-from preble.engines.awaited import AwaitedAnswer
-from preble.errors import EngineError, EngineProtocolError, EngineRefused, RequestError
+from preble.errors import EngineError, EngineRefused, RequestError
 from preble.serving.endpoints import COMPLETIONS
 from preble.serving.endpoints.bodies import Text
-from preble.serving.parity.report import Check, Finding, Outcome
+from preble.serving.parity.answers import PROSE, SPECIAL, answers_alike, completed
+from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.tokens import PromptEncoder
@@ -45,7 +44,6 @@ MIN_DISTINCT_IDS = 16
 """Enough different ids for prompts that nobody has sent before."""
 
 REPORTING = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
-MAX_ANSWER_BYTES = 1024 * 1024
 POLL_S = 0.05
 
 
@@ -73,16 +71,6 @@ class TextProbe:
     fields: dict[str, Any]
 
 
-PROSE = (
-    "The quick brown fox jumps over the lazy dog while five wizards vex a bold queen. Numbers such as 3.14159, 2718 or"
-    " 1,000,000 cost more tokens than words do, and so does code: def area(r): return 3 * r ** 2  # about right"
-)
-SPECIAL = (
-    "Ünïcödé — 你好，世界 — Привет — שלום — 🙂👩‍👩‍👧 e\u0301\r\n\t  <s></s><|im_start|>user<|im_end|><|endoftext|>"
-    "<|begin_of_text|><|bos|><|eot_id|>[INST]<bos><eos>"
-)
-
-
 def text_probes() -> tuple[TextProbe, ...]:
     """The prompts whose token ids are compared, one of each kind that clients send."""
     question = {"role": "user", "content": "Where is the fox? 🦊"}
@@ -108,20 +96,24 @@ def text_probes() -> tuple[TextProbe, ...]:
 class ParityCheck:
     """The checks of one replica. Run them once.
 
-    `reference`: whose ids are compared; None where the gateway uses this replica's own. `rng`: makes the prompt that
-    nobody has sent before.
+    `reference`: whose ids are compared; None where the gateway uses this replica's own. `sends_ids`: whether the
+    replica may get ids in place of texts. `rng`: makes the prompt that nobody has sent before.
     """
 
     replica: LiveReplica
     rotation: Rotation
     reference: PromptEncoder | None
     settings: ParityConfig
+    sends_ids: bool
     rng: Random
 
     async def run(self) -> list[Finding]:
         """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
         num_unindexed = self.rotation.scheduler.snapshot().num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
+        if self.sends_ids and self.reference is not None and self.replica.engine.takes_ids:
+            alike = answers_alike(self.replica.engine, self._model, self.reference, self._longest)
+            findings.append(await self._bounded(Check.IDS, alike))
         sent: list[PackedTokens] = []
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
         if self.replica.info.spec.reports_events:
@@ -132,15 +124,19 @@ class ParityCheck:
     def _model(self) -> str:
         return self.replica.info.models[0]
 
+    @property
+    def _longest(self) -> float:
+        return longest_prompt(self.replica.info.spec)
+
     async def _bounded(self, check: Check, work: Coroutine[Any, Any, Finding]) -> Finding:
         """What `work` finds. A replica that fails or takes too long could not be checked."""
         try:
             async with asyncio.timeout(self.settings.answer_s):
                 return await work
-        except EngineError as error:
-            return _unchecked(check, str(error))
+        except (EngineError, RequestError) as error:
+            return unchecked(check, str(error))
         except TimeoutError:
-            return _unchecked(check, f"no answer within {self.settings.answer_s:g} s (`parity.answer_s`)")
+            return unchecked(check, f"no answer within {self.settings.answer_s:g} s (`parity.answer_s`)")
 
     # -- token ids ----------------------------------------------------------------------------------------------------
 
@@ -152,10 +148,10 @@ class ParityCheck:
         if isinstance(theirs, RequestError):
             if isinstance(ours, RequestError):
                 return Finding(check=probe.check, outcome=Outcome.VERIFIED, detail="both refuse it")
-            return _unchecked(probe.check, f"the replica does not tokenize it: {theirs}")
+            return unchecked(probe.check, f"the replica does not tokenize it: {theirs}")
         if isinstance(ours, RequestError):
-            return _mismatch(probe.check, f"the gateway refuses what the replica takes: {ours}")
-        return _compare_ids(probe.check, ours, theirs)
+            return mismatch(probe.check, f"the gateway refuses what the replica takes: {ours}")
+        return compare_ids(probe.check, ours, theirs)
 
     async def _ours(self, reference: PromptEncoder, probe: TextProbe, body: bytes) -> Sequence[int]:
         if "messages" in probe.fields:
@@ -179,11 +175,11 @@ class ParityCheck:
 
         `sent`: gets the prompts that the replica has computed.
         """
-        if self._num_tokens >= longest_prompt(self.replica.info.spec):
-            return _unchecked(Check.CACHED_TOKENS, f"the replica has no room for {self._num_tokens} tokens")
+        if self._num_tokens >= self._longest:
+            return unchecked(Check.CACHED_TOKENS, f"the replica has no room for {self._num_tokens} tokens")
         ids = await self._plain_ids()
         if len(ids) < MIN_DISTINCT_IDS:
-            return _unchecked(Check.CACHED_TOKENS, "the replica's token ids are not known, it has no /tokenize")
+            return unchecked(Check.CACHED_TOKENS, "the replica's token ids are not known, it has no /tokenize")
         for _ in range(ATTEMPTS):
             prompt = self.rng.choices(ids, k=self._num_tokens)
             self.replica.probe_prompt = ProbePrompt(pack_tokens(prompt))
@@ -204,19 +200,15 @@ class ParityCheck:
     async def _sent(self, prompt: list[int]) -> int | None:
         """Have the replica compute a prompt; how many of its tokens it says it had cached. Raises: EngineError."""
         fields = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        async with self.replica.engine.send(COMPLETIONS.path, msgspec.json.encode(fields), {}) as response:
-            answer = await _whole(response)
-            if response.status != 200:
-                raise EngineRefused(f"the replica answers a prompt of token ids with status {response.status}")
-        usage = COMPLETIONS.usage(answer)
+        usage = COMPLETIONS.usage(await completed(self.replica.engine, msgspec.json.encode(fields)))
         return usage.cached_tokens if usage is not None else None
 
     def _judged(self, first: int | None, again: int | None) -> Finding:
         check, block_size = Check.CACHED_TOKENS, self.replica.info.spec.block_size
         if again is None:
-            return _unchecked(check, f"the replica does not report cached tokens; {REPORTING}")
+            return unchecked(check, f"the replica does not report cached tokens; {REPORTING}")
         if first is not None and first >= NEVER_SEEN_TOKENS:
-            return _mismatch(check, f"it reports {first} cached tokens of a prompt that it never had", misleads=True)
+            return mismatch(check, f"it reports {first} cached tokens of a prompt that it never had", misleads=True)
         missing = self._predicted - again
         if missing == 0:
             return Finding(check=check, outcome=Outcome.VERIFIED)
@@ -224,14 +216,14 @@ class ParityCheck:
             f"of a repeated prompt of {self._num_tokens} tokens it reports {again} as cached, {self._predicted} were"
             f" predicted with blocks of {block_size}"
         )
-        return _mismatch(check, said, misleads=missing > block_size)
+        return mismatch(check, said, misleads=missing > block_size)
 
     # -- KV events ----------------------------------------------------------------------------------------------------
 
     async def _events(self, sent: list[PackedTokens], num_unindexed: int) -> Finding:
         """Whether the index hears what the replica has stored of the last prompt sent."""
         if not sent:
-            return _unchecked(Check.EVENTS, "no prompt could be sent whose events might be waited for")
+            return unchecked(Check.EVENTS, "no prompt could be sent whose events might be waited for")
         believed, replica = 0, self.replica
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.events_s):
@@ -243,10 +235,10 @@ class ParityCheck:
         if believed >= self._predicted:
             return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
         if replica.has_lost_events:
-            return _unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
+            return unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
         if self.rotation.scheduler.snapshot().num_unindexed > num_unindexed:
-            return _unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
-        return _mismatch(
+            return unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
+        return mismatch(
             Check.EVENTS,
             f"its KV events reported {believed} of {self._predicted} tokens within {self.settings.events_s:g} s",
             misleads=True,
@@ -269,50 +261,3 @@ async def _or_refusal(work: Awaitable[Sequence[int]]) -> Sequence[int] | Request
         return await work
     except RequestError as refusal:
         return refusal
-
-
-async def _whole(response: AwaitedAnswer) -> bytes:
-    """Raises: EngineError, among them EngineProtocolError: it is too long to be the answer."""
-    answer = bytearray()
-    async for chunk in response.chunks():
-        answer += chunk
-        if len(answer) > MAX_ANSWER_BYTES:
-            raise EngineProtocolError(f"the replica answers one token with more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(answer)
-
-
-def _compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
-    """The first token that differs. If only tools differ, everything else still matches.
-
-    >>> _compare_ids(Check.CHAT, [1, 2], [1, 2]).outcome.value
-    'verified'
-    >>> finding = _compare_ids(Check.CHAT, [1, 2], [1])
-    >>> finding.position, finding.ours, finding.theirs
-    (1, 2, None)
-    """
-    pairs = enumerate(zip_longest(ours, theirs))
-    different = next(((i, a, b) for i, (a, b) in pairs if a != b), None)
-    if different is None:
-        return Finding(check=check, outcome=Outcome.VERIFIED)
-    position, our_id, their_id = different
-    return Finding(
-        check=check,
-        outcome=Outcome.MISMATCH,
-        detail=f"token {position} is {_named(our_id, ours)} in the gateway, {_named(their_id, theirs)} in the replica",
-        position=position,
-        ours=our_id,
-        theirs=their_id,
-        misleads=check is not Check.TOOLS,
-    )
-
-
-def _named(token_id: int | None, ids: Sequence[int]) -> str:
-    return f"missing (there are {len(ids)})" if token_id is None else str(token_id)
-
-
-def _unchecked(check: Check, why: str) -> Finding:
-    return Finding(check=check, outcome=Outcome.UNCHECKED, detail=why)
-
-
-def _mismatch(check: Check, detail: str, *, misleads: bool = False) -> Finding:
-    return Finding(check=check, outcome=Outcome.MISMATCH, detail=detail, misleads=misleads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import zip_longest
 
 import msgspec
 
@@ -14,6 +16,8 @@ class Check(StrEnum):
     SPECIAL = "special"
     CHAT = "chat"
     TOOLS = "tools"
+    IDS = "ids"
+    """Answers to texts, and to their token ids in place of them."""
     CACHED_TOKENS = "cached_tokens"
     EVENTS = "events"
 
@@ -64,3 +68,42 @@ def outcome_of(findings: list[Finding]) -> Outcome:
     """
     found = {finding.outcome for finding in findings}
     return next((outcome for outcome in (Outcome.MISMATCH, Outcome.UNCHECKED) if outcome in found), Outcome.VERIFIED)
+
+
+def compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
+    """The first token that differs. If only tools differ, everything else still matches.
+
+    >>> compare_ids(Check.CHAT, [1, 2], [1, 2]).outcome.value
+    'verified'
+    >>> finding = compare_ids(Check.CHAT, [1, 2], [1])
+    >>> finding.position, finding.ours, finding.theirs
+    (1, 2, None)
+    """
+    pairs = enumerate(zip_longest(ours, theirs))
+    different = next(((i, a, b) for i, (a, b) in pairs if a != b), None)
+    if different is None:
+        return Finding(check=check, outcome=Outcome.VERIFIED)
+    position, our_id, their_id = different
+    return Finding(
+        check=check,
+        outcome=Outcome.MISMATCH,
+        detail=f"token {position} is {_named(our_id, ours)} in the gateway, {_named(their_id, theirs)} in the replica",
+        position=position,
+        ours=our_id,
+        theirs=their_id,
+        misleads=check not in (Check.TOOLS, Check.IDS),
+    )
+
+
+def _named(token_id: int | None, ids: Sequence[int]) -> str:
+    return f"missing (there are {len(ids)})" if token_id is None else str(token_id)
+
+
+def unchecked(check: Check, why: str) -> Finding:
+    """It could not be compared."""
+    return Finding(check=check, outcome=Outcome.UNCHECKED, detail=why)
+
+
+def mismatch(check: Check, detail: str, *, misleads: bool = False) -> Finding:
+    """`misleads`: as `Finding`'s."""
+    return Finding(check=check, outcome=Outcome.MISMATCH, detail=detail, misleads=misleads)

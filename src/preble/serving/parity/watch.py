@@ -10,7 +10,7 @@ import structlog
 
 from preble.config import ParityConfig
 from preble.serving.parity.check import EngineIds, ParityCheck
-from preble.serving.parity.report import Finding, Outcome, ParityReport, outcome_of
+from preble.serving.parity.report import Check, Finding, Outcome, ParityReport, outcome_of
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
@@ -24,7 +24,8 @@ class ParityWatch:
     """Checks live replicas, keeps the last report of each, and has the scheduler trust them or not.
 
     `tokens`: what makes the gateway's token ids; None where it uses the replicas' own, which are then compared
-    with each other: the one that has been live the longest is right. `rng`: makes prompts that nobody has sent before.
+    with each other: the one that has been live the longest is right. `sends_ids`: whether replicas that answer token
+    ids as they answer a text are to get them. `rng`: makes prompts that nobody has sent before.
     """
 
     def __init__(
@@ -33,12 +34,15 @@ class ParityWatch:
         tokens: PromptEncoder | None,
         telemetry: Telemetry,
         settings: ParityConfig,
+        *,
+        sends_ids: bool,
         rng: Random | None = None,
     ) -> None:
         self._rotation = rotation
         self._tokens = tokens
         self._telemetry = telemetry
         self._settings = settings
+        self._sends_ids = sends_ids and tokens is not None
         self._rng = rng or SystemRandom()
 
     def configure(self, settings: ParityConfig) -> None:
@@ -64,11 +68,15 @@ class ParityWatch:
     async def check(self, replica: LiveReplica) -> ParityReport:
         """Check one replica now. What is found has its consequences if the replica is still live then."""
         started = time.monotonic()
-        check = ParityCheck(replica, self._rotation, self._reference(replica), self._settings, self._rng)
+        reference = self._reference(replica)
+        check = ParityCheck(replica, self._rotation, reference, self._settings, self._sends_ids, self._rng)
         findings = await check.run()
         is_known = replica.parity is not None and replica.parity.findings == findings
         if (trusted := self._verdict(findings)) is not None:
             self._rotation.set_trust(replica, trusted)
+        for finding in findings:
+            if finding.check is Check.IDS and finding.outcome is not Outcome.UNCHECKED:
+                self._rotation.replicas.set_takes_ids(replica, finding.outcome is Outcome.VERIFIED)
         report = ParityReport(
             replica=replica.engine.replica_id,
             engine=replica.info.engine,

@@ -59,7 +59,8 @@ class ProbePrompt:
 class LiveReplica:
     """A replica in the rotation. Setting `suspect` has its monitor check it at once.
 
-    `trusted`: whether matches there count. `parity`: the last report on its token ids and cache, None before any.
+    `trusted`: whether matches there count. `takes_ids`: it answers token ids as it answers their text. `parity`: the
+    last report on its token ids and cache, None before any.
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
     `has_lost_events`: its KV events do not arrive, so its cache is estimated. `probe_prompt`: what a check sent last.
     """
@@ -69,6 +70,7 @@ class LiveReplica:
     engine_load: EngineLoad | None = None
     has_lost_events: bool = False
     trusted: bool = True
+    takes_ids: bool = False
     parity: ParityReport | None = None
     probe_prompt: ProbePrompt | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,14 +82,26 @@ class ModelReplicas:
 
     `others`: the live replicas that do not serve it. `base_model`: of those that do, "" where they have several.
     `label`: the name in metrics: the one that the client gave, else the first one that is served.
-    `engine`: the program that the first of them runs, "" if there is none. `longest_prompt`: in tokens, that one of
-    them takes, `shortest_prompt`: that all of them take; infinity where it is not known.
+    `engine`: the program that the first of them runs, "" if there is none. `takes_ids`: each of them answers token ids
+    as it answers their text, which is not known of adapters. `longest_prompt`: in tokens, that one of them takes,
+    `shortest_prompt`: that all of them take; infinity where it is not known.
     """
 
-    __slots__ = ("_is_adapter", "_name", "base_model", "engine", "label", "longest_prompt", "others", "shortest_prompt")
+    __slots__ = (
+        "_is_adapter",
+        "_name",
+        "base_model",
+        "engine",
+        "label",
+        "longest_prompt",
+        "others",
+        "shortest_prompt",
+        "takes_ids",
+    )
 
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
-        infos = [replica.info for replica_id, replica in replicas.items() if replica_id not in others]
+        those = [replica for replica_id, replica in replicas.items() if replica_id not in others]
+        infos = [replica.info for replica in those]
         lengths = [longest_prompt(info.spec) for info in infos]
         base_models = {info.spec.model for info in infos}
         self.others = others
@@ -96,6 +110,7 @@ class ModelReplicas:
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
         self.engine = infos[0].engine if infos else ""
         self._is_adapter = any(model in info.adapters for info in infos)
+        self.takes_ids = bool(those) and not self._is_adapter and all(replica.takes_ids for replica in those)
         self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)
 
     def namespace(self, cache_salt: str | None) -> str:
@@ -137,6 +152,12 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         replica.info = dataclasses.replace(replica.info, **names._asdict())
         replica.engine.adapters = names.adapters
         self._changed()
+
+    def set_takes_ids(self, replica: LiveReplica, takes_ids: bool) -> None:
+        """Completions may have token ids in place of their text from now on, or may not."""
+        if replica.takes_ids != takes_ids:
+            replica.takes_ids = takes_ids
+            self._changed()
 
     def hold_back(self, replica_ids: frozenset[ReplicaId]) -> None:
         """Give new requests to none of these live replicas, and to all others."""

@@ -82,7 +82,6 @@ class Rotation:
         if self.replicas.get(replica_id) is replica and replica.trusted != trusted:
             self.scheduler.set_trust(replica_id, trusted, self._loop.time())
             replica.trusted = trusted
-            self.replicas.on_change()
 
     def apply(self, event: KvEvent) -> None:
         """Give the scheduler a change of a live replica's cache."""
