@@ -85,12 +85,15 @@ class App:
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
             await self._answer(scope["method"], client)
-        self.count(client.path, client.status, client.model)
+        self._count(client)
 
-    def count(self, path: str, status: int | None, model: str) -> None:
-        """An answer is complete."""
+    def _count(self, client: AsgiClient) -> None:
+        self.count(self._counted_as(client.path), client.status, client.model)
+
+    def count(self, counted_as: str, status: int | None, model: str) -> None:
+        """An answer is complete. `counted_as`: the path's label in metrics."""
         self.bodies.collect()
-        self._serving.telemetry.responded(self._counted_as(path), status, model)
+        self._serving.telemetry.responded(counted_as, status, model)
 
     async def _answer(self, method: str, client: AsgiClient) -> None:
         """Every failure becomes an answer here."""

@@ -103,9 +103,10 @@ class Exchange:
             self._connection.transport.resume_reading()
 
     def abort(self) -> None:
-        connection, dialing = self._connection, self._dialing
-        if self._over() is None:
+        if self.receiver is None:
             return
+        connection, dialing = self._connection, self._dialing
+        self._over()
         if dialing is not None:
             dialing.cancel()
         if connection is not None:
@@ -278,8 +279,9 @@ class ConnectionPool:
         if self.is_closed:
             raise self.error(EngineRefused, "is no longer watched")
         self._loop = self._loop or asyncio.get_running_loop()
-        exchange = Exchange(self, request, receiver, on_unfinished, self.now())
-        connection = self._take()
+        now = self._loop.time()
+        exchange = Exchange(self, request, receiver, on_unfinished, now)
+        connection = self._take(now)
         if connection is None:
             exchange.dial()
         else:
@@ -289,11 +291,11 @@ class ConnectionPool:
     def now(self) -> float:
         return asyncio.get_running_loop().time() if self._loop is None else self._loop.time()
 
-    def _take(self) -> _Connection | None:
+    def _take(self, now: float) -> _Connection | None:
         """Return the idle connection that was used last, None if the server may have closed all of them."""
         while self._kept:
             connection = self._kept.pop()
-            if not connection.transport.is_closing() and self.now() - connection.idle_since < self._keep_s:
+            if not connection.transport.is_closing() and now - connection.idle_since < self._keep_s:
                 return connection
             connection.transport.abort()
         return None

@@ -13,11 +13,15 @@ _OURS = b"x-preble-"
 
 def placement_headers(placements: Sequence[Placement]) -> HeaderList:
     """Return the headers for the placements of one request's prompts: every replica and reason, all matched tokens."""
-    return [
-        (REPLICA, ",".join(sorted({placement.replica_id for placement in placements})).encode()),
-        (REASON, ",".join(sorted({placement.reason for placement in placements})).encode()),
-        (MATCHED_TOKENS, b"%d" % sum(placement.matched_tokens for placement in placements)),
-    ]
+    if len(placements) == 1:  # nearly always
+        [one] = placements
+        return _named(one.replica_id, one.reason, one.matched_tokens)
+    replicas, reasons = ({p.replica_id for p in placements}, {p.reason for p in placements})
+    return _named(",".join(sorted(replicas)), ",".join(sorted(reasons)), sum(p.matched_tokens for p in placements))
+
+
+def _named(replicas: str, reasons: str, matched_tokens: int) -> HeaderList:
+    return [(REPLICA, replicas.encode()), (REASON, reasons.encode()), (MATCHED_TOKENS, b"%d" % matched_tokens)]
 
 
 def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:

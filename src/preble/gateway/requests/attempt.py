@@ -51,6 +51,7 @@ class Attempt:
         self._size = 0
         self._heard_at: float | None = None
         self._late_at = 0.0
+        self._idle_s = placed.engine.http.timeouts.idle_s
         self._is_paused = False
         self._error: PrebleError | None = None
         self._over: asyncio.Future[None] | None = None
@@ -97,7 +98,7 @@ class Attempt:
 
     def received(self, data: bytes) -> None:
         self._heard_at = now = self._loop.time()
-        self._late_at = now + self.placed.engine.http.timeouts.idle_s
+        self._late_at = now + self._idle_s
         try:
             if self._meter is None:
                 self._take(data)
@@ -192,7 +193,7 @@ class Attempt:
     def resume(self) -> None:
         """Read on."""
         self._is_paused = False
-        self._late_at = self._loop.time() + self.placed.engine.http.timeouts.idle_s
+        self._late_at = self._loop.time() + self._idle_s
         if self._ongoing is not None:
             self._ongoing.resume()
 

@@ -37,7 +37,8 @@ class JsonRequests:
                         client.reply(200, [JSON_TYPE], own)
                     else:
                         await self._answer(client, parsed)
-                    await client.until_read()
+                    if not client.response_complete:  # a whole answer takes memory until most of it has been read
+                        await client.until_writable()
 
     async def _answer(self, client: PlacedClient, parsed: ParsedRequest) -> None:
         headers = self._passed.of(parsed)

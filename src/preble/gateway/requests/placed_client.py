@@ -29,8 +29,8 @@ class Application(Protocol):
     def form_of(self, error: Exception, caller: Caller, request_id: str | None) -> ErrorForm:
         """Return the answer for an error. Logs the error unless it is the client's."""
 
-    def count(self, path: str, status: int | None, model: str) -> None:
-        """An answer is complete."""
+    def count(self, counted_as: str, status: int | None, model: str) -> None:
+        """An answer is complete. `counted_as`: the path's label in metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,6 @@ class PlacedClient(Answering):
         self._time_s = seconds
         self._late_at = self._loop.time() + seconds
 
-    async def until_read(self) -> None:
-        """Return when the client has read most of its whole answer, which takes memory until then."""
-        if not self.response_complete:
-            await self.until_writable()
-
     def on_time(self, now: float) -> None:
         for attempt in tuple(self.under_way):
             attempt.on_time(now)
@@ -224,4 +219,4 @@ class PlacedClient(Answering):
         self._body.clear()
         self._cause = self._task = None
         self.memory.release(failed=failed)
-        self._settings.application.count(self.head.path, self.status, self.model)
+        self._settings.application.count(self.endpoint.counted_as, self.status, self.model)

@@ -58,7 +58,7 @@ class FrontApp(App):
         page = {"status": status, "replicas": count, "scheduler": "away"}
         await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
 
-    def count(self, path: str, status: int | None, model: str) -> None:
+    def _count(self, client: AsgiClient) -> None:
         """Count a request, unless the scheduler process answers it and so counts it."""
-        if path in _OWN or endpoint_of(path) is not None or not self._front_end.is_led:
-            super().count(path, status, model)
+        if client.path in _OWN or endpoint_of(client.path) is not None or not self._front_end.is_led:
+            super()._count(client)
