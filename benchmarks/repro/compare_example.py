@@ -1,11 +1,12 @@
-"""The example of docs/howto/compare-policies.md: the default policies on two replicas, under tool use.
+"""The example of docs/howto/compare-policies.md: the default policy and its peers on two replicas, under tool use.
 
-    python benchmarks/repro/compare_example.py             # simulate (about 5 minutes on two cores), draw
+    python benchmarks/repro/compare_example.py             # simulate (about 2 minutes on two cores), draw
     python benchmarks/repro/compare_example.py --draw      # draw from the results that are there
 
 It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
 
-    preble compare --workload toolbench --replicas 2 --kv-tokens 60000 --slo-ttft 1 --requests 1000 --json FILE
+    preble compare --workload toolbench --replicas 2 --kv-tokens 60000 --policy preble,least_load,round_robin \
+        --rps 16,20,24 --slo-ttft 1 --json FILE
 
 Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
 """
@@ -39,10 +40,12 @@ WIDTH = 110
 
 def example() -> ComparePlan:
     return ComparePlan(
-        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=1000)},
-        policies=("preble", "e2", "round_robin", "least_load"),
+        workloads={WORKLOAD: WorkloadPlan(source=WORKLOAD, requests=2000)},
+        policies=("preble", "least_load", "round_robin"),
         cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2, kv_tokens=60_000),
+        rates=(16.0, 20.0, 24.0),
         slo=CapacitySlo(ttft_p99_s=1.0),
+        lasting_s=540.0,
     )
 
 
