@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 from gateway_cost import (
-    OURS,
+    DEFAULT,
     PREBLE,
     REPLICAS,
     ROUTER,
@@ -48,7 +48,7 @@ from preble.engines.launch import Fleet, LaunchOptions
 from preble.metrics import RequestRecord, summarize
 from preble.workloads import Segment, Workload, WorkloadRequest, make_workload
 
-ARMS = [OURS, Arm(PREBLE, "round_robin"), THEIRS, SHEPHERD]
+ARMS = [DEFAULT, Arm(PREBLE, "round_robin", workers=1), THEIRS, SHEPHERD]
 PROFILE, MODEL = "a6000-mistral-7b", "emulated"
 DOCUMENTS, DOCUMENT_CHARS, ANSWER_TOKENS = 30, 26_000, (8, 24)
 
@@ -127,7 +127,7 @@ async def run(case: Case, arm: Arm, program: Path | None, folder: Path, load: Wo
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(Fleet(options))
         if program is None:
-            serve = ("--policy", arm.policy, "--profile", PROFILE, *tokenizer)
+            serve = ("--policy", arm.policy, "--profile", PROFILE, "--workers", str(arm.workers), *tokenizer)
             gateway = await stack.enter_async_context(started_gateway(fleet.urls, serve, log / "gateway.log"))
         else:
             gateway = await stack.enter_async_context(started_router(program, fleet.urls, arm, log / "gateway.log"))

@@ -86,13 +86,14 @@ class Arm:
         return self.policy + ", quiet" * self.is_quiet + ", no events" * (not self.has_events) + more
 
 
-OURS = Arm(PREBLE, "preble")
+OURS, DEFAULT = Arm(PREBLE, "preble"), Arm(PREBLE, "preble", workers=1)
+"""In one process, and what `preble serve` does by default on two cores."""
 ARMS = [
     OURS,
+    DEFAULT,
+    Arm(PREBLE, "preble", workers=2),
     Arm(PREBLE, "preble", is_quiet=True),
     Arm(PREBLE, "preble", has_events=False),
-    Arm(PREBLE, "preble", workers=1),
-    Arm(PREBLE, "preble", workers=2),
     Arm(PREBLE, "round_robin"),
 ]
 THEIRS, SHEPHERD = Arm(ROUTER, "cache_aware"), Arm(SMG, "cache_aware")

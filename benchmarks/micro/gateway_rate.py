@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 from gateway_cost import (
+    DEFAULT,
     OURS,
     PREBLE,
     ROUTER,
@@ -51,7 +52,7 @@ from gateway_parts.prompts import Prompts, question, train_tokenizer
 
 from preble.cli.output import STDOUT, write_json
 
-ARMS = [OURS, Arm(PREBLE, "preble", workers=1), Arm(PREBLE, "preble", workers=2), THEIRS, SHEPHERD]
+ARMS = [OURS, DEFAULT, Arm(PREBLE, "preble", workers=2), THEIRS, SHEPHERD]
 LIMIT_MS = 50.0
 LEAST_RPS, FIRST_RPS, MOST_RPS = 10.0, 200.0, 12_800.0
 PRECISION = 1.07

@@ -118,7 +118,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Cost]:
     common = ["--tokenizer", str(folder), "--log-level", "warning"]
     async with AsyncExitStack() as stack:
         urls = await stack.enter_async_context(started_replicas(REPLICAS, folder / "replicas.log"))
-        gateway = await stack.enter_async_context(started_gateway(urls, common, folder / "gateway.log"))
+        gateway = await stack.enter_async_context(
+            started_gateway(urls, [*common, "--workers", "0"], folder / "gateway.log")
+        )
         picker, port = await stack.enter_async_context(started_picker(urls, common, folder))
         envoy, url = await stack.enter_async_context(started_envoy(port, urls, folder))
         await until_served(url)

@@ -79,7 +79,7 @@ async def measured(plan: WorkloadPlan, policy: str) -> Run:
     """New replicas with empty caches, and a new gateway."""
     load, log_dir = plan.make(), LOGS / f"{plan.source}-{policy}"
     async with Fleet(LaunchOptions(engine="emulator", replicas=REPLICAS, log_dir=log_dir, profile=PROFILE)) as fleet:
-        args = ("--policy", policy, "--profile", PROFILE)
+        args = ("--policy", policy, "--profile", PROFILE, "--workers", "0")
         async with (
             started_gateway(fleet.urls, args, log_dir / "gateway.log") as gateway,
             BenchClient(gateway.url) as client,

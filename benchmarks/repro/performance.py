@@ -6,7 +6,7 @@ python benchmarks/repro/performance.py
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,11 @@ def gateway_values() -> dict[str, str]:
     ours, theirs, whole = gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.WHOLE
     quiet = gateway_cost.Arm(gateway_cost.PREBLE, "preble", is_quiet=True)
     added = {(row.arm, row.case.tokens): row.first_byte_p50_us for row in gateway_rows()[1]}
+    usual = gateway_cost.DEFAULT if (gateway_cost.DEFAULT, whole) in by else ours
     return {
-        "whole-ms": f"{by[ours, whole] / 1e3:.2f} ms",
-        "event-us": f"{gateway_cost.event_us(by, ours):.0f} µs",
-        "added-ms": f"{added[ours, gateway_cost.SHORT] / 1e3:.1f} ms",
+        "whole-ms": f"{by[usual, whole] / 1e3:.2f} ms",
+        "event-us": f"{gateway_cost.event_us(by, usual):.0f} µs",
+        "added-ms": f"{added[usual, gateway_cost.SHORT] / 1e3:.1f} ms",
         "whole-per-s": f"{1e6 / by[ours, whole]:,.0f}",
         "router-whole-per-s": f"{1e6 / by[theirs, whole]:,.0f}",
         "log-lines": f"{1 - by[quiet, whole] / by[ours, whole]:.0%}".replace("%", " %"),
@@ -98,37 +99,41 @@ def gateway_values() -> dict[str, str]:
 
 
 COMPARED = {
-    "8 KB of text, whole answer": (gateway_cost.WHOLE, "1.0"),
-    "100 KB of text": (gateway_cost.Case(gateway_cost.LONG, "text", 0), "0.6"),
+    "8 KB of text, whole answer": (gateway_cost.WHOLE, "1.0 × sglang-router"),
+    "100 KB of text": (gateway_cost.Case(gateway_cost.LONG, "text", 0), "0.6 × sglang-router"),
     "1 MB of text": (gateway_cost.Case(gateway_cost.HUGE, "text", 0), ""),
     "8 KB as token ids": (gateway_cost.Case(gateway_cost.SHORT, "ids", 0), ""),
     "a chat of 8 KB with tools": (gateway_cost.Case(gateway_cost.SHORT, "chat", 0), ""),
     "8 KB, 16 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 16), ""),
-    "8 KB, 50 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 50), "0.8"),
+    "8 KB, 50 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 50), "0.8 × sglang-router"),
     "8 KB, 200 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 200), ""),
     "8 KB, 512 at once": (gateway_cost.Case(gateway_cost.SHORT, "text", 0, 512), ""),
     "50 events, 512 at once": (gateway_cost.Case(gateway_cost.SHORT, "text", 50, 512), ""),
 }
-"""What the page compares first, and our goal: the multiple of sglang-router's CPU time."""
+"""What the page compares first, and our goal."""
 
 
 def verdict_table() -> Table:
-    """Preble by default beside the routers: CPU time of a request, and the first byte of an idle replica's answer."""
+    """Preble beside the routers: CPU time of a request, and the first byte of an idle replica's answer."""
     costs, added = gateway_rows()
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
-    arms = (gateway_cost.OURS, gateway_cost.THEIRS, gateway_cost.SHEPHERD)
-    rows = []
-    for name, (case, goal) in COMPARED.items():
-        ours, theirs, smg = (by[arm, case] for arm in arms)
-        rows.append((name, *(f"{us:,.0f} µs" for us in (ours, theirs, smg)), f"{ours / theirs:.2f}", goal))
     by_added = {(row.arm, row.case.tokens): row.first_byte_p50_us for row in added}
-    for name, tokens in (("8 KB", gateway_cost.SHORT), ("100 KB", gateway_cost.LONG)):
-        ours, theirs, smg = (by_added[arm, tokens] for arm in arms)
-        goal = "1.0" if tokens == gateway_cost.SHORT else ""
-        cells = (f"{us:,.0f} µs" for us in (ours, theirs, smg))
-        rows.append((f"added to the first byte, {name}", *cells, f"{ours / smg:.2f} of SMG's", goal))
-    columns = ("", "Preble", "sglang-router", "SMG", "Preble / sglang-router", "goal, at most")
+    rows = [(name, *_compared(by, case), goal) for name, (case, goal) in COMPARED.items()]
+    for name, tokens, goal in (("8 KB", gateway_cost.SHORT, "1.0 × SMG"), ("100 KB", gateway_cost.LONG, "")):
+        rows.append((f"added to the first byte, {name}", *_compared(by_added, tokens), goal))
+    columns = ("", *(f"{arm.program} {arm.setting}" for arm in VERDICT), "× sglang-router", "× SMG", "goal, at most")
     return Table(columns, rows, caption=_conditions(known("gateway")))
+
+
+VERDICT = (gateway_cost.OURS, gateway_cost.DEFAULT, gateway_cost.THEIRS, gateway_cost.SHEPHERD)
+
+
+def _compared(by: Mapping[tuple[gateway_cost.Arm, Any], float], case: Any) -> Iterator[str]:
+    """The microseconds of each gateway, then Preble's as multiples of each router's: in one process / by default."""
+    us = {arm: by[arm, case] for arm in VERDICT if (arm, case) in by}
+    yield from (f"{us[arm]:,.0f} µs" if arm in us else "-" for arm in VERDICT)
+    for router in VERDICT[2:]:
+        yield " / ".join(f"{us[arm] / us[router]:.2f}" for arm in VERDICT[:2] if arm in us)
 
 
 def _conditions(kept: dict[str, Any]) -> str:
@@ -137,8 +142,9 @@ def _conditions(kept: dict[str, Any]) -> str:
     events = "replicas publish KV events" if kept.get("kv_events") else "replicas publish no KV events"
     rounds = len(kept["costs"][0]["rounds_us"])
     return (
-        f"Preble by default with the {kept['core']} core, the routers with `cache_aware` ({kept['router']}, "
-        f"{kept['smg']}); {events}; seed {kept['seed']}; the cheapest of {rounds} rounds{beside}."
+        f"Preble with the {kept['core']} core, in one process and with one worker, the default on two cores; multiples "
+        f"are of both; {kept['router']}, {kept['smg']}; {events}; seed {kept['seed']}; the cheapest of {rounds} "
+        f"rounds{beside}."
     )
 
 
@@ -194,8 +200,8 @@ def cluster_table() -> str:
 
 def calls_table() -> str:
     """Calls and CPU time of a request with the compiled core and without it."""
-    kept = kept_or_none("gateway_calls")
-    if kept is None:
+    kept = [kept_or_none(f"gateway_calls.{core}") for core in ("compiled", "plain")]
+    if None in kept:
         return NOT_RUN
     both = [msgspec.convert(run["calls"], list[gateway_calls.Calls]) for run in kept]
     rows = [

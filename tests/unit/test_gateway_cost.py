@@ -100,9 +100,11 @@ def test_most_requests_of_the_hot_prefix_share_one() -> None:
 
 def test_the_table_of_the_cluster_has_means_over_the_rounds() -> None:
     cluster = script("benchmarks/micro/gateway_cluster.py")
-    runs = [cluster.Run("documents", cluster.OURS, 1, hits, 1.1, 0.1, 1.0, 0.2, 2.0, 40.0, 1.0) for hits in (0.4, 0.6)]
+    runs = [
+        cluster.Run("documents", cluster.DEFAULT, 1, hits, 1.1, 0.1, 1.0, 0.2, 2.0, 40.0, 1.0) for hits in (0.4, 0.6)
+    ]
     assert cluster.rows_of(runs) == [
-        ("documents", "preble preble", "0.500", "1.10", "100", "1000", "200", "2000", "40.0", "2")
+        ("documents", "preble preble, 1 worker", "0.500", "1.10", "100", "1000", "200", "2000", "40.0", "2")
     ]
 
 
