@@ -40,7 +40,7 @@ class ClusterState:
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
         """Add a replica with an empty cache; returns its index."""
         replica = self.replicas.add(spec)
-        self.index.add_replica(replica)
+        self.index.add_replica(replica, spec.kv_capacity_tokens)
         self.window.add_replica(replica)
         self.speeds.add_replica(replica)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)

@@ -32,7 +32,7 @@ from preble.core.prefixes.block_names import pack_names
 from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
-from preble.core.prefixes.replica_cache import ReplicaCache
+from preble.core.prefixes.replica_cache import UNKNOWN_CAPACITY, ReplicaCache
 from preble.core.replica_index import replicas_in
 from preble.core.types import TOKEN_BYTES, BlockHash, BlocksStored, PackedTokens
 
@@ -54,9 +54,11 @@ class PrefixIndex:
         self._trim_tokens = trim_tokens
         self._size = IndexSize()
 
-    def add_replica(self, replica: int) -> None:
+    def add_replica(self, replica: int, capacity: int | None = None) -> None:
+        """Add a replica that can cache `capacity` tokens, None if nobody knows how many."""
         if replica == len(self.caches):
             self.caches.append(ReplicaCache(replica, self._size))
+        self.caches[replica].capacity = UNKNOWN_CAPACITY if capacity is None else capacity
 
     def remove_replica(self, replica: int) -> None:
         """Forget the replica. No request in flight or in the window may refer to it any more. O(its cache entries)."""

@@ -1,7 +1,8 @@
 """How much of a prompt each replica caches. Reading only.
 
 A match says which nodes a prompt begins with, and the replicas' entries say who caches them. Only tokens count that are
-cached from the prompt's start without a gap. What requests in flight are about to compute counts as cached.
+cached from the prompt's start without a gap. What requests in flight are about to compute counts as cached, while the
+cache has room for it; otherwise they will evict what was used longest ago, and that no longer counts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> Pr
 def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int) -> Iterator[tuple[int, int]]:
     """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
 
-    A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node).
+    A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node, or of the
+    first).
     """
     alive = among
     reached = 0
@@ -76,18 +78,29 @@ def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int) -> 
         alive = whole
         reached = min(node.end, match.num_tokens)
         if not alive:
-            return
-    if reached:
+            break
+    if reached and alive:
         yield alive, reached
+    for replica in replicas_in(match.path[0].holders & among) if match.path else ():
+        if caches[replica].is_crowded:
+            yield 1 << replica, matched_on(match, caches[replica])
 
 
 # -- of one replica ---------------------------------------------------------------------------------------------------
 
 
 def matched_on(match: Match, cache: ReplicaCache) -> int:
-    """Leading tokens that the replica holds, or is about to hold, without a gap. O(depth)."""
+    """Leading tokens that the replica holds, or is about to hold, without a gap, once it has computed what waits there.
+
+    O(depth); on a crowded replica also what `ReplicaCache.tokens_left` takes.
+    """
+    is_crowded = cache.is_crowded
     for node in match.path:
-        if not node.full_holders & cache.bit:
+        if is_crowded:
+            tokens = cache.tokens_left(node)
+            if tokens < node.num_tokens:
+                return min(node.start + tokens, match.num_tokens)
+        elif not node.full_holders & cache.bit:
             return min(node.start + cache.tokens_held(node), match.num_tokens)
     return match.num_tokens
 

@@ -14,18 +14,36 @@ from preble.core.prefixes.cache_entry import CacheEntry, IndexSize
 from preble.core.prefixes.radix_tree import Node
 from preble.core.types import BlockHash
 
+UNKNOWN_CAPACITY = 1 << 60
+"""Tokens that no cache holds; an integer, since compiled code compares integers much faster than with infinity."""
+
 
 class ReplicaCache:
     """The entries of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: cached or about to be, in all.
 
-    `in_use_tokens`: those of them that requests in flight use, each token once. `version` grows with every change.
+    `in_use_tokens`: those of them that requests in flight use, each token once. `capacity`: how many it can cache, or
+    `UNKNOWN_CAPACITY`. `version` grows with every change.
     Every change of an entry goes through a method here, which keeps the masks of the nodes in step.
     """
 
-    __slots__ = ("_entries", "_ring", "_size", "bit", "in_use_tokens", "names", "used_tokens", "version")
+    __slots__ = (
+        "_cut",
+        "_cut_excess",
+        "_cut_version",
+        "_entries",
+        "_ring",
+        "_size",
+        "bit",
+        "capacity",
+        "in_use_tokens",
+        "names",
+        "used_tokens",
+        "version",
+    )
 
     def __init__(self, replica: int, size: IndexSize) -> None:
         self.bit = 1 << replica
+        self.capacity = UNKNOWN_CAPACITY
         self.used_tokens = 0
         self.in_use_tokens = 0
         self.version = 0
@@ -33,6 +51,7 @@ class ReplicaCache:
         self.names = BlockNames(size)
         self._entries: dict[Node, CacheEntry] = {}
         self._ring = CacheEntry(None, 0.0)
+        self._cut, self._cut_excess, self._cut_version = self._ring, 0, -1
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -99,6 +118,27 @@ class ReplicaCache:
         """Leading tokens of `node` that the replica caches already."""
         entry = self._entries.get(node)
         return 0 if entry is None else entry.held
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more was placed here than fits, so that what waits will evict something."""
+        return self.used_tokens > self.capacity
+
+    def tokens_left(self, node: Node) -> int:
+        """Leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
+
+        It evicts the least recently used first. Ask for the nodes of a prompt from the top, up to the first that is not
+        left whole. O(1), after a change O(entries that will be gone).
+        """
+        entry = self._entries.get(node)
+        if entry is None:
+            return 0
+        if self._cut_version != self.version:
+            self._find_cut()
+        tokens = entry.tokens_in(node)
+        if entry is self._cut:
+            return tokens - self._cut_excess
+        return 0 if entry.last_used_s < self._cut.last_used_s else tokens
 
     def is_in_use(self, node: Node) -> bool:
         """Whether a request in flight uses the node."""
@@ -226,6 +266,16 @@ class ReplicaCache:
         self._size.entries -= len(nodes)
         self._entries.clear()
         return nodes
+
+    def _find_cut(self) -> None:
+        """The oldest entry of which something will be left, and how much of it will be gone."""
+        excess = self.used_tokens - self.capacity
+        entry = self._ring.newer
+        while entry.node is not None and (tokens := entry.tokens_in(entry.node)) <= excess:
+            excess -= tokens
+            entry = entry.newer
+        self._cut, self._cut_excess = entry, excess
+        self._cut_version = self.version
 
     def _nearest_above(self, node: Node) -> CacheEntry:
         """The entry of the nearest ancestor that is in the order; else the newest end of the order."""
