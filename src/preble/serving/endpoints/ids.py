@@ -30,7 +30,7 @@ _OF_GENERATE = _OF_BOTH | {
 _SAME_ANSWER: Mapping[str, frozenset[str]] = MappingProxyType(
     {COMPLETIONS.path: _OF_COMPLETIONS, GENERATE.path: _OF_GENERATE}
 )
-"""By path: the fields with which engines answer ids as they answer the text. A body with any other field stays as it
+"""By path: fields that both engines apply after tokenizing, or not at all. A body with any other field stays as it
 is: `echo`, `suffix`, `truncate_prompt_tokens`, `add_special_tokens` (SGLang ignores it), or one of a newer engine."""
 _ENCODED_AT_ONCE = 8192 * TOKEN_BYTES
 """Encoding this many takes about a quarter of a millisecond."""
