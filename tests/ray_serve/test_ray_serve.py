@@ -65,6 +65,11 @@ def test_what_fails_ends_once_with_its_status(tmp_path: Path) -> None:
     assert seen["starts"] == 2, "a start that failed is not tried again"
 
 
+def test_requests_of_one_id_end_each_on_its_own_and_a_replica_that_is_gone_loses_its_load(tmp_path: Path) -> None:
+    (seen,) = RayCluster(tmp_path).run(INSIDE, "shared_id")
+    assert seen == {"placed": [True, False], "held": [True, False], "moved": True}
+
+
 def test_haproxy_asks_one_scheduler_and_engines_report_the_ends(direct_cluster: RayCluster) -> None:
     """Clients that leave and a replica that dies leave nothing in flight."""
     (seen,) = direct_cluster.run(INSIDE, "direct")

@@ -29,7 +29,8 @@ from preble.integrations.ray import example
 from preble.integrations.ray.direct import Message, direct_application, reported
 from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
 from preble.integrations.ray.hub import REPORT, HubBus, find_hub
-from preble.integrations.ray.placing import Placer, PlacerState
+from preble.integrations.ray.placing import RESERVATION, Placer, PlacerState
+from preble.integrations.ray.reports import Report, What
 from preble.integrations.ray.settings import config_of, request_router_config
 from preble.reservations import Reservations
 from preble.serving import Serving
@@ -162,12 +163,7 @@ async def until(condition: Callable[[PlacerState], bool]) -> PlacerState:
 
 async def failures() -> Record:
     """A lease that ends before Ray says so, applications that fail, a packet that nobody reads. Needs no Ray."""
-    placer = Placer("alone", config_of({}))
-    placer._serving = await Serving.start(placer.config)
-    placer._reservations = Reservations(placer._serving)
-    placer._starting = asyncio.create_task(asyncio.sleep(0))
-    placer.update_replicas([("one", {})])
-    await eventually(lambda: bool(placer._serving.replicas))
+    placer = await placer_of("one")
     chosen = []
     for end in (placer.ended, placer.cancelled):
         attempt: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -192,6 +188,39 @@ async def failures() -> Record:
             await asyncio.gather(again._starting, return_exceptions=True)
     statuses = [call.args[1] for call in reporter.ended.call_args_list]
     return {"chosen": chosen, "starts": start.call_count, "statuses": statuses}
+
+
+async def placer_of(*replicas: str) -> Placer:
+    """One that knows these replicas, and needs no Ray."""
+    placer = Placer("alone", config_of({}))
+    placer._serving = serving = await Serving.start(placer.config)
+    placer._reservations = Reservations(serving)
+    placer._starting = asyncio.create_task(asyncio.sleep(0))
+    placer.update_replicas([(replica, {}) for replica in replicas])
+    await eventually(lambda: len(serving.replicas) == len(replicas))
+    return placer
+
+
+async def shared_id() -> Record:
+    """Two direct requests of one id, and one whose chosen replica is gone. Needs no Ray."""
+    placer = await placer_of("one", "two")
+    assert placer._reservations is not None
+
+    async def choose(request_id: str) -> str | None:
+        metadata = SimpleNamespace(internal_request_id=request_id, multiplexed_model_id="")
+        kwargs = {RESERVATION: request_id}
+        return await placer.choose(SimpleNamespace(args=({"prompt": [1, 2]},), kwargs=kwargs, metadata=metadata))
+
+    chosen = [await choose("same"), await choose("same")]
+    held = []
+    for _ in range(2):
+        placer._take(Report("same", What.END), 0.0)
+        held.append("same" in placer._reservations)
+    first = await choose("goes")
+    placer.sent_to("goes", "two" if first == "one" else "one")
+    moved_to = placer._reservations["goes"].placement.replica_id
+    await placer.close()
+    return {"placed": [one is not None for one in chosen], "held": held, "moved": not moved_to.endswith(str(first))}
 
 
 async def _fails(scope: Message, receive: Any, send: Any) -> None:
@@ -219,10 +248,9 @@ async def refusals() -> Record:
 
 
 def main(scenario: str) -> None:
-    if scenario == "refusals":
-        found = asyncio.run(refusals())
-    elif scenario == "failures":
-        found = asyncio.run(failures())
+    alone = {"refusals": refusals, "failures": failures, "shared_id": shared_id}
+    if scenario in alone:
+        found = asyncio.run(alone[scenario]())
     elif scenario == "direct":
         with example.local_ray(host="127.0.0.1", port=int(os.environ["PREBLE_TEST_PORT"])):
             found = asyncio.run(direct())

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from preble.errors import ConfigError
-from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states
+from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states, sent_to
 from preble.integrations.ray.reports import Reporter
 from preble.serving import ENDPOINTS, Endpoint
 
@@ -61,6 +61,7 @@ class DirectScheduler:
         try:
             async with self._engines.choose_replica(body, _reserve=False, **arguments) as selection:
                 replica = selection._replica
+                sent_to(request_id, replica.replica_id.unique_id)
                 host, port = replica.backend_http_endpoint
                 return JSONResponse({"host": host, "port": port, "replica_id": replica.replica_id.to_full_id_str()})
         except (RayServeException, RuntimeError, TypeError, ValueError) as error:

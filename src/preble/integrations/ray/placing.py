@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -21,7 +22,7 @@ from preble.integrations.ray.hub import HubBus, logger
 from preble.integrations.ray.prompts import Asked, asked_of
 from preble.integrations.ray.replica import Advert, advert_of, member_of, running, url_of
 from preble.integrations.ray.reports import Report, What, decode_reports
-from preble.reservations import LONGEST_LEASE_S, Reservation, Reservations, UnknownReservation
+from preble.reservations import LONGEST_LEASE_S, Reservation, ReservationHeld, Reservations, UnknownReservation
 from preble.serving import Serving
 
 MOST_S = 5.0
@@ -95,6 +96,8 @@ class Placer:
         self._serving: Serving | None = None
         self._reservations: Reservations | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._further: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
+        """How many more direct requests run that have the id of one with a reservation."""
 
     def start(self) -> None:
         """Watch the replicas and join the peers, if that has not begun or has failed.
@@ -152,7 +155,7 @@ class Placer:
                 return None
             async with asyncio.timeout(MOST_S):
                 if direct_id is not None:
-                    return _id_of(await self._reserve(direct_id, asked, _FIRST_LEASE_S))
+                    return _id_of(await self._reserve_direct(direct_id, asked))
                 return await self._place(request_id, asked, pending.future)
         except Exception as error:  # noqa: BLE001 (Ray would only log it, and the request would wait for ever)
             self.cancelled(request_id)
@@ -181,6 +184,23 @@ class Placer:
         )
         reservation.forget_prompt()
         return reservation
+
+    async def _reserve_direct(self, request_id: str, asked: Asked) -> Reservation:
+        """Raises: ReservationHeld: a client gives its requests one id; Ray places this one, and its end is no end."""
+        try:
+            return await self._reserve(request_id, asked, _FIRST_LEASE_S)
+        except ReservationHeld:
+            if (held := self._held(request_id)) is not None:
+                self._further[held[request_id]] = self._further.get(held[request_id], 0) + 1
+            raise
+
+    def sent_to(self, request_id: str, replica: str) -> None:
+        """Ray sends a direct request to this replica: to another one than was chosen, if that is gone."""
+        to, held = ReplicaId(url_of(replica)), self._held(request_id)
+        if held is None or self._serving is None or to not in self._serving.replicas:
+            return
+        if held[request_id] not in self._further:  # else it may be the other request of that id
+            held[request_id].moved(to)
 
     def _attempted(self, request_id: str, request: _Request, attempt: asyncio.Future[Any]) -> None:
         """Ray sends the request to a replica, perhaps not to the chosen one, or nobody wants it any more."""
@@ -248,6 +268,8 @@ class Placer:
                 reservations.progress(report.request_id, now, report.output_tokens, report.cached_tokens)
                 if request is not None:
                     request.has_usage = True
+            case What.END if request is None and self._further.get(reservations[report.request_id]):
+                self._further[reservations[report.request_id]] -= 1
             case What.END if request is None:
                 reservations.end(
                     report.request_id,
@@ -287,6 +309,12 @@ def _placers() -> dict[tuple[str, asyncio.AbstractEventLoop], Placer]:
 def placer_states() -> dict[str, PlacerState]:
     """Return what this process knows of each deployment to which it has routers, by the deployment's id."""
     return {deployment: placer.state() for (deployment, _), placer in _placers().items()}
+
+
+def sent_to(request_id: str, replica: str) -> None:
+    """Note the replica to which Ray sends a direct request. `replica`: its id at Ray."""
+    for placer in _placers().values():
+        placer.sent_to(request_id, replica)
 
 
 def placer_of(deployment: str, config: GatewayConfig) -> Placer:
