@@ -14,8 +14,9 @@ gateway.
 
 In a gateway much else runs between two placements, so what a placement touches is no longer in the processor's caches.
 `--cold` walks through 16 MB before each call of the scheduler, and says how many of the interpreter's memory blocks a
-placement leaves behind. `--instructions` runs this file with 1000 and with 2000 requests under
-cachegrind; what a request costs is the difference, so that neither the start nor the import counts.
+placement leaves behind. `--instructions` runs this file under callgrind and counts what the scheduler does from a
+request's placement to its end, without KV events: compiled code has symbols for these calls, so it needs the compiled
+core.
 """
 
 from __future__ import annotations
@@ -58,10 +59,13 @@ from preble.profiles import load_profile
 BLOCK = 16
 DEFAULT_POLICY = "e2"
 COLD_BYTES = 16 * 2**20
+IS_COMPILED = global_scheduler.__file__.endswith(".so")
 HASHES = {"PYTHONHASHSEED": "0"}
 """Else two runs differ by what their dictionaries cost."""
-COUNTED = (1000, 2000)
-"""Requests of the two runs whose instructions are compared."""
+COUNTED = 1000
+"""Requests of a run whose instructions are counted."""
+CALLS = ("place", "on_first_token", "on_finish", "next_timer", "on_timer")
+"""Calls of the scheduler that are counted."""
 LATENCY_S = 2.0
 """Between a request's placement and its end; its first token comes after a quarter of that."""
 
@@ -330,16 +334,14 @@ def traced_bytes_per_packed_byte(trace: str, seed: int, evictions: str, block: i
 
 
 def instructions_per_request(options: list[str]) -> float:
-    """Instructions that one request more costs, making its prompt included. Needs valgrind."""
+    """Instructions of the compiled scheduler for a request. Needs valgrind."""
     if (valgrind := shutil.which("valgrind")) is None:
         raise SystemExit("--instructions needs valgrind; install it from your system's packages")
-    counts = []
-    for requests in COUNTED:
-        tool = [valgrind, "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-        command = [*tool, sys.executable, __file__, *options, "--requests", str(requests)]
-        finished = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **HASHES})
-        counts.append(int(re.findall(r"I +refs: +([0-9,]+)", finished.stderr)[-1].replace(",", "")))
-    return (counts[1] - counts[0]) / (COUNTED[1] - COUNTED[0])
+    tool = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"]
+    tool += [f"--toggle-collect=CPyPy_placing___scheduler___GlobalScheduler___{call}" for call in CALLS]
+    command = [*tool, sys.executable, __file__, *options, "--requests", str(COUNTED)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **HASHES})
+    return int(re.findall(r"Collected : (\d+)", finished.stderr)[-1]) / COUNTED
 
 
 def main() -> None:
@@ -366,11 +368,13 @@ def main() -> None:
     freeze_gc()
     if arguments.instructions:
         options = [option for option in sys.argv[1:] if option != "--instructions"]
+        if not IS_COMPILED:
+            parser.error("--instructions counts calls of the compiled core: run it with .native/bin/python")
         print(f"{instructions_per_request(options):,.0f} instructions a request")
         return
     traces = arguments.trace or list(SHAPES)
     if arguments.memory:
-        if global_scheduler.__file__.endswith(".so"):
+        if IS_COMPILED:
             parser.error("--memory counts what Python's allocator was asked for: run it on the plain core (.venv)")
         for trace in traces:
             measured, counted = traced_bytes_per_packed_byte(
@@ -395,7 +399,7 @@ def main() -> None:
         for replicas in arguments.replicas or [4, 64, 400]
     ]
     machine = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
-    core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
+    core = "compiled" if IS_COMPILED else "plain"
     head = {"machine": machine, "core": core, "policy": arguments.policy, "seed": arguments.seed}
     if arguments.cold:
         head["caches"] = "cold"
