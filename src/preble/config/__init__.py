@@ -3,7 +3,7 @@
 `load`: how a file, the environment and flags become one `GatewayConfig`. `reference`: its page in the documentation.
 """
 
-from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
+from preble.config.clients import AuthConfig, BrowsersConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.gateway import GatewayConfig
 from preble.config.knobs import Knob, knobs
@@ -16,6 +16,7 @@ from preble.config.selection import SelectionConfig
 
 __all__ = [
     "AuthConfig",
+    "BrowsersConfig",
     "DecisionsConfig",
     "DiscoveryConfig",
     "EjectionConfig",

@@ -197,3 +197,16 @@ class AuthConfig(Struct, frozen=True, forbid_unknown_fields=True):
             why="a gateway's keys are not the engines' business",
         ),
     ] = False
+
+
+class BrowsersConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Pages that ask from a browser (CORS)."""
+
+    origins: Annotated[
+        tuple[str, ...],
+        about(
+            "Origins whose pages may ask and read the answers at the paths of clients, such as "
+            "`https://chat.example.com`; `*`: every page.",
+            why="few gateways are asked by a page, and a page may come from anywhere",
+        ),
+    ] = ()

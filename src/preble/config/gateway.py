@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from preble.config.clients import AuthConfig, LimitsConfig, QueueConfig, TimeoutsConfig
+from preble.config.clients import AuthConfig, BrowsersConfig, LimitsConfig, QueueConfig, TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import about
 from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConfig
@@ -98,6 +98,7 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance: RebalanceConfig = RebalanceConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
+    browsers: BrowsersConfig = BrowsersConfig()
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
     log: RequestLogConfig = RequestLogConfig()

@@ -6,6 +6,7 @@ Layers, later ones win: the defaults, one TOML file, environment variables (`PRE
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
-_LISTS = ("replicas", "peers.servers", "auth.api_keys", "auth.admin_keys", "queue.classes")
+_LISTS = ("replicas", "peers.servers", "auth.api_keys", "auth.admin_keys", "browsers.origins", "queue.classes")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*A-Z]+")
+"""As a browser sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +215,7 @@ def _check_whole(config: GatewayConfig) -> None:
         raise ConfigError("health.retry_min_s is larger than health.retry_max_s; make it the smaller one")
     if config.rebalance.calm > config.rebalance.threshold:
         raise ConfigError("rebalance.calm is larger than rebalance.threshold; make it the smaller one")
+    for origin in config.browsers.origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(f"browsers.origins: {origin!r} is no origin; write https://HOST[:PORT], in small letters")
     make_policy(config.policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 _CHANGEABLE = frozenset(
     {
         *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
-        *("limits", "queue", "health", "ejection", "retries", "parity", "discovery"),
+        *("limits", "queue", "health", "ejection", "retries", "parity", "discovery", "browsers"),
         *("auth.api_keys", "auth.admin_keys", "auth.keys_file", "auth.metrics_need_key", "auth.forward_authorization"),
     }
 )

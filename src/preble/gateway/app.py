@@ -15,6 +15,7 @@ from preble.config import GatewayConfig
 from preble.errors import PrebleError
 from preble.gateway.http.asgi_client import CLIENT_GONE, AsgiClient, ClientGone, Receive, Send
 from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.browsers import Browsers
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed
 from preble.gateway.pages.debug import DEBUG
@@ -68,7 +69,10 @@ class App:
         self._metrics_need_key = config.auth.metrics_need_key
         self._uploads = Uploads(self._serving, config)
         answer = JsonRequests(self._serving, config).answer
-        self._intake = IntakeSettings(answer, keys, config.limits, config.timeouts.body_s, self.bodies, self)
+        self._browsers = Browsers(config.browsers.origins) if config.browsers.origins else None
+        self._intake = IntakeSettings(
+            answer, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
+        )
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""
@@ -98,7 +102,8 @@ class App:
     async def _answer(self, method: str, client: AsgiClient) -> None:
         """Every failure becomes an answer here."""
         try:
-            await self._route(method, client)
+            if not await self._answer_browser(method, client):
+                await self._route(method, client)
         except ClientGone:
             client.status = CLIENT_GONE
         except asyncio.CancelledError:
@@ -106,6 +111,18 @@ class App:
             await client.fail(STOPPING)
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
             await client.fail(self.form_of(error, client.caller, client.request_id))
+
+    async def _answer_browser(self, method: str, client: AsgiClient) -> bool:
+        """Answer a browser that asks whether a page may send a request. Return whether it does."""
+        if self._browsers is None or (
+            endpoint_of(client.path) is None and not client.path.startswith((MODELS, STORED))
+        ):
+            return False
+        client.browsers = self._browsers.headers(client.headers)
+        preflight = self._browsers.preflight(method, client.headers)
+        if preflight:
+            await client.reply(200, preflight, b"")
+        return bool(preflight)
 
     def _counted_as(self, path: str) -> str:
         """Return the path as metrics name it: one of few."""

@@ -43,6 +43,8 @@ class AsgiClient:
         """The form in which the client expects errors."""
         self.is_last: Callable[[], bool] = lambda: False
         """Whether the connection ends with this answer, asked when it begins."""
+        self.browsers: HeaderList = []
+        """Sent with every answer, for the browser that asks for a page."""
         self.request_id: str | None = None
         """Sent with every answer, errors included, once it is set."""
         self.model = ""
@@ -140,7 +142,7 @@ class AsgiClient:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.status = status
-        headers = shown_headers(headers, self.caller, self.request_id)
+        headers = [*shown_headers(headers, self.caller, self.request_id), *self.browsers]
         if self.is_last():
             headers = [*headers, (b"connection", b"close")]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

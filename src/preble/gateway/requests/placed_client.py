@@ -12,6 +12,7 @@ from preble.config import LimitsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
 from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.browsers import Browsers
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
@@ -37,7 +38,7 @@ class Application(Protocol):
 class IntakeSettings:
     """How requests are taken in, until the configuration changes.
 
-    `answer`: answers one request, given its client and body.
+    `answer`: answers one request, given its client and body. `browsers`: None if no page may ask.
     """
 
     answer: Callable[[PlacedClient, bytes], Awaitable[None]]
@@ -46,6 +47,7 @@ class IntakeSettings:
     body_s: float
     bodies: BodyMemoryBudget
     application: Application
+    browsers: Browsers | None
 
 
 class PlacedClient(Answering):
@@ -199,7 +201,9 @@ class PlacedClient(Answering):
     def _shown(self, headers: HeaderList) -> HeaderList:
         if self._settings.application.is_draining:
             self.keep_alive = False
-        return shown_headers(headers, self.caller, self.request_id)
+        headers = shown_headers(headers, self.caller, self.request_id)
+        browsers = self._settings.browsers
+        return headers if browsers is None else [*headers, *browsers.headers(self.head.headers)]
 
     def fail(self, form: ErrorForm) -> None:
         """Send an error: as the answer, or as an event of a stream that has begun. Nothing after a whole answer."""

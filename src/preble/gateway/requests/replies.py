@@ -28,9 +28,11 @@ _NOT_PASSED_BACK = frozenset(
         b"upgrade",
         b"x-request-id",
         *(REPLICA, REASON, MATCHED_TOKENS),
+        *(b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"),
     }
 )
-"""Headers of one connection only; ours, for a replica may be such a gateway itself; and `location`, an address."""
+"""Headers of one connection only; ours, for a replica may be such a gateway itself; `location`, an address; and what
+browsers must hear, which the gateway's own settings say."""
 _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 

@@ -42,6 +42,7 @@ class FrontApp(App):
         """Raises: SchedulerAway."""
         body = await self.read_body(client, _LARGEST_BYTES) if method == "POST" else b""
         answer = await self._front_end.page(method, client.path, client.query, client.headers.items(), body)
+        client.browsers = []  # the scheduler process has put them in
         await client.reply(answer.status, list(answer.headers), answer.body)
 
     async def take_picture(self, client: AsgiClient) -> bytes:
