@@ -96,7 +96,7 @@ constraints: ## Pin what CI installs again (requirements/constraints.txt)
 engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.engines/, about 5 GB, once)
 	@$(PYTHON) dev/setup.py vllm sglang
 
-servers: ## Install the servers of other projects that tests run (.servers/, about 2 GB, once)
+servers: ## Install the servers of other projects that tests run (.servers/, about 2.4 GB, once)
 	@$(PYTHON) dev/setup.py servers
 
 # What cannot be had on this machine (status 3) is left out, and its tests skip and say why; with CI=true that is a failure.

@@ -78,12 +78,22 @@ SERVERS: dict[str, Recipe] = {
     ),
     "clients": Wheels(
         "clients",
-        ("python", "-c", "import anthropic, langchain_openai, litellm, openai"),
-        "300 MB",
+        ("python", "-c", "import anthropic, instructor, langchain_openai, litellm, llm, openai"),
+        "650 MB",
         lock=HERE / "environments" / "clients.lock",
     ),
+    "guidellm": Wheels(
+        "guidellm",
+        ("python", "-c", "import pyarrow"),
+        "300 MB",
+        lock=HERE / "environments" / "guidellm.lock",
+        python=(3, 11),
+    ),
     "node-clients": NodePackages(
-        "node-clients", ("node", "--version"), "30 MB", packages=("openai@6.49.0", "@anthropic-ai/sdk@1.12.0")
+        "node-clients",
+        ("node", "--version"),
+        "80 MB",
+        packages=("openai@6.49.0", "@anthropic-ai/sdk@1.12.0", "ai@6.0.326", "@ai-sdk/openai-compatible@2.0.91"),
     ),
     "rotel": Wheels(
         "rotel",

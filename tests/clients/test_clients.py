@@ -14,14 +14,25 @@ from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConf
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
 from preble.gateway.server import serving
-from support.replicas import TEST_TIMEOUT_S, VllmPair
+from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VLLM, VllmPair, require_vllm
 from support.servers import ROOT, require_server
 from support.waiting import eventually
 
-SCRIPTS = Path(__file__).parent / "scripts"
+FOLDER = Path(__file__).parent / "scripts"
+VLLM_PACKAGES = VLLM.parents[1] / "lib" / "python3.11" / "site-packages"
+"""Where guidellm finds torch."""
+
 TAKES_LONG_S = 240
 """On a busy machine: some of these libraries take tens of seconds to import."""
-PYTHON = ["openai_sdk.py", "anthropic_sdk.py", "langchain_openai_chat.py", "litellm_calls.py"]
+ON_VLLM = ["openai_sdk.py", "anthropic_sdk.py", "langchain_openai_chat.py", "litellm_calls.py", "sdks.mjs"]
+SCRIPTS = [
+    *ON_VLLM,
+    "llama_index_calls.py",
+    "instructor_calls.py",
+    "llm_command.py",
+    "locust_users.py",
+    "guidellm_run.py",
+]
 
 pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
@@ -53,6 +64,7 @@ async def run(command: Sequence[str], *, emulated: bool) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREBLE_")}
     environ |= {"PREBLE_EMULATED": "1"} if emulated else {}
     environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CLIENTS": str(ROOT / ".servers" / "node-clients")}
+    environ |= {"ENGINE_PACKAGES": str(VLLM_PACKAGES), "TOKENIZER": str(TINY_MODEL)}
     process = await asyncio.create_subprocess_exec(
         *command, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -69,11 +81,14 @@ async def run(command: Sequence[str], *, emulated: bool) -> str:
 
 def command_of(script: str) -> list[str]:
     """How a script is run; the test skips where its environment is not set up."""
-    name, program = ("clients", "python") if script.endswith(".py") else ("node-clients", "node")
-    return [str(require_server(name, program)), str(SCRIPTS / script)]
+    name, program = ("node-clients", "node") if script.endswith(".mjs") else ("clients", "python")
+    if script == "guidellm_run.py":
+        require_vllm()
+        name, program = "guidellm", "python"
+    return [str(require_server(name, program)), str(FOLDER / script)]
 
 
-@pytest.mark.parametrize("script", [*PYTHON, "sdks.mjs"])
+@pytest.mark.parametrize("script", SCRIPTS)
 async def test_a_client_works_unchanged_before_emulated_replicas(script: str) -> None:
     command = command_of(script)
     async with before_emulated_replicas() as url:
@@ -81,7 +96,7 @@ async def test_a_client_works_unchanged_before_emulated_replicas(script: str) ->
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("script", [*PYTHON, "sdks.mjs"])
+@pytest.mark.parametrize("script", ON_VLLM)
 async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, script: str) -> None:
     command = command_of(script)
     async with gateway_before(vllm_pair.urls) as url:

@@ -1,4 +1,4 @@
-// The SDKs of OpenAI and Anthropic for Node against a gateway: its URL, a model's name.
+// The SDKs of OpenAI, Anthropic and Vercel for Node against a gateway: its URL, a model's name.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 
@@ -6,6 +6,8 @@ const [url, model] = process.argv.slice(2);
 const require = createRequire(`${process.env.CLIENTS}/package.json`);
 const OpenAI = require("openai").default;
 const Anthropic = require("@anthropic-ai/sdk").default;
+const { generateText, streamText, tool, jsonSchema } = require("ai");
+const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
 const messages = [{ role: "user", content: "Hi" }];
 
 const openai = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
@@ -34,7 +36,21 @@ const final = await anthropic.messages.stream({ model, max_tokens: 5, messages }
 assert.equal(final.usage.output_tokens, 5);
 assert.ok((await anthropic.messages.countTokens({ model, messages })).input_tokens > 0);
 await assert.rejects(anthropic.messages.create({ model: "none", max_tokens: 1, messages }), Anthropic.NotFoundError);
+
+const vercel = createOpenAICompatible({ name: "preble", baseURL: `${url}/v1`, includeUsage: true });
+const asked = { model: vercel(model), prompt: "Hi", maxOutputTokens: 5, maxRetries: 0 };
+assert.equal((await generateText(asked)).usage.outputTokens, 5);
+const streamed = streamText(asked);
+let spoken = "";
+for await (const piece of streamed.textStream) spoken += piece;
+assert.ok(spoken);
+assert.equal((await streamed.usage).outputTokens, 5);
+await assert.rejects(generateText({ ...asked, model: vercel("none") }), { statusCode: 404 });
+
 if (process.env.PREBLE_EMULATED) {
+  const inputSchema = jsonSchema({ type: "object", properties: { at: { type: "integer" } }, required: ["at"] });
+  const called = await generateText({ ...asked, maxOutputTokens: 100, tools: { look: tool({ inputSchema }) } });
+  assert.ok(Number.isInteger(called.toolCalls[0].input.at));
   const vectors = await openai.embeddings.create({ model, input: ["a", "b"] });
   assert.equal(vectors.data.length, 2);
 }
