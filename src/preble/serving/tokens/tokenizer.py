@@ -30,8 +30,9 @@ MODEL_FILES = (
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _NULL = msgspec.Raw(b"null")
 _NUM_KEPT_TOOLS = 32
+"""The lists of tools that came last are kept decoded."""
 _LARGEST_KEPT_TOOLS = 64 * 1024
-"""Of the lists of tools that came last, so many are kept decoded if their JSON has at most this many bytes."""
+"""Longer lists, in bytes of JSON, are not kept."""
 _PROBES = (
     "",
     " ",
