@@ -217,7 +217,7 @@ async def test_a_killed_front_end_loses_its_own_requests_and_is_started_again(tm
         assert not [text for text in clients.wrong if text[0].isdigit()], "broken connections, no error answers"
         await eventually(lambda: nothing_is_left(gateway))
         assert len(gateway.processes()) == 3 and gateway.processes() != old
-        assert total(await gateway.metrics(), 'preble_responses_total{path="/v1/completions"') > 0
+        assert total(await gateway.metrics(), 'preble_responses_total{model="tiny",path="/v1/completions"') > 0
 
 
 async def test_a_killed_scheduler_process_loses_no_request(tmp_path: Path) -> None:
