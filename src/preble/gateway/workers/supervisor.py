@@ -115,9 +115,10 @@ class _Workers:
         known = await contents(self._config, self._sources)
         try:
             await asyncio.gather(*(worker.start() for worker in (self._scheduler, *self._front_ends)))
+            stop, reload = self._handle_signals()
             has_keys = KeyRing(self._config.auth, self._config.queue.classes).has_keys
             tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
-            await self._until_stopped(known)
+            await self._until_stopped(stop, reload, known)
         finally:
             for listener in self._listeners:
                 listener.close()  # from now on nobody is let in
@@ -125,11 +126,15 @@ class _Workers:
             await asyncio.gather(*(front_end.stop(grace_s) for front_end in self._front_ends))
             await self._scheduler.stop(grace_s)
 
-    async def _until_stopped(self, known: Contents) -> None:
+    def _handle_signals(self) -> tuple[asyncio.Event, asyncio.Event]:
+        """Return what is set when this process shall stop, and when it shall reload."""
         loop, stop, reload = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGINT, self._on_signal, stop, False)
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, stop, True)
         loop.add_signal_handler(signal.SIGHUP, reload.set)
+        return stop, reload
+
+    async def _until_stopped(self, stop: asyncio.Event, reload: asyncio.Event, known: Contents) -> None:
         following = asyncio.create_task(reload_on_change(lambda: self._config, self._sources, known, reload.set))
         reloading = asyncio.create_task(self._reload_whenever(reload))
         try:
