@@ -12,6 +12,7 @@ import os
 import select
 import stat
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -61,6 +62,7 @@ class LossyStream(io.TextIOBase):
         self._target = target
         self._losses = losses
         self._is_cut = False
+        self._lock = threading.Lock()  # threads log as well, and a long line goes out in several pieces
         try:
             self._fd: int | None = target.fileno()
         except (OSError, ValueError):  # a test's buffer
@@ -79,7 +81,8 @@ class LossyStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write `text`, or as much of it as is taken; the next line then begins on a line of its own."""
         try:
-            self._write(text)
+            with self._lock:
+                self._write(text)
         except (OSError, ValueError):
             self._losses.num_lines += 1
         return len(text)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -228,6 +228,48 @@ async def test_answers_are_not_compared_where_ids_are_not_sent(
     async with answering as [one], serve([one], parity=ON, tokenizer=byte_tokens, tokenizing=off) as gateway:
         assert "ids" not in (await report_of(gateway, one))["findings"]
         assert not any(live.takes_ids for live in gateway.gateway.serving.replicas.values())
+
+
+CLIENTS_MAX_TOKENS = 77
+
+
+class RefusingReplica(AnsweringReplica):
+    """It notes the prompts of clients in `sent`; `refuses_now` says whether it answers 503."""
+
+    sent: ClassVar[list[object]] = []
+    refuses_now: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if body.get("max_tokens") != CLIENTS_MAX_TOKENS:
+            return await super()._serve(request)
+        self.sent.append(body["prompt"])
+        return await status(503)(self, request, body) if type(self).refuses_now() else await super()._serve(request)
+
+
+async def test_a_replica_that_nobody_has_checked_gets_the_text_of_a_request_that_moves_there(
+    serve: Serve, byte_tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preble.engines.openai.OpenAIEngine.takes_ids", True)
+    text = "x" * 2000
+    async with (
+        running([RefusingReplica(), RefusingReplica()]) as both,
+        serve(both, parity=ON, tokenizer=byte_tokens) as gateway,
+    ):
+        lives = gateway.gateway.serving.replicas
+        await eventually(lambda: all(live.takes_ids for live in lives.values()), "both are checked")
+
+        def first_refuses() -> bool:
+            for live in lives.values():
+                lives.set_takes_ids(live, False)
+            return len(RefusingReplica.sent) == 1
+
+        monkeypatch.setattr(RefusingReplica, "refuses_now", staticmethod(first_refuses))
+        monkeypatch.setattr(RefusingReplica, "sent", [])
+        body = {"model": "tiny", "prompt": text, "max_tokens": CLIENTS_MAX_TOKENS}
+        async with gateway.http.post("/v1/completions", json=body) as answer:
+            assert answer.status == 200
+        assert RefusingReplica.sent == [list(text.encode()), text]
 
 
 async def test_no_two_checks_send_the_same_prompt(serve: Serve) -> None:

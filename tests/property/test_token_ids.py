@@ -37,6 +37,25 @@ def test_ids_are_those_that_were_sent(values: list[int], space: str, piece: int)
         assert decode_prompts(Raw(written(values, space)), LIMITS) == [pack_tokens(values)]
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "[[1],1234]",
+        "[[1],-1234]",
+        '[[1],"12,13"]',
+        '[[1],"a"]',
+        "[[1],true]",
+        "[[1],null]",
+        "[[ ]]",
+        "[[1],[\n]]",
+        "[ ]",
+    ],
+)
+def test_what_is_no_list_of_ids_is_no_prompt(prompt: str) -> None:
+    with pytest.raises(RequestError):
+        decode_prompts(Raw(prompt.encode()), LIMITS)
+
+
 @given(before=st.lists(IDS), other=OTHERS, after=st.lists(IDS), space=SPACES, piece=st.sampled_from([16, 2**16]))
 def test_a_list_with_anything_else_is_refused(
     before: list[int], other: object, after: list[int], space: str, piece: int

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -91,6 +92,29 @@ def test_a_line_that_was_cut_off_is_ended_before_the_next(pipe: tuple[int, TextI
     text = os.read(reader, 1 << 20)
     os.close(reader)
     assert text == b"\nthe next line\n"
+
+
+def test_lines_of_several_threads_do_not_mix(pipe: tuple[int, TextIO]) -> None:
+    """A long line goes into a pipe in several pieces."""
+    reader, stream = pipe
+    lossy = LossyStream(stream, LogLosses())
+    found: list[bytes] = []
+
+    def read() -> None:
+        while data := os.read(reader, 1 << 16):
+            found.append(data)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    writers = [threading.Thread(target=lossy.write, args=(letter * 100_000 + "\n",)) for letter in "abc" * 5]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stream.close()
+    reading.join()
+    os.close(reader)
+    assert all(len(set(line)) <= 1 for line in b"".join(found).splitlines())
 
 
 def test_a_value_that_cannot_be_shown_costs_its_line_only(

@@ -131,14 +131,14 @@ class Intake(ABC):
         namespace = of_model.namespace(fields.cache_salt)
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
 
-    async def body_for(self, parsed: ParsedRequest, request: Request) -> bytes:
-        """Return the body for a replica: the client's own, or one with token ids in place of a long text.
+    async def with_ids(self, parsed: ParsedRequest, request: Request) -> bytes | None:
+        """Return the body with token ids in place of a long text, None if the replica shall get the client's own.
 
         It has ids only if each replica of the model answers them as it answers the text (`tokenizing.send_ids`).
         """
         is_one_long = parsed.num_prompts == 1 and len(request.prompt) >= _IDS_PAY_FROM
         if not is_one_long or not self.replicas.of_model(parsed.model).takes_ids:
-            return parsed.body
+            return None
         return await with_ids(parsed.path, parsed.body, request.prompt)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:

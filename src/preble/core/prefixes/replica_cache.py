@@ -17,6 +17,8 @@ from preble.core.types import BlockHash
 UNKNOWN_CAPACITY = 1 << 60
 """Tokens that no cache holds; an integer, since compiled code compares integers much faster than with infinity."""
 
+_CUT_SHIFT = 3
+
 
 class ReplicaCache:
     """The entries of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: cached or about to be, in all.
@@ -31,6 +33,7 @@ class ReplicaCache:
         "_cut_excess",
         "_cut_version",
         "_entries",
+        "_num_cut",
         "_ring",
         "_size",
         "bit",
@@ -51,7 +54,7 @@ class ReplicaCache:
         self.names = BlockNames(size)
         self._entries: dict[Node, CacheEntry] = {}
         self._ring = CacheEntry(None, 0.0)
-        self._cut, self._cut_excess, self._cut_version = self._ring, 0, -1
+        self._cut, self._cut_excess, self._cut_version, self._num_cut = self._ring, 0, -1, 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -128,16 +131,17 @@ class ReplicaCache:
         """Leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
 
         It evicts the least recently used first. Ask for the nodes of a prompt from the top, up to the first that is not
-        left whole. O(1), after a change O(entries that will be gone).
+        left whole. O(1) on average: one change moves the end of what will be gone by a few entries, so where that is
+        many, it is looked for again only after an eighth as many changes.
         """
         entry = self._entries.get(node)
         if entry is None:
             return 0
-        if self._cut_version != self.version:
+        if self.version - self._cut_version > self._num_cut >> _CUT_SHIFT:
             self._find_cut()
         tokens = entry.tokens_in(node)
         if entry is self._cut:
-            return tokens - self._cut_excess
+            return max(tokens - self._cut_excess, 0)
         return 0 if entry.last_used_s < self._cut.last_used_s else tokens
 
     def is_in_use(self, node: Node) -> bool:
@@ -270,10 +274,12 @@ class ReplicaCache:
     def _find_cut(self) -> None:
         """The oldest entry of which something will be left, and how much of it will be gone."""
         excess = self.used_tokens - self.capacity
-        entry = self._ring.newer
+        entry, count = self._ring.newer, 0
         while entry.node is not None and (tokens := entry.tokens_in(entry.node)) <= excess:
             excess -= tokens
             entry = entry.newer
+            count += 1
+        self._num_cut = count
         self._cut, self._cut_excess = entry, excess
         self._cut_version = self.version
 

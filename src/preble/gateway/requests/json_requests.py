@@ -45,9 +45,9 @@ class JsonRequests:
 
         async def relay(index: int = 0, body: bytes | None = None) -> Relay:
             request = await self._serving.tokenize(parsed, index)
-            body = body or await self._serving.body_for(parsed, request)
+            with_ids = await self._serving.with_ids(parsed, request)
             most = self._limits.max_answer_bytes
-            return Relay(self._serving, request, parsed, body, headers, most, client.under_way)
+            return Relay(self._serving, request, parsed, body or parsed.body, with_ids, headers, most, client.under_way)
 
         if parsed.num_prompts > 1:
             await answer_prompt_list(client, parsed, relay, at_once=self._limits.prompts_at_once)

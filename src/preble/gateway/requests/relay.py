@@ -9,7 +9,7 @@ from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.tracing import place, replica_span
-from preble.serving import NOT_NOW, Intake, ParsedRequest
+from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""
@@ -24,13 +24,15 @@ class Relay:
     something that is no completion. The fleet's retry budget limits all moves, except from replicas that cannot be
     reached. After the first piece of a stream, and after a timeout, the request fails.
 
-    `max_answer_bytes`: of an answer that is no stream. `under_way`: holds the attempt, while there is one.
+    `with_ids`: the same body with token ids in place of the text, if that is to be sent. `max_answer_bytes`: of an
+    answer that is no stream. `under_way`: holds the attempt, while there is one.
     """
 
     serving: Intake
     request: Request
     parsed: ParsedRequest
     body: bytes
+    with_ids: bytes | None
     headers: Mapping[str, str]
     max_answer_bytes: int
     under_way: set[Attempt]
@@ -47,7 +49,7 @@ class Relay:
             failure: EngineError | None = None
             try:
                 with replica_span(self.parsed.trace, attempt, self.headers) as headers:
-                    await attempt.carry(self.body, headers, self.under_way)
+                    await attempt.carry(self._body_at(placed), headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
                     if attempt.answer_id is not None:
                         tenant = self.parsed.caller.tenant
@@ -66,6 +68,14 @@ class Relay:
             if failure is not None:
                 raise failure
             return attempt
+
+    def _body_at(self, placed: Placed) -> bytes:
+        """Return the body for a replica. Since it was written, the request may have waited, or moved to a replica that
+        nobody has checked: that one gets the text."""
+        if self.with_ids is None:
+            return self.body
+        replica = self.serving.replicas.get(placed.placement.replica_id)
+        return self.with_ids if replica is not None and replica.takes_ids else self.body
 
     def _may_move(self, attempt: Attempt, failure: EngineError | None) -> bool:
         if isinstance(failure, EngineRefused) or (failure is None and attempt.status in NOT_NOW):

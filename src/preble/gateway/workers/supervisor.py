@@ -114,7 +114,8 @@ class _Workers:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
         known = await contents(self._config, self._sources)
         try:
-            await asyncio.gather(*(worker.start() for worker in (self._scheduler, *self._front_ends)))
+            await self._scheduler.start()  # alone: what it refuses is said at once
+            await asyncio.gather(*(front_end.start() for front_end in self._front_ends))
             stop, reload = self._handle_signals()
             has_keys = KeyRing(self._config.auth, self._config.queue.classes).has_keys
             tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))

@@ -309,12 +309,14 @@ def _check_number(count: int, limits: PromptLimits, param: str) -> None:
 
 def _packed(raw: Raw, limits: PromptLimits, param: str) -> PackedTokens:
     """Return a list of token ids, packed. Raises: RequestError. PromptTooLong: surely longer than the limit."""
-    encoded = bytes(raw)
+    encoded = bytes(raw).strip()
+    if not encoded.startswith(b"["):
+        decoded(_IDS, raw, param)
     most = len(encoded) // 2  # each has a digit and a comma or bracket
     if most > limits.tokens and (count := encoded.count(b",") + 1) > limits.tokens:
         raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {limits.tokens:g}")
     if len(encoded) <= _PIECE_BYTES:
-        ids = _ids(encoded[1:-1], param)
+        ids = _ids(encoded[1:-1].strip(), param)
         if not ids:
             raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
         return ids
@@ -338,7 +340,7 @@ def _ids(inside: bytes, param: str | None = None) -> PackedTokens:
 
 def _pieces(encoded: bytes) -> Iterator[bytes]:
     """Cut the inside of a long list of numbers after `_PIECE_BYTES` or a few more."""
-    inside = encoded.strip()[1:-1]
+    inside = encoded[1:-1]
     start = 0
     while start < len(inside):
         end = inside.find(b",", start + _PIECE_BYTES)

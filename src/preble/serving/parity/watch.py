@@ -75,7 +75,7 @@ class ParityWatch:
         if (trusted := self._verdict(findings)) is not None:
             self._rotation.set_trust(replica, trusted)
         for finding in findings:
-            if finding.check is Check.IDS and finding.outcome is not Outcome.UNCHECKED:
+            if finding.check is Check.IDS:
                 self._rotation.replicas.set_takes_ids(replica, finding.outcome is Outcome.VERIFIED)
         report = ParityReport(
             replica=replica.engine.replica_id,

@@ -216,7 +216,7 @@ class ReplicaMonitor:
             return True  # the next check will find it
         if names is None or names == (info.models, info.adapters, info.roots):
             return True
-        if names.models[0] != info.models[0]:
+        if names.models[0] != info.models[0] or names.roots[:1] != info.roots[:1]:
             return False
         self._found = replace(self._found, info=replace(info, **names._asdict()))
         for replica in replicas:

@@ -36,8 +36,9 @@ _TURN_S = 0.0005
 """How long a prompt in parts may hold the event loop; it may go over by one part. A part above `MOST_AT_ONCE`, as of a
 text without words, goes to a thread."""
 _RENDERED_AT_ONCE_BYTES = 128 * 1024
-_RENDERED_AT_ONCE_OBJECTS = 128
-"""Rendering a chat of these sizes takes less than a millisecond: each message is an object, and costs up to 5 us."""
+_RENDERED_AT_ONCE_PARTS = 256
+"""Rendering a chat of these sizes takes about a millisecond: each message has an object and a text or more, and each
+part of its content is one of the two and costs up to 5 us."""
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class LocalTokens:
         if self._joint is None and is_short and len(body) > self._inline_bytes:
             return await self._elsewhere(len(body), PromptTokenizer.chat, body)
         most = self._inline_bytes if self._joint is None else max(self._inline_bytes, _RENDERED_AT_ONCE_BYTES)
-        if len(body) <= most and body.count(b"{") <= _RENDERED_AT_ONCE_OBJECTS:
+        if len(body) <= most and body.count(b"{") + body.count(b'",') <= _RENDERED_AT_ONCE_PARTS:
             text, add_special_tokens = self._tokenizer.chat_text(body)
         else:
             text, add_special_tokens = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
