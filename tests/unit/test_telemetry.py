@@ -134,10 +134,11 @@ def test_metrics_of_the_same_meaning_have_vllms_names_too_where_they_are_wanted(
         telemetry.placed(placement(replica), "tiny", 0.001)
     telemetry.numbers.set("preble_kv_in_use_ratio", "a", to=0.2)
     telemetry.numbers.set("preble_kv_in_use_ratio", "b", to=0.6)
+    telemetry.numbers.set("preble_prompts_queued", "tiny", to=3)
     shown = samples(telemetry)
     assert shown["vllm:prompt_tokens_total{model_name=tiny}"] == 200
     assert shown["vllm:num_requests_running{model_name=tiny}"] == 2
-    assert shown["vllm:num_requests_waiting{}"] == 0
+    assert shown["vllm:num_requests_waiting{model_name=tiny}"] == 3
     assert shown["vllm:kv_cache_usage_perc{}"] == pytest.approx(0.4)
     assert shown["vllm:time_to_first_token_seconds_count{model_name=tiny}"] == 0
     assert not [name for name in samples(Telemetry()) if name.startswith("vllm:")]
