@@ -10,7 +10,7 @@ from preble.config import GatewayConfig
 from preble.engines.registry import may_be_own
 
 MOST = 4
-"""As many front ends as one scheduler process can feed (docs/performance.md); each takes memory."""
+"""With streams one scheduler process feeds three to four front ends (docs/performance.md); each takes memory."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
