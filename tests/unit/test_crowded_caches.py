@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import BlocksStored, Placement, ReplicaId, Request, RequestId, pack_tokens
+from preble.core.types import BlocksStored, CacheCleared, Placement, ReplicaId, Request, RequestId, pack_tokens
 from preble.profiles import load_profile
 from preble.sim import SimConfig, Simulation
 from preble.workloads import Stream, WorkloadPlan
@@ -90,6 +90,17 @@ def test_a_shared_prefix_stays_as_long_as_its_latest_user() -> None:
     place(made, "follow-up", OLD[:20] + run_of(5, 20), now=11.0)
     place(made, "next", NEXT, now=12.0)
     assert found(made, OLD) == 20
+
+
+def test_what_a_request_uses_goes_after_all_that_is_idle() -> None:
+    """Also where that is reported later: so a gateway hears, after it has joined, what was cached before."""
+    made = crowded(A)
+    made.on_evicted(CacheCleared(A, is_past=True), 11.0)
+    past = run_of(4, 80)
+    made.on_stored(BlocksStored(A, tuple(range(11, 19)), None, pack_tokens(past), 10), 12.0)
+    assert (found(made, past), found(made, NEW)) == (60, 40)
+    made.on_finish(RequestId("new"), 1, 13.0)
+    assert found(made, NEW) == 40, "its report has not come yet"
 
 
 @pytest.mark.parametrize("names", [(A, B), (A, B, C)], ids=["two replicas", "three replicas"])

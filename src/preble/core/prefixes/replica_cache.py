@@ -31,6 +31,7 @@ class ReplicaCache:
     __slots__ = (
         "_cut",
         "_cut_excess",
+        "_cut_in_use",
         "_cut_version",
         "_entries",
         "_num_cut",
@@ -55,6 +56,7 @@ class ReplicaCache:
         self._entries: dict[Node, CacheEntry] = {}
         self._ring = CacheEntry(None, 0.0)
         self._cut, self._cut_excess, self._cut_version, self._num_cut = self._ring, 0, -1, 0
+        self._cut_in_use = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -130,9 +132,10 @@ class ReplicaCache:
     def tokens_left(self, node: Node) -> int:
         """Leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
 
-        It evicts the least recently used first. Ask for the nodes of a prompt from the top, up to the first that is not
-        left whole. O(1) on average: one change moves the end of what will be gone by a few entries, so where that is
-        many, it is looked for again only after an eighth as many changes.
+        It evicts the least recently used first, and what a request uses only when nothing idle is left. Ask for the
+        nodes of a prompt from the top, up to the first that is not left whole. O(1) on average: one change moves the
+        end of what will be gone by a few entries, so where that is many, it is looked for again only after an eighth
+        as many changes.
         """
         entry = self._entries.get(node)
         if entry is None:
@@ -142,6 +145,9 @@ class ReplicaCache:
         tokens = entry.tokens_in(node)
         if entry is self._cut:
             return max(tokens - self._cut_excess, 0)
+        in_use = entry.ref_count > 0
+        if in_use != self._cut_in_use:
+            return tokens if in_use else 0
         return 0 if entry.last_used_s < self._cut.last_used_s else tokens
 
     def is_in_use(self, node: Node) -> bool:
@@ -274,9 +280,17 @@ class ReplicaCache:
     def _find_cut(self) -> None:
         """The oldest entry of which something will be left, and how much of it will be gone."""
         excess = self.used_tokens - self.capacity
+        idle_tokens = self.used_tokens - self.in_use_tokens
+        self._cut_in_use = in_use = idle_tokens <= excess
+        if in_use:
+            excess -= idle_tokens
         entry, count = self._ring.newer, 0
-        while entry.node is not None and (tokens := entry.tokens_in(entry.node)) <= excess:
-            excess -= tokens
+        while entry.node is not None:
+            if (entry.ref_count > 0) == in_use:
+                tokens = entry.tokens_in(entry.node)
+                if tokens > excess:
+                    break
+                excess -= tokens
             entry = entry.newer
             count += 1
         self._num_cut = count
