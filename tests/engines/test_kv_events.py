@@ -27,6 +27,7 @@ from preble.core.types import (
     unpack_tokens,
 )
 from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_sockets import KvEventEndpoints, Subscription
 from preble.engines.media import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
@@ -469,6 +470,12 @@ async def test_many_streams_need_no_more_threads_than_one() -> None:
             for _ in range(20):
                 await stack.enter_async_context(following(publisher))
             assert (threading.active_count(), num_threads()) == of_one
+
+
+async def test_a_stream_may_begin_as_soon_as_another_one_has_ended() -> None:
+    """ZMQ frees what a socket has bound some time after it is closed."""
+    for _ in range(500):
+        Subscription(KvEventEndpoints("tcp://127.0.0.1:9")).close()
 
 
 def num_threads() -> int:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +35,8 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _ADDRESS = re.compile(r"tcp://[^\s*/]+:\d{1,5}|ipc://\S+")
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 2_000
+_MONITOR_NUMBERS = count()
+"""For addresses of monitors. ZMQ gives an address free some time after its socket is closed, so none is used twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class Subscription:
 
     def _connect(self, endpoint: str) -> None:
         _configure(self._socket, receive_queue=RECEIVE_QUEUE_MESSAGES)
-        name = f"inproc://monitor-{id(self)}"
+        name = f"inproc://monitor-{next(_MONITOR_NUMBERS)}"
         self._socket.monitor(name, zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._monitor.connect(name)
         self._socket.subscribe(self._topic)
