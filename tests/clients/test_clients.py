@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -59,24 +62,39 @@ async def before_emulated_replicas() -> AsyncIterator[str]:
         yield await stack.enter_async_context(gateway_before([server.url for server in servers]))
 
 
-async def run(command: Sequence[str], *, emulated: bool) -> str:
+async def run(command: Sequence[str], *, emulated: bool, within_s: float = TAKES_LONG_S) -> str:
     """Run a client to its end. Return what it prints; it must succeed."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREBLE_")}
     environ |= {"PREBLE_EMULATED": "1"} if emulated else {}
     environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CLIENTS": str(ROOT / ".servers" / "node-clients")}
-    environ |= {"ENGINE_PACKAGES": str(VLLM_PACKAGES), "TOKENIZER": str(TINY_MODEL)}
-    process = await asyncio.create_subprocess_exec(
-        *command, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    environ |= {"ENGINE_PACKAGES": str(VLLM_PACKAGES), "TOKENIZER": str(TINY_MODEL), "PYTHONFAULTHANDLER": "1"}
+    # A file: what the client has started may hold a pipe open for ever.
+    with TemporaryFile() as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environ, stdout=output, stderr=output, start_new_session=True
+        )
+        ended = await ends(process, within_s)
+        output.seek(0)
+        said = output.read().decode("utf-8", "replace")
+    assert ended, f"{command[1]} does not end within {within_s:g} s; where it is, and what it said:\n{said[-8000:]}"
+    assert process.returncode == 0, said[-4000:]
+    return said
+
+
+async def ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
+    """Wait for the end of a client. If that takes too long, end it and what it has started; Python says where it is."""
     try:
-        async with asyncio.timeout(TAKES_LONG_S):
-            output, _ = await process.communicate()
+        for limit_s in (within_s, 10.0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await process.wait()
+                    return limit_s == within_s
+            os.killpg(process.pid, signal.SIGABRT)
+        return False
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, output.decode("utf-8", "replace")[-4000:]
-    return output.decode()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 def command_of(script: str) -> list[str]:
@@ -86,6 +104,12 @@ def command_of(script: str) -> list[str]:
         require_vllm()
         name, program = "guidellm", "python"
     return [str(require_server(name, program)), str(FOLDER / script)]
+
+
+async def test_a_client_that_hangs_is_ended_with_all_that_it_started() -> None:
+    hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
+    with pytest.raises(AssertionError, match="does not end within"):
+        await run([sys.executable, "-c", hangs], emulated=True, within_s=0.5)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
