@@ -32,9 +32,10 @@ from preble.decisions.lines import (
     FinishLine,
     Line,
     PlaceLine,
+    TimerLine,
+    as_it_is,
     header_line,
     stored_line,
-    timer_line,
 )
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.reader import LogReader
@@ -114,15 +115,15 @@ def lines_of(tmp_path: Path, sink: MemorySink) -> list[str]:
 def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Path) -> None:
     sink = GatedSink()
     log = writer(sink)
-    log.write(timer_line, 1.0)
+    log.write(as_it_is, TimerLine(t=1.0))
     assert sink.asked.wait(60)
-    log.write(timer_line, 2.0, size=MAX_PENDING_BYTES)
+    log.write(as_it_is, TimerLine(t=2.0), size=MAX_PENDING_BYTES)
     for _ in range(3):
-        log.write(timer_line, 3.0)
+        log.write(as_it_is, TimerLine(t=3.0))
     assert log.num_dropped == 3
     sink.gate.set()
     wait(lambda: log.num_written == 2)
-    log.write(timer_line, 4.0)
+    log.write(as_it_is, TimerLine(t=4.0))
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["TimerLine", "TimerLine", "DroppedLine", "TimerLine"]
     assert (log.num_written, log.num_dropped, sink.is_closed) == (3, 3, True)
@@ -134,10 +135,10 @@ def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Pat
 def test_a_writer_that_waits_for_room_drops_nothing(tmp_path: Path) -> None:
     sink = GatedSink()
     log = writer(sink, waits=True)
-    log.write(timer_line, 1.0)
+    log.write(as_it_is, TimerLine(t=1.0))
     assert sink.asked.wait(60)
-    log.write(timer_line, 2.0, size=MAX_PENDING_BYTES)
-    simulation = threading.Thread(target=log.write, args=(timer_line, 3.0))
+    log.write(as_it_is, TimerLine(t=2.0), size=MAX_PENDING_BYTES)
+    simulation = threading.Thread(target=log.write, args=(as_it_is, TimerLine(t=3.0)))
     simulation.start()
     simulation.join(0.05)
     assert simulation.is_alive(), "it waits"
@@ -161,13 +162,13 @@ def wait(condition: Callable[[], bool]) -> None:
 def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_reported(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink)
-    log.write(timer_line, 1.0)
+    log.write(as_it_is, TimerLine(t=1.0))
     wait(lambda: log.num_written == 1)
     sink.broken = True
-    log.write(timer_line, 2.0)
+    log.write(as_it_is, TimerLine(t=2.0))
     wait(lambda: log.num_dropped == 1)
     sink.broken = False
-    log.write(timer_line, 3.0)
+    log.write(as_it_is, TimerLine(t=3.0))
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["TimerLine", "DroppedLine", "TimerLine"]
     assert (log.num_written, log.num_dropped) == (2, 1)
@@ -177,7 +178,7 @@ def test_a_log_ends_at_its_bound(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink, max_bytes=1400)
     for i in range(1000):
-        log.write(timer_line, float(i))
+        log.write(as_it_is, TimerLine(t=float(i)))
     log.close(60.0)
     kinds = lines_of(tmp_path, sink)
     assert kinds[-1] == "FullLine" and set(kinds[:-1]) <= {"TimerLine"}
@@ -194,7 +195,7 @@ def test_a_line_that_cannot_be_made_is_a_gap_and_no_end(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink)
     log.write(broken)
-    log.write(timer_line, 1.0)
+    log.write(as_it_is, TimerLine(t=1.0))
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["DroppedLine", "TimerLine"]
 
@@ -204,7 +205,7 @@ def test_nothing_is_written_after_the_end() -> None:
     log = writer(sink)
     log.close(60.0)
     log.close(60.0)
-    log.write(timer_line, 1.0)
+    log.write(as_it_is, TimerLine(t=1.0))
     assert (log.num_written, log.num_dropped) == (0, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -44,18 +45,16 @@ class _RequestFailed(Exception):
         self.kind = kind
 
 
+@dataclass(slots=True)
 class _Attempt:
     """What is known so far about one request in flight."""
 
-    __slots__ = ("events", "first_token_s", "reason", "replica", "status", "usage")
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.replica: str | None = None
-        self.reason: str | None = None
-        self.first_token_s: float | None = None
-        self.events = 0
-        self.usage: StreamUsage | None = None
+    status: int | None = None
+    replica: str | None = None
+    reason: str | None = None
+    first_token_s: float | None = None
+    events: int = 0
+    usage: StreamUsage | None = None
 
 
 class BenchClient:

@@ -320,6 +320,11 @@ def header_line(
     )
 
 
+def as_it_is(names: LogNames, line: Event) -> Event:
+    """Return a line that has nothing to rename."""
+    return line
+
+
 def candidate_row(candidate: Candidate) -> CandidateRow:
     return CandidateRow(
         candidate.replica_id,
@@ -354,20 +359,6 @@ def place_line(
     )
 
 
-def move_line(names: LogNames, now: float, request_id: RequestId, to: ReplicaId) -> MoveLine:
-    return MoveLine(t=now, id=request_id, to=to)
-
-
-def first_token_line(names: LogNames, now: float, request_id: RequestId) -> FirstTokenLine:
-    return FirstTokenLine(t=now, id=request_id)
-
-
-def finish_line(
-    names: LogNames, now: float, request_id: RequestId, output_tokens: int, cached_tokens: int | None
-) -> FinishLine:
-    return FinishLine(t=now, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens)
-
-
 def assumed_line(
     names: LogNames, now: float, event: PeerEvent
 ) -> PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine | PeerHeldLine:
@@ -396,10 +387,6 @@ def assumed_line(
     )
 
 
-def peer_forgotten_line(names: LogNames, now: float, peer: PeerId) -> PeerForgottenLine:
-    return PeerForgottenLine(t=now, peer=peer)
-
-
 def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool) -> StoredLine:
     return StoredLine(
         t=now,
@@ -426,19 +413,3 @@ def evicted_line(
     if isinstance(event, BlocksShared):
         return SharedLine(t=now, replica=event.replica_id, blocks=blocks)
     return EvictedLine(t=now, replica=event.replica_id, blocks=blocks, tier=event.tier)
-
-
-def add_replica_line(names: LogNames, now: float, spec: ReplicaSpec) -> AddReplicaLine:
-    return AddReplicaLine(t=now, replica=spec)
-
-
-def remove_replica_line(names: LogNames, now: float, replica_id: ReplicaId) -> RemoveReplicaLine:
-    return RemoveReplicaLine(t=now, replica=replica_id)
-
-
-def trust_line(names: LogNames, now: float, replica_id: ReplicaId, trusted: bool) -> TrustLine:
-    return TrustLine(t=now, replica=replica_id, trusted=trusted)
-
-
-def timer_line(names: LogNames, now: float) -> TimerLine:
-    return TimerLine(t=now)

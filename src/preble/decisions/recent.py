@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import nsmallest
 
 import msgspec
@@ -56,29 +57,18 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
 
 
+@dataclass(slots=True)
 class DecisionRecord:
     """One placement while it is kept. Its driver fills it in."""
 
-    __slots__ = (
-        "cached_tokens",
-        "end_at",
-        "first_token_at",
-        "outcome",
-        "output_tokens",
-        "placed_at",
-        "placement",
-        "replica_lost",
-    )
-
-    def __init__(self, placement: Placement, now: float) -> None:
-        self.placement = placement
-        self.placed_at = now
-        self.first_token_at: float | None = None
-        self.end_at: float | None = None
-        self.outcome: str | None = None
-        self.replica_lost = False
-        self.output_tokens = 0
-        self.cached_tokens: int | None = None
+    placement: Placement
+    placed_at: float
+    first_token_at: float | None = None
+    end_at: float | None = None
+    outcome: str | None = None
+    replica_lost: bool = False
+    output_tokens: int = 0
+    cached_tokens: int | None = None
 
     def finished(self, now: float, outcome: str, output_tokens: int, cached_tokens: int | None) -> None:
         self.end_at = now

@@ -36,20 +36,21 @@ class DecisionRecorder:
         self._log.write(lines.place_line, now, request, None, type(error).__name__, size=len(request.prompt))
 
     def moved(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
-        self._log.write(lines.move_line, now, request_id, to)
+        self._log.write(lines.as_it_is, lines.MoveLine(t=now, id=request_id, to=to))
 
     def first_token(self, request_id: RequestId, now: float) -> None:
-        self._log.write(lines.first_token_line, now, request_id)
+        self._log.write(lines.as_it_is, lines.FirstTokenLine(t=now, id=request_id))
 
     def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
-        self._log.write(lines.finish_line, now, request_id, output_tokens, cached_tokens)
+        line = lines.FinishLine(t=now, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens)
+        self._log.write(lines.as_it_is, line)
 
     def assumed(self, event: PeerEvent, now: float) -> None:
         size = len(event.prompt or b"") if isinstance(event, PeerPlaced | PeerHeld) else 0
         self._log.write(lines.assumed_line, now, event, size=size)
 
     def peer_forgotten(self, peer: PeerId, now: float) -> None:
-        self._log.write(lines.peer_forgotten_line, now, peer)
+        self._log.write(lines.as_it_is, lines.PeerForgottenLine(t=now, peer=peer))
 
     def stored(self, event: BlocksStored, located: bool, now: float) -> None:
         self._log.write(lines.stored_line, now, event, located, size=len(event.tokens))
@@ -58,13 +59,13 @@ class DecisionRecorder:
         self._log.write(lines.evicted_line, now, event)
 
     def replica_added(self, spec: ReplicaSpec, now: float) -> None:
-        self._log.write(lines.add_replica_line, now, spec)
+        self._log.write(lines.as_it_is, lines.AddReplicaLine(t=now, replica=spec))
 
     def replica_removed(self, replica_id: ReplicaId, now: float) -> None:
-        self._log.write(lines.remove_replica_line, now, replica_id)
+        self._log.write(lines.as_it_is, lines.RemoveReplicaLine(t=now, replica=replica_id))
 
     def trust_changed(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
-        self._log.write(lines.trust_line, now, replica_id, trusted)
+        self._log.write(lines.as_it_is, lines.TrustLine(t=now, replica=replica_id, trusted=trusted))
 
     def timer_ran(self, now: float) -> None:
-        self._log.write(lines.timer_line, now)
+        self._log.write(lines.as_it_is, lines.TimerLine(t=now))

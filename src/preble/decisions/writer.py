@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -94,7 +95,7 @@ class LogWriter:
         self._progress = threading.Event()
         self._closed = False
         # Each of these is written by one thread only, so that no lock is needed.
-        self._put_bytes = self._num_put = self._num_refused = self._unsaid_refused = 0
+        self._put_bytes = self._num_refused = self._unsaid_refused = 0
         self._done_bytes = self._num_written = self._num_lost = self._unsaid_lost = 0
         self._size = 0
         self._is_full = self._is_failing = False
@@ -202,13 +203,11 @@ class LogWriter:
         return True
 
 
+@dataclass(slots=True)
 class _Entry:
     """One line to be made and written. `refused_before`: lines that found no room in the queue just before it."""
 
-    __slots__ = ("make_line", "refused_before", "size", "values")
-
-    def __init__(self, make_line: Callable[..., Line], values: tuple[Any, ...], size: int, refused_before: int) -> None:
-        self.make_line = make_line
-        self.values = values
-        self.size = size
-        self.refused_before = refused_before
+    make_line: Callable[..., Line]
+    values: tuple[Any, ...]
+    size: int
+    refused_before: int

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -34,13 +35,11 @@ class PromptName(NamedTuple):
     tail: bytes
 
 
+@dataclass(slots=True)
 class _Chunk:
-    __slots__ = ("before", "tokens", "told_at")
-
-    def __init__(self, before: bytes, tokens: bytes, told_at: int) -> None:
-        self.before = before
-        self.tokens = tokens
-        self.told_at = told_at
+    before: bytes
+    tokens: bytes
+    told_at: int
 
 
 class PromptBook:

@@ -87,7 +87,7 @@ class Serving(Intake):
             self._rotation, reference, telemetry, config.parity, sends_ids=config.tokenizing.send_ids
         )
         self.members = Members(placements, self._monitor, config.health)
-        telemetry.numbers.read(lambda: of_members(self.members))
+        telemetry.numbers.read(lambda: of_members(self.members, self.members.sources()))
         self._followed: object = None
         self.group: Group | None = None
         self._socket: SchedulerSocket | None = None

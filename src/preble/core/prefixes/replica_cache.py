@@ -114,11 +114,6 @@ class ReplicaCache:
     def get(self, node: Node) -> CacheEntry | None:
         return self._entries.get(node)
 
-    def tokens_in(self, node: Node) -> int:
-        """Leading tokens of `node` that the replica caches or is about to cache."""
-        entry = self._entries.get(node)
-        return 0 if entry is None else entry.tokens_in(node)
-
     def tokens_held(self, node: Node) -> int:
         """Leading tokens of `node` that the replica caches already."""
         entry = self._entries.get(node)

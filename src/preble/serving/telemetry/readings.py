@@ -5,39 +5,22 @@ from __future__ import annotations
 import mmap
 import platform
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from preble import __version__
 from preble.core.placing import scheduler as scheduler_module
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import ReplicaState
 from preble.core.types import ReplicaId
+from preble.decisions.writer import LogWriter
+from preble.serving.peers.group import Group
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.telemetry.numbers import Reading
 
 
-class LogCounts(Protocol):
-    """The counters of a decision log."""
-
-    @property
-    def num_written(self) -> int: ...
-
-    @property
-    def num_dropped(self) -> int: ...
-
-
-class MemberRows(Protocol):
-    """The replicas that are watched, and who names them."""
-
-    def __iter__(self) -> Iterator[MemberRow]: ...
-
-    def sources(self) -> list[SourceRow]: ...
-
-
-def of_scheduler(scheduler: GlobalScheduler, log: LogCounts | None = None) -> Iterator[Reading]:
+def of_scheduler(scheduler: GlobalScheduler, log: LogWriter | None = None) -> Iterator[Reading]:
     """The scheduler's state. `log`: the decision log, None where none is kept."""
     state = scheduler.snapshot()
     yield _one("preble_index_bytes", state.num_index_bytes)
@@ -88,45 +71,17 @@ def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:
             yield _one("preble_engine_kv_tokens", load.kv_tokens, replica_id)
 
 
-def of_members(members: MemberRows) -> Iterator[Reading]:
+def of_members(rows: Iterable[MemberRow], sources: Iterable[SourceRow]) -> Iterator[Reading]:
     """Every replica that is watched with its state, also those that were never up; and the sources that name them."""
-    for row in members:
+    for row in rows:
         yield _one("preble_replica_state", 1, row.url, row.state)
         yield _one("preble_replica_safe_to_remove", row.safe_to_remove, row.url)
-    for source in members.sources():
+    for source in sources:
         yield _one("preble_source_replicas", source.replicas, source.name)
         yield _one("preble_source_current", source.error is None, source.name)
 
 
-class GroupState(Protocol):
-    """What a gateway knows of its group."""
-
-    @property
-    def peers(self) -> Collection[str]: ...
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    @property
-    def is_warm(self) -> bool: ...
-
-    @property
-    def num_told(self) -> int: ...
-
-    @property
-    def told_bytes(self) -> int: ...
-
-    @property
-    def num_heard(self) -> int: ...
-
-    @property
-    def num_bad(self) -> int: ...
-
-    @property
-    def num_unknown(self) -> int: ...
-
-
-def of_group(group: GroupState) -> Iterable[Reading]:
+def of_group(group: Group) -> Iterable[Reading]:
     """The other gateways of the cluster."""
     return [
         _one("preble_peers", len(group.peers)),
