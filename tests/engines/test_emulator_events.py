@@ -204,7 +204,7 @@ async def test_a_port_that_is_taken_is_refused() -> None:
         [source] = (await ask(server, "GET", "/kv_event_sources")).values()
         port = int(source["endpoint"].rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"cannot publish KV events at tcp://127.0.0.1:{port}"):
-            KvEventPublisher("127.0.0.1", port, 0, "")
+            KvEventPublisher(EmulatorConfig(profile="tiny-cpu", events_port=port))
 
 
 def test_only_a_prompts_first_block_bears_the_namespace() -> None:

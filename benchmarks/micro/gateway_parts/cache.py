@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from preble.core.replica.prefix_cache import PrefixCache, hash_blocks
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
+from preble.engines.emulator import EmulatorConfig
 from preble.engines.emulator.events import KvEventPublisher
 from preble.serving.tokens.tokenizer import PromptTokenizer
 
@@ -23,7 +24,7 @@ class PublishedCache:
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         self._tokenizer = tokenizer
         self._cache = PrefixCache(ReplicaId("upstream"), NUM_BLOCKS, BLOCK_SIZE)
-        self._publisher = KvEventPublisher("127.0.0.1", 0, 0, "")
+        self._publisher = KvEventPublisher(EmulatorConfig(profile="tiny-cpu", events_port=0))
         self._has_news = asyncio.Event()
 
     def take(self, prompt: str | Sequence[int] | None, body: bytes) -> None:

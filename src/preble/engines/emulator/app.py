@@ -24,10 +24,10 @@ from preble.engines.emulator.protocol import (
     error_body,
 )
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
-from preble.engines.emulator.web import ClientGone, Receive, Scope, Send, Sender, read_body
+from preble.engines.emulator.web import ClientGone, Exchange, Receive, Scope, Send
 from preble.errors import RequestError, UnknownModel
 
-Handler = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
 _log = structlog.get_logger("preble.engines.emulator")
 
@@ -52,9 +52,9 @@ class EmulatorApp:
         self._topic = config.events_topic
         base = self._models_served.base
         self._metrics = MetricsPage(engines, base, config.metrics_block_size or config.block_size)
-        self._sender = sender = Sender(profile)
+        self._profile = profile
         self._generating = generating = Generating(
-            config, f"preble-emulator/{profile}", engines, tokenizer, media, self._models_served, sender
+            config, f"preble-emulator/{profile}", engines, tokenizer, media, self._models_served
         )
         self._routes: Mapping[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): generating.completions,
@@ -78,15 +78,13 @@ class EmulatorApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        handler = self._routes.get((scope["method"], path))
+        exchange = Exchange(scope, receive, send, self._profile)
+        path = exchange.path
+        handler = self._routes.get((exchange.method, path))
         if handler is None and path.startswith("/v1/responses/"):
             handler = self._generating.stored
-        if handler is None:
-            await self._refuse(scope, send)
-            return
         try:
-            await handler(scope, receive, send)
+            await (handler or self._refuse)(exchange)
         except RequestError as error:
             is_anthropic = path.startswith("/v1/messages")
             form = (
@@ -94,32 +92,32 @@ class EmulatorApp:
                 if is_anthropic
                 else error_body(str(error), error.code, error.param)
             )
-            await self._sender.json(send, form, error.status)
+            await exchange.json(form, error.status)
         except ClientGone:
             _log.debug("client_gone", path=path)
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
-        is_known = any(path == scope["path"] for _, path in self._routes)
+    async def _refuse(self, exchange: Exchange) -> None:
+        is_known = any(path == exchange.path for _, path in self._routes)
         status, code = (405, "method_not_allowed") if is_known else (404, "not_found")
-        said = f"{scope['method']} {scope['path']} is not served by an emulated replica"
-        await self._sender.json(send, error_body(said, code, None), status)
+        said = f"{exchange.method} {exchange.path} is not served by an emulated replica"
+        await exchange.json(error_body(said, code, None), status)
 
     # --- the small endpoints ---
 
-    async def _tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ids = await self._generating.ids_of(decode_body(await read_body(receive), TokenizeBody))
+    async def _tokenize(self, exchange: Exchange) -> None:
+        ids = await self._generating.ids_of(decode_body(await exchange.read(), TokenizeBody))
         answer = {"count": len(ids), "max_model_len": self._engines[0].max_model_len, "tokens": ids, "token_strs": None}
-        await self._sender.json(send, answer)
+        await exchange.json(answer)
 
-    async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = decode_body(await read_body(receive), DetokenizeBody)
+    async def _detokenize(self, exchange: Exchange) -> None:
+        body = decode_body(await exchange.read(), DetokenizeBody)
         self._models_served.require(body.model)
-        await self._sender.json(send, {"prompt": self._tokenizer.decode(body.tokens)})
+        await exchange.json({"prompt": self._tokenizer.decode(body.tokens)})
 
-    async def _reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.json(send, {"success": all([await engine.reset_cache() for engine in self._engines])})
+    async def _reset_prefix_cache(self, exchange: Exchange) -> None:
+        await exchange.json({"success": all([await engine.reset_cache() for engine in self._engines])})
 
-    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _models(self, exchange: Exchange) -> None:
         served = self._models_served
         card = {
             "id": served.base,
@@ -131,33 +129,33 @@ class EmulatorApp:
             "max_model_len": self._engines[0].max_model_len,
         }
         adapters = [{**card, "id": name, "root": name, "parent": served.base} for name in served.adapters]
-        await self._sender.json(send, {"object": "list", "data": [card, *adapters]})
+        await exchange.json({"object": "list", "data": [card, *adapters]})
 
-    async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = decode_body(await read_body(receive), AdapterBody).lora_name
+    async def _load_adapter(self, exchange: Exchange) -> None:
+        name = decode_body(await exchange.read(), AdapterBody).lora_name
         served = self._models_served
         if name in (served.base, *served.adapters):
             raise RequestError(f"The lora adapter {name!r} has already been loaded.", param="lora_name")
         served.adapters.append(name)
-        await self._sender.whole(send, f"Success: LoRA adapter '{name}' added successfully.".encode(), b"text/plain")
+        await exchange.whole(f"Success: LoRA adapter '{name}' added successfully.".encode(), b"text/plain")
 
-    async def _unload_adapter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = decode_body(await read_body(receive), AdapterBody).lora_name
+    async def _unload_adapter(self, exchange: Exchange) -> None:
+        name = decode_body(await exchange.read(), AdapterBody).lora_name
         served = self._models_served
         if name not in served.adapters:
             raise UnknownModel(f"The lora adapter {name!r} cannot be found.", param="lora_name")
         served.adapters.remove(name)
-        await self._sender.whole(send, f"Success: LoRA adapter '{name}' removed successfully.".encode(), b"text/plain")
+        await exchange.whole(f"Success: LoRA adapter '{name}' removed successfully.".encode(), b"text/plain")
 
-    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.whole(send, b"", b"text/plain")
+    async def _health(self, exchange: Exchange) -> None:
+        await exchange.whole(b"", b"text/plain")
 
-    async def _show_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.whole(send, self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+    async def _show_metrics(self, exchange: Exchange) -> None:
+        await exchange.whole(self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _kv_event_sources(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _kv_event_sources(self, exchange: Exchange) -> None:
         sources = [publisher.source() for publisher in self._publishers] or [event_source(None, None, self._topic)]
-        await self._sender.json(send, {str(rank): source for rank, source in enumerate(sources)})
+        await exchange.json({str(rank): source for rank, source in enumerate(sources)})
 
-    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.json(send, {"version": f"{preble.__version__}+preble-emulator"})
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.json({"version": f"{preble.__version__}+preble-emulator"})

@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, Tier, unpack_tokens
+from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.media import EmulatedMedia, Keys
 from preble.engines.emulator.tiers import Change
 from preble.errors import ConfigError
@@ -94,39 +95,29 @@ class KvEventPublisher:
     Run `serve_replay` as a task; `close` when it has ended.
     """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        replay_port: int,
-        topic: str,
-        rank: int = 0,
-        media: EmulatedMedia | None = None,
-        keeps: int = BUFFER_STEPS,
-        said_port: int | None = None,
-    ) -> None:
-        """Binds both sockets. `rank`: named in each batch. `media`: in the prompts. `keeps`: batches for replay.
-        `said_port`: where it says that it publishes, None for the truth.
+    def __init__(self, config: EmulatorConfig, rank: int = 0, media: EmulatedMedia | None = None) -> None:
+        """Binds both sockets, at the configured ports plus `rank`, which each batch names. `media`: in the prompts.
 
         Raises: ConfigError: an address cannot be bound.
         """
         self._rank = rank
-        self._said_port = said_port
-        self._media = media or EmulatedMedia(1)
+        self._said_port = config.said_events_port
+        self._media = media or EmulatedMedia(config.image_tokens)
+        self._topic = config.events_topic
         self._context = zmq.asyncio.Context()
-        self._topic = topic
         self._seq = 0
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=keeps)
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.replay_batches)
         self._encode = msgspec.msgpack.Encoder().encode
         try:
-            self._publish_socket, self.endpoint = self._bind(zmq.PUB, host, port)
-            self._replay_socket, self.replay_endpoint = self._bind(zmq.ROUTER, host, replay_port)
+            self._publish_socket, self.endpoint = self._bind(zmq.PUB, config.host, config.events_port or 0)
+            self._replay_socket, self.replay_endpoint = self._bind(zmq.ROUTER, config.host, config.replay_port)
         except BaseException:
             self._context.destroy(linger=0)
             raise
 
     def _bind(self, kind: int, host: str, port: int) -> tuple[zmq.asyncio.Socket, str]:
         socket = self._context.socket(kind)
+        port = port and port + self._rank
         # A slow listener must miss nothing: neither socket drops for a full queue.
         socket.set_hwm(0)
         address = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"

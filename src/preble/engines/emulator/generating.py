@@ -36,7 +36,7 @@ from preble.engines.emulator.protocol import (
     error_body,
 )
 from preble.engines.emulator.tokenizer import EmulatedTokenizer
-from preble.engines.emulator.web import Receive, Scope, Send, Sender, read_body, unless_gone
+from preble.engines.emulator.web import Exchange
 from preble.engines.media import with_stand_ins
 from preble.errors import RequestError, UnknownModel
 
@@ -70,14 +70,12 @@ class Generating:
         tokenizer: EmulatedTokenizer,
         media: EmulatedMedia,
         models: Models,
-        sender: Sender,
     ) -> None:
         self._engines = engines
         self._turns = itertools.cycle(engines)
         self._tokenizer = tokenizer
         self._media = media
         self._models = models
-        self._sender = sender
         self._fingerprint = fingerprint
         self._default_output_tokens = config.default_output_tokens
         self._stored: dict[str, tuple[list[Any], Any]] = {}
@@ -85,74 +83,74 @@ class Generating:
 
     # --- endpoints ---
 
-    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = decode_body(await read_body(receive), CompletionBody)
+    async def completions(self, exchange: Exchange) -> None:
+        body = decode_body(await exchange.read(), CompletionBody)
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
-        await self._generate(body, tokens, None, Completion, "cmpl-", scope, receive, send)
+        await self._generate(body, tokens, None, Completion, "cmpl-", exchange)
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._say(decode_body(await read_body(receive), ChatBody), Chat, "chatcmpl-", scope, receive, send)
+    async def chat(self, exchange: Exchange) -> None:
+        await self._say(decode_body(await exchange.read(), ChatBody), Chat, "chatcmpl-", exchange)
 
-    async def messages(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = decode_object(await read_body(receive))
+    async def messages(self, exchange: Exchange) -> None:
+        given = decode_object(await exchange.read())
         if not isinstance(given.get("max_tokens"), int):
             raise RequestError("max_tokens is missing", param="max_tokens")
         chat = chat_of_message(given) | {"max_tokens": given["max_tokens"], "stream": given.get("stream")}
-        await self._say(decode_body(msgspec.json.encode(chat), ChatBody), Message, "msg_", scope, receive, send)
+        await self._say(decode_body(msgspec.json.encode(chat), ChatBody), Message, "msg_", exchange)
 
-    async def count_tokens(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chat = chat_of_message(decode_object(await read_body(receive)))
+    async def count_tokens(self, exchange: Exchange) -> None:
+        chat = chat_of_message(decode_object(await exchange.read()))
         ids = await self.ids_of(decode_body(msgspec.json.encode(chat), TokenizeBody))
-        await self._sender.json(send, {"input_tokens": len(ids)})
+        await exchange.json({"input_tokens": len(ids)})
 
-    async def responses(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = decode_object(await read_body(receive))
+    async def responses(self, exchange: Exchange) -> None:
+        given = decode_object(await exchange.read())
         chat = chat_of_response(given)
         if (previous := given.get("previous_response_id")) is not None:
             earlier, answer = self._earlier(previous)
             chat["messages"] = [*earlier, *_said(answer), *chat["messages"]]
         chat |= {"max_tokens": given.get("max_output_tokens"), "stream": given.get("stream")}
         body = decode_body(msgspec.json.encode(chat), ChatBody)
-        answer = await self._say(body, Response, "resp_", scope, receive, send, add_special_tokens=True)
+        answer = await self._say(body, Response, "resp_", exchange, add_special_tokens=True)
         if given.get("store", True) and answer is not None:
             self._stored[answer["id"]] = (chat["messages"], answer)
             if len(self._stored) > _MOST_STORED:
                 del self._stored[next(iter(self._stored))]
 
-    async def stored(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def stored(self, exchange: Exchange) -> None:
         """A response that was stored: read, deleted or cancelled."""
-        name, _, action = scope["path"].removeprefix("/v1/responses/").partition("/")
+        name, _, action = exchange.path.removeprefix("/v1/responses/").partition("/")
         _, answer = self._earlier(name)
-        match scope["method"], action:
+        match exchange.method, action:
             case "GET", "":
-                await self._sender.json(send, answer)
+                await exchange.json(answer)
             case "DELETE", "":
                 del self._stored[name]
-                await self._sender.json(send, {"id": name, "object": "response", "deleted": True})
+                await exchange.json({"id": name, "object": "response", "deleted": True})
             case "POST", "cancel":
                 raise RequestError("only a response in the background can be cancelled")
             case _:
-                await self._sender.json(send, error_body("there is no such path", "not_found", None), 404)
+                await exchange.json(error_body("there is no such path", "not_found", None), 404)
 
     def _earlier(self, name: str) -> tuple[list[Any], Any]:
         if name not in self._stored:
             raise _NotStored(f"Response with id {name!r} not found.")
         return self._stored[name]
 
-    async def generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate_from_ids(Generated, "", scope, receive, send)
+    async def generate(self, exchange: Exchange) -> None:
+        await self._generate_from_ids(Generated, "", exchange)
 
-    async def tokens_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._generate_from_ids(Tokens, "gen-", scope, receive, send)
+    async def tokens_in(self, exchange: Exchange) -> None:
+        await self._generate_from_ids(Tokens, "gen-", exchange)
 
-    async def embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def embeddings(self, exchange: Exchange) -> None:
         """Vectors that are the same for the same tokens, and mean nothing. Takes the time of their prefill."""
-        body = decode_body(await read_body(receive), EmbeddingBody)
+        body = decode_body(await exchange.read(), EmbeddingBody)
         prompts = CompletionBody(prompt=body.input, max_tokens=1, model=body.model)
         self._models.require(body.model)
         tokens = [await self._tokens_of(prompt) for prompt in prompts.prompts()]
-        with self._chosen(scope).generate([Prompt(one, 1) for one in tokens]) as generation:
-            await unless_gone(receive, _last(generation.pieces()))
+        with self._chosen(exchange).generate([Prompt(one, 1) for one in tokens]) as generation:
+            await exchange.unless_gone(_last(generation.pieces()))
         size = body.dimensions or _DIMENSIONS
         vectors = [_vector(one, size) for one in tokens]
         shown = [_encoded(vector) if body.encoding_format == "base64" else vector for vector in vectors]
@@ -160,7 +158,7 @@ class Generating:
         count = sum(len(unpack_tokens(one)) for one in tokens)
         usage = {"prompt_tokens": count, "total_tokens": count}
         model = body.model or self._models.base
-        await self._sender.json(send, {"object": "list", "data": data, "model": model, "usage": usage})
+        await exchange.json({"object": "list", "data": data, "model": model, "usage": usage})
 
     async def ids_of(self, body: TokenizeBody) -> list[int]:
         """Token ids as `/tokenize` shows them. Raises: RequestError."""
@@ -179,9 +177,7 @@ class Generating:
         body: ChatBody,
         form: type[Answer],
         prefix: str,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        exchange: Exchange,
         *,
         add_special_tokens: bool = False,
     ) -> Any:
@@ -189,14 +185,12 @@ class Generating:
         messages, identifiers = with_stand_ins(body.messages, self._models.base, stand_in=STAND_IN)
         pieces = await self._pieces(messages, body, add_special_tokens=add_special_tokens)
         tokens = pack_tokens(self._media.computed(pieces, identifiers))
-        return await self._generate(body, [tokens], content_of(body), form, prefix, scope, receive, send)
+        return await self._generate(body, [tokens], content_of(body), form, prefix, exchange)
 
-    async def _generate_from_ids(
-        self, form: type[Answer], prefix: str, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        body = decode_body(await read_body(receive), GenerateBody).as_completion()
+    async def _generate_from_ids(self, form: type[Answer], prefix: str, exchange: Exchange) -> None:
+        body = decode_body(await exchange.read(), GenerateBody).as_completion()
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
-        await self._generate(body, tokens, None, form, prefix, scope, receive, send)
+        await self._generate(body, tokens, None, form, prefix, exchange)
 
     async def _pieces(
         self, messages: Sequence[Any], body: ChatBody | TokenizeBody, *, add_special_tokens: bool
@@ -214,9 +208,7 @@ class Generating:
         content: Content | None,
         form: type[Answer],
         prefix: str,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        exchange: Exchange,
     ) -> Any:
         """Answer, and return the whole answer, also of a stream."""
         self._models.require(body.model)
@@ -231,7 +223,7 @@ class Generating:
         prompts = [Prompt(prompt, count, seed, namespace, output) for prompt in tokens for seed in seeds]
         tool = content.tool if content is not None else None
         answer = form(
-            answer_id=prefix + (dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1") or uuid4().hex),
+            answer_id=prefix + (exchange.headers.get(b"x-request-id", b"").decode("latin-1") or uuid4().hex),
             model=body.model or self._models.base,
             created=int(time.time()),
             fingerprint=self._fingerprint,
@@ -242,17 +234,17 @@ class Generating:
             logprobs=body.num_logprobs,
             include_usage=body.includes_usage,
         )
-        with self._chosen(scope).generate(prompts) as generation:
+        with self._chosen(exchange).generate(prompts) as generation:
             if body.stream:
-                await unless_gone(receive, self._sender.stream(answer.events(generation), send))
+                await exchange.unless_gone(exchange.stream(answer.events(generation)))
                 return answer.streamed[-1] if answer.streamed else None
-            whole = await unless_gone(receive, answer.whole(generation))
-        await self._sender.json(send, whole)
+            whole = await exchange.unless_gone(answer.whole(generation))
+        await exchange.json(whole)
         return whole
 
-    def _chosen(self, scope: Scope) -> EmulatedEngine:
+    def _chosen(self, exchange: Exchange) -> EmulatedEngine:
         """The rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
-        rank = dict(scope["headers"]).get(b"x-data-parallel-rank", b"")
+        rank = exchange.headers.get(b"x-data-parallel-rank", b"")
         if not rank.isdigit():
             return next(self._turns)
         if int(rank) >= len(self._engines):

@@ -16,14 +16,19 @@ _LABELS = ("model_name", "engine")
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-class EngineCollector(Collector):
-    """The counters and gauges of each rank, labelled as vLLM labels them."""
+class MetricsPage(Collector):
+    """The counters and gauges of each rank, labelled as vLLM labels them, and the text that Prometheus scrapes."""
 
     def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
         """`engines`: one for each rank. `block_size`: what to say of it."""
         self._engines = engines
         self._model = model
         self._block_size = str(block_size)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         gauges: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
@@ -62,14 +67,3 @@ class EngineCollector(Collector):
 
 def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngine], float]:
     return lambda engine: counter(engine.stats)
-
-
-class MetricsPage:
-    """The text that Prometheus scrapes."""
-
-    def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(engines, model, block_size))
-
-    def render(self) -> bytes:
-        return generate_latest(self._registry)

@@ -23,7 +23,14 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Checked(msgspec.Struct):
+    """A body that is checked after it is decoded."""
+
+    def check(self) -> None:
+        """Raises: RequestError: it asks for what is not emulated, or contradicts itself."""
+
+
+class _Body(_Checked, kw_only=True):
     """Fields of both endpoints. What is not named here (temperature, stop, ...) is accepted and has no effect."""
 
     model: str | None = None
@@ -44,7 +51,6 @@ class _Body(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self) -> None:
-        """Raises: RequestError: it asks for what is not emulated, or contradicts itself."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options can only be given with stream=true", param="stream_options")
 
@@ -115,7 +121,7 @@ class Sampling(msgspec.Struct):
     n: Choices | None = None
 
 
-class GenerateBody(msgspec.Struct, kw_only=True):
+class GenerateBody(_Checked, kw_only=True):
     """Of SGLang's `/generate` and vLLM's `/inference/v1/generate`: `text`, `input_ids` or `token_ids`."""
 
     model: str | None = None
@@ -147,34 +153,25 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         )
 
 
-class EmbeddingBody(msgspec.Struct, kw_only=True):
+class EmbeddingBody(_Checked, kw_only=True):
     input: Any
     model: str | None = None
     dimensions: Count | None = None
     encoding_format: str | None = None
 
-    def check(self) -> None:
-        """Nothing more has to hold."""
 
-
-class DetokenizeBody(msgspec.Struct, kw_only=True):
+class DetokenizeBody(_Checked, kw_only=True):
     tokens: list[int]
     model: str | None = None
 
-    def check(self) -> None:
-        """Nothing more has to hold."""
 
-
-class AdapterBody(msgspec.Struct):
+class AdapterBody(_Checked):
     """Of vLLM's `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1)]
 
-    def check(self) -> None:
-        """Nothing more has to hold."""
 
-
-class TokenizeBody(msgspec.Struct):
+class TokenizeBody(_Checked):
     """vLLM's two forms in one: `prompt` or `messages`."""
 
     model: str | None = None
@@ -191,9 +188,7 @@ class TokenizeBody(msgspec.Struct):
         check_messages(self.messages or [])
 
 
-BodyType = TypeVar(
-    "BodyType", CompletionBody, ChatBody, TokenizeBody, AdapterBody, GenerateBody, EmbeddingBody, DetokenizeBody
-)
+BodyType = TypeVar("BodyType", bound=_Checked)
 
 
 def decode_body(body: bytes, form: type[BodyType]) -> BodyType:

@@ -90,22 +90,9 @@ class EmulatorServer:
 
     def _bind_publishers(self) -> None:
         """One for each rank, at the ports plus its number. Raises: ConfigError."""
-        config = self.config
-        if config.events_port is None:
-            return
-        for rank in range(config.data_parallel_size):
-            port, replay_port = (port and port + rank for port in (config.events_port, config.replay_port))
-            publisher = KvEventPublisher(
-                config.host,
-                port,
-                replay_port,
-                config.events_topic,
-                rank,
-                self._media,
-                config.replay_batches,
-                config.said_events_port,
-            )
-            self.publishers.append(publisher)
+        if self.config.events_port is not None:
+            for rank in range(self.config.data_parallel_size):
+                self.publishers.append(KvEventPublisher(self.config, rank, self._media))
 
     def _close_publishers(self) -> None:
         for publisher in self.publishers:

@@ -33,7 +33,7 @@ class _Emulated:
 
     async def __init__(self, kv_tokens: int, speed: float) -> None:  # type: ignore[misc]  # Ray awaits it
         self._config = EmulatorConfig(profile=PROFILE, kv_tokens=kv_tokens, speed=speed, events_port=0)
-        self._publisher = KvEventPublisher(self._config.host, 0, 0, "")
+        self._publisher = KvEventPublisher(self._config)
         self._tokenizer = load_tokenizer(None)
         cost_model = CostModel(load_profile(PROFILE))
         self._engine = EmulatedEngine(self._config, cost_model, self._tokenizer, self._publisher)
