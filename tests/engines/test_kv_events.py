@@ -28,6 +28,7 @@ from preble.core.types import (
 )
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints, Subscription
+from preble.engines.kv_wire import decode_large
 from preble.engines.media import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
@@ -493,6 +494,15 @@ async def test_other_tasks_go_on_while_a_large_message_is_decoded_and_applied() 
             turns += 1
         await eventually(lambda: len(follower.cached) == 30 * 2_000, "all of it is applied")
     assert turns > 30, "at least one for each event in it"
+
+
+async def test_a_thread_decodes_many_small_events_between_two_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM removes block by block, and a pause after each of them costs ten times as much as decoding it."""
+    pauses: list[float] = []
+    monkeypatch.setattr("preble.engines.kv_wire.time.sleep", pauses.append)
+    payload = msgspec.msgpack.encode([0.0, [removed(block) for block in range(5_000)], 0])
+    assert len(await decode_large(payload, pytest.fail)) == 5_000
+    assert len(payload) / 32_000 < len(pauses) < len(payload) / 4_000
 
 
 async def test_closing_ends_a_stream_that_waits_for_its_replica_at_once() -> None:

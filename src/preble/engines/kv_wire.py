@@ -105,8 +105,12 @@ _any_arrays = msgspec.msgpack.Decoder(list[Any])
 
 
 _PAUSE_S = 50e-6
-"""Between two events that a thread decodes. Without it the event loop would wait for the interpreter's lock for the
-whole message."""
+"""Between two parts of a message that a thread decodes. Without it the event loop would wait for the interpreter's lock
+for the whole message."""
+
+_PART_BYTES = 8 * 1024
+"""Decoded between two pauses. vLLM sends an event for each block that it removes, and a pause after each of them would
+cost more than decoding it."""
 
 _decoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-events")
 
@@ -115,7 +119,7 @@ async def decode_large(payload: bytes, on_bad: Callable[[Malformed | UnknownEven
     """As `decode_batch`, for a message that takes so long that other tasks should go on meanwhile: in a thread."""
     bad: list[Malformed | UnknownEvent] = []
     loop = asyncio.get_running_loop()
-    events = await loop.run_in_executor(_decoder, partial(_decode_one_by_one, payload, bad.append, pause_s=_PAUSE_S))
+    events = await loop.run_in_executor(_decoder, partial(_decode_one_by_one, payload, bad.append, pauses=True))
     for each in bad:
         on_bad(each)
     return events
@@ -134,7 +138,7 @@ def decode_batch(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], No
 
 
 def _decode_one_by_one(
-    payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None], pause_s: float = 0.0
+    payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None], *, pauses: bool = False
 ) -> list[WireEvent]:
     try:
         raws = _batches.decode(payload).events
@@ -142,19 +146,22 @@ def _decode_one_by_one(
         on_bad(Malformed(f"not a batch of events: {error}"))
         return []
     events: list[WireEvent] = []
+    since_pause = 0
     for raw in raws:
+        content = bytes(raw)
         try:
-            events.append(_decode_event(raw))
+            events.append(_decode_event(content))
         except (Malformed, UnknownEvent) as bad:
             on_bad(bad)
-        if pause_s:
-            time.sleep(pause_s)
+        since_pause += len(content)
+        if pauses and since_pause > _PART_BYTES:
+            time.sleep(_PAUSE_S)
+            since_pause = 0
     return events
 
 
-def _decode_event(raw: Raw) -> WireEvent:
+def _decode_event(content: bytes) -> WireEvent:
     """Raises: UnknownEvent, Malformed."""
-    content = bytes(raw)
     is_map = content[:1] != b"" and content[0] in _MAP_TYPES
     try:
         event: WireEvent = _maps.decode(content) if is_map else _arrays.decode(content)
