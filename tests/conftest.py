@@ -13,8 +13,8 @@ import structlog
 
 from support.replicas import RunningReplicas, VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
 
-ENGINE_DIED = ("EngineGone", "EngineTimeout", "ClientConnectorError", "ServerDisconnectedError")
-"""What a test raises when the real engine under it is not there any more."""
+OTHERS = ("vllm", "sglang", "envoy", "ray", "clients")
+"""Marks of tests that start processes of other projects."""
 
 deaths: list[str] = []
 """What became of real engines in this run."""
@@ -83,10 +83,10 @@ def sglang_url(sglang: RunningReplicas) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A real engine may die by itself: what needed it is then run once more."""
+    """Processes of others may fail by themselves: what needs them is run once more. What needs only our code is not."""
     for item in items:
-        if any(item.iter_markers("vllm")) or any(item.iter_markers("sglang")):
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=ENGINE_DIED))
+        if any(item.get_closest_marker(name) for name in OTHERS):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +116,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if deaths:
         terminalreporter.section("real engines that had died and were started again")
         terminalreporter.write_line("\n\n".join(deaths))
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"unstable: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)

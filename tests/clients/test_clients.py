@@ -112,6 +112,7 @@ async def test_a_client_that_hangs_is_ended_with_all_that_it_started() -> None:
         await run([sys.executable, "-c", hangs], emulated=True, within_s=0.5)
 
 
+@pytest.mark.clients
 @pytest.mark.parametrize("script", SCRIPTS)
 async def test_a_client_works_unchanged_before_emulated_replicas(script: str) -> None:
     command = command_of(script)
@@ -119,6 +120,7 @@ async def test_a_client_works_unchanged_before_emulated_replicas(script: str) ->
         assert (await run([*command, url, "tiny"], emulated=True)).endswith("ok\n")
 
 
+@pytest.mark.clients
 @pytest.mark.vllm
 @pytest.mark.parametrize("script", ON_VLLM)
 async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, script: str) -> None:
@@ -127,6 +129,7 @@ async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, sc
         assert (await run([*command, url, "tiny"], emulated=False)).endswith("ok\n")
 
 
+@pytest.mark.clients
 @pytest.mark.vllm
 @pytest.mark.parametrize(("backend", "path"), [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")])
 async def test_vllms_own_benchmark_runs(vllm_pair: VllmPair, backend: str, path: str) -> None:

@@ -39,6 +39,7 @@ async def asked(tab: Tab, url: str, path: str) -> list[object]:
     return list(await tab.eval(f"({CHAT})({url!r}, {path!r})"))
 
 
+@pytest.mark.clients
 async def test_a_page_in_a_real_browser_asks_and_reads_what_it_may(serve: Serve, tmp_path: Path) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="<title>a chat</title>", content_type="text/html")

@@ -142,6 +142,7 @@ async def watching(url: str, folder: Path, **window: Any) -> AsyncIterator[Tab]:
         assert tab.errors == []
 
 
+@pytest.mark.clients
 async def test_the_page_asks_for_a_key_sends_it_as_a_header_and_shows_the_fleet(serve: Serve, tmp_path: Path) -> None:
     async with replicas(2) as fakes, serve(fakes, auth=AUTH) as gateway, browser(tmp_path) as tab:
         await tab.open(f"{gateway.gateway.url}/ui")
@@ -162,6 +163,7 @@ async def give(tab: Tab, key: str) -> None:
     await tab.eval(f'document.getElementById("key").value = "{key}"; document.querySelector("#ask button").click()')
 
 
+@pytest.mark.clients
 async def test_the_page_follows_what_happens_and_a_decision_opens(serve: Serve, tmp_path: Path) -> None:
     async with (
         replicas(2) as fakes,
@@ -191,6 +193,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@pytest.mark.clients
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_every_text_stands_out_and_every_control_has_a_name(tmp_path: Path, dark: bool) -> None:
     async with drawn_fleet(2) as gateway, watching(gateway.url, tmp_path, dark=dark) as tab:
@@ -220,6 +223,7 @@ SHOTS = {
 IN_DOCS = ("light", "large")
 
 
+@pytest.mark.clients
 @pytest.mark.parametrize("name", SHOTS)
 async def test_the_page_fits_every_window_and_fleet(name: str, tmp_path: Path) -> None:
     """With PREBLE_REWRITE_PICTURES=folder it keeps the pictures, and those of the documentation in their place."""
