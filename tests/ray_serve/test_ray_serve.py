@@ -76,4 +76,4 @@ def test_haproxy_asks_one_scheduler_and_engines_report_the_ends(direct_cluster: 
     assert seen["first"] == {"answered": 60}
     assert seen["hits"] > 0.3
     assert seen["in_flight"] == 0
-    assert seen["all"]["answered"] > 60, "the replicas that live answer"
+    assert seen["survived"] > 0, "the replicas that live answer"

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from support.servers import require_server
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 
 class Tab:
@@ -44,7 +44,8 @@ class Tab:
         number = next(self._numbers)
         future = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        said = await future
+        async with asyncio.timeout(PATIENCE_S):
+            said = await future
         assert "error" not in said, said
         return dict(said["result"])
 
@@ -77,6 +78,19 @@ class Tab:
         await asyncio.to_thread(path.write_bytes, base64.b64decode(found["data"]))
 
 
+async def page_of(http: aiohttp.ClientSession) -> str:
+    """The address of the browser's first page. It listens a little before it has one."""
+    pages: list[str] = []
+
+    async def has_one() -> bool:
+        async with http.get("/json/list") as answer:
+            pages.extend(page["webSocketDebuggerUrl"] for page in await answer.json() if page["type"] == "page")
+        return bool(pages)
+
+    await eventually(has_one, "Chromium has a page")
+    return pages[0]
+
+
 @asynccontextmanager
 async def browser(folder: Path) -> AsyncIterator[Tab]:
     """A tab of a new Chromium that keeps its files in `folder`."""
@@ -100,18 +114,19 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
     port_file = folder / "chromium" / "DevToolsActivePort"
     try:
         await eventually(lambda: port_file.exists() and len(port_file.read_text().split()) > 1, "Chromium listens")
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port_file.read_text().split()[0]}") as http:
-            async with http.get("/json/list") as answer:
-                [page] = [page for page in await answer.json() if page["type"] == "page"]
-            async with http.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                tab = Tab(socket)
-                listening = asyncio.create_task(tab.listen())
-                for domain in ("Page", "Runtime", "Log", "Network"):
-                    await tab.call(f"{domain}.enable")
-                try:
-                    yield tab
-                finally:
-                    listening.cancel()
+        port = port_file.read_text().split()[0]
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+            http.ws_connect(await page_of(http), max_msg_size=0) as socket,
+        ):
+            tab = Tab(socket)
+            listening = asyncio.create_task(tab.listen())
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                await tab.call(f"{domain}.enable")
+            try:
+                yield tab
+            finally:
+                listening.cancel()
     finally:
         running.terminate()
         await running.wait()
