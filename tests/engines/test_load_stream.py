@@ -15,7 +15,7 @@ from preble.engines.adapter import EngineLoad
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.load_stream import MAX_READINGS, LoadStream
 from support.kv_publisher import ScriptedPublisher
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 TOPIC = "load"
 NUMBER = bytes(8)
@@ -123,7 +123,7 @@ async def test_the_load_is_unknown_from_a_restart_to_the_first_reading_after_it(
         await publisher.restart()
         await watcher.sees(None)
         # SGLang repeats itself. One reading may go to the old connection, which subscribes again before it is given up.
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while watcher.told[-1] != EngineLoad(2, 0, 0):
                 await push(publisher, stat(2))
                 await asyncio.sleep(0.05)

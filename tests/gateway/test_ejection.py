@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway.conftest import Serve, Served
 from gateway.fakes import Behaviour, FakeReplica, answer, gated, replicas, rubbish, status
 from preble.config import EjectionConfig, RetryConfig
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 QUICK = EjectionConfig(stall_s=0.3, first_out_s=1000.0, longest_out_s=1000.0)
 
@@ -86,7 +86,7 @@ async def test_a_replica_that_hangs_is_ejected_and_what_waits_there_moves(serve:
                 await streamed(gateway)  # others go on answering, which is what a stall is compared with
                 await asyncio.sleep(0.02)
 
-        await asyncio.wait_for(until_moved(), 60.0)
+        await asyncio.wait_for(until_moved(), PATIENCE_S)
         assert {await task for task in waiting} == {200}
         assert (await standings(gateway))[fakes[0].url] == "ejected"
 
@@ -98,7 +98,7 @@ async def test_whole_answers_move_when_a_probe_finds_that_their_replica_still_ha
         whole = [asyncio.create_task(gateway.complete(prompt=f"w{number}")) for number in range(4)]
         await eventually(lambda: fakes[0].running == 1)
         streams: list[asyncio.Task[int]] = []
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(task.done() for task in whole):
                 streams.append(asyncio.create_task(streamed(gateway)))
                 await asyncio.sleep(0.02)
@@ -136,7 +136,7 @@ async def test_a_repaired_replica_comes_back(serve: Serve) -> None:
                 assert (await gateway.complete())[0] == 200
                 been_out |= (await standings(gateway))[fakes[0].url] != "in"
 
-        await asyncio.wait_for(until_back(), 60.0)
+        await asyncio.wait_for(until_back(), PATIENCE_S)
 
 
 async def test_where_all_fail_retries_do_not_multiply_the_load(serve: Serve) -> None:

@@ -13,7 +13,7 @@ from gateway.fakes import answer, gated, replicas
 from preble.config import LimitsConfig
 from preble.gateway.http import body_memory
 from preble.serving import ParsedRequest
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 FEW_AT_ONCE = LimitsConfig(prompts_at_once=4)
 
@@ -77,7 +77,7 @@ async def body_bytes(gateway: Served) -> float:
 
 async def nothing_held(gateway: Served) -> None:
     """Wait until the end of the last request, which may come after its client has the answer."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while await body_bytes(gateway):  # noqa: ASYNC110 (only a scrape tells)
             await asyncio.sleep(0.01)
 

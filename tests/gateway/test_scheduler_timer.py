@@ -9,6 +9,7 @@ import uvloop
 from preble.core.types import PrefixReplication
 from preble.serving.scheduler_timer import SchedulerTimer
 from preble.serving.telemetry.metrics import Telemetry
+from support.waiting import PATIENCE_S
 
 
 class OverdueScheduler:
@@ -34,7 +35,7 @@ def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[],
         timer = SchedulerTimer(scheduler, Telemetry())  # type: ignore[arg-type]
         timer.arm()
         timer.arm()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await scheduler.called.wait()
         timer.close()
 

@@ -12,16 +12,17 @@ from preble.picker.leadership import Leadership, Timing
 from support.kubernetes_api import leases_api
 from support.waiting import eventually
 
-FAST = Timing(lease_s=4, renew_s=3, retry_s=1)
+PATIENT = Timing(lease_s=120, renew_s=90, retry_s=1)
+"""However slow the machine is, a leader renews in time."""
 
 
 @asynccontextmanager
-async def candidate(kubeconfig: str, name: str) -> AsyncIterator[Leadership]:
+async def candidate(kubeconfig: str, name: str, timing: Timing = PATIENT) -> AsyncIterator[Leadership]:
     """Follows the lease within the context."""
     config = GatewayConfig(
         picker=PickerConfig(lease="epp", namespace="prod"), discovery=DiscoveryConfig(kubeconfig=kubeconfig)
     )
-    leadership = Leadership(config, FAST)
+    leadership = Leadership(config, timing)
     leadership.identity = name
     task = asyncio.create_task(leadership.run())
     try:
@@ -55,7 +56,8 @@ async def test_a_leader_that_ends_gives_the_lease_back(tmp_path: Path) -> None:
 
 
 async def test_an_api_that_is_away_for_a_moment_costs_no_leader_and_for_long_it_does(tmp_path: Path) -> None:
-    async with leases_api(tmp_path) as (leases, kubeconfig), candidate(kubeconfig, "a") as leader:
+    soon = Timing(lease_s=4, renew_s=3, retry_s=1)
+    async with leases_api(tmp_path) as (leases, kubeconfig), candidate(kubeconfig, "a", soon) as leader:
         await eventually(lambda: leader.is_leader)
         leases.status = 503
         await asyncio.sleep(0)

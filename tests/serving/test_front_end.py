@@ -22,7 +22,7 @@ from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.terms import Terms
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'
 
@@ -110,7 +110,7 @@ async def test_a_request_that_the_old_process_placed_can_be_placed_again(tmp_pat
     async with host(tmp_path) as (one, _), one.placed() as placed:
         await one.kill()
         placed.failed(EngineRefused("no"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             again = await placed.place_again()
         assert again.engine.url != placed.engine.url and again.placement.reason is Reason.SCHEDULER_AWAY
         again.end()

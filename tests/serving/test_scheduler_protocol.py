@@ -21,7 +21,7 @@ from preble.errors import ConfigError
 from preble.serving import Caller, Serving
 from preble.serving.link import frames, host, protocol
 from preble.serving.terms import Terms
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
 HELLO = b"\x93\x00\x01\xa7by-hand"  # [0, 1, "by-hand"]
@@ -160,7 +160,7 @@ async def test_a_number_that_is_used_twice_ends_the_connection_and_leaks_nothing
         carrier.send(ADMIT, PLACE)
         assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
         carrier.send(again.replace(b"req-1", b"req-2"))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await carrier.is_closed()
         await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 
@@ -168,7 +168,7 @@ async def test_a_number_that_is_used_twice_ends_the_connection_and_leaks_nothing
 async def test_a_request_of_less_than_one_prompt_is_no_message(tmp_path: Path) -> None:
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(b"\x93\x01\x01\x92\xa5req-1\xfb")  # [1, 1, ["req-1", -5]]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await carrier.is_closed():
                 pass  # the list of replicas, perhaps in two pieces
         assert serving.num_admitted == 0
@@ -187,7 +187,7 @@ async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypat
                 await carrier.writer.drain()
 
         with pytest.raises(OSError, match=r"onnection|pipe"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await floods()
         await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 
@@ -197,7 +197,7 @@ async def test_a_carrier_that_falls_silent_is_cut_off(tmp_path: Path, monkeypatc
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier, connected(path, b"") as mute:
         carrier.send(ADMIT, PLACE)
         assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await carrier.is_closed() and await mute.is_closed()
         await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from preble.engines.kv_sockets import END_OF_REPLAY, KvEventEndpoints
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 BLOCK_SIZE = 2
 TOPIC = "kv@test"
@@ -85,7 +85,7 @@ class ScriptedPublisher:
 
     async def subscribed(self) -> None:
         """Return when a (further) subscription has come in."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await self._pub.recv()
 
     async def publish(self, *events: Any, lose: bool = False) -> None:

@@ -26,6 +26,7 @@ from preble.bench.report import results_table
 from preble.errors import ConfigError
 from preble.metrics import RequestRecord, Slo
 from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
+from support.waiting import PATIENCE_S
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -202,7 +203,7 @@ async def test_requests_are_sent_at_their_time_whatever_becomes_of_the_others() 
         await all_here.wait()
         return await answer(request)
 
-    async with endpoint(wait_for_three) as url, asyncio.timeout(20):
+    async with endpoint(wait_for_three) as url, asyncio.timeout(PATIENCE_S):
         records = await run(url, request("a"), request("b", 0.01), request("c", 0.02))
     assert [record.ok for record in records.values()] == [True, True, True]
     assert [records[name].scheduled_s for name in "abc"] == [0.0, 0.01, 0.02]
@@ -320,7 +321,7 @@ async def test_an_interrupted_run_reports_what_had_ended_as_partial() -> None:
         task = asyncio.create_task(
             bench.run(lambda _: two_ended.set() if bench.result().summary.requests == 2 else None)
         )
-        await asyncio.wait_for(two_ended.wait(), 20)
+        await asyncio.wait_for(two_ended.wait(), PATIENCE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

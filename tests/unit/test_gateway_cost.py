@@ -18,6 +18,7 @@ from preble.engines.http import HttpClient
 from preble.engines.vllm import VllmEngine
 from preble.serving import COMPLETIONS
 from support.scripts import script
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
         events = engine.kv_events()
         assert events is not None
         await connection.ask(gateway.question(drawn, form="text", events=0, natively=False))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             stored = [event async for event in once_stored(events)]
         ids = [token for line in drawn for token in line.ids]
         assert list(unpack_tokens(stored[-1].tokens)) == ids[: len(ids) // 16 * 16]

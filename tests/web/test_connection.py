@@ -24,9 +24,8 @@ from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
 from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.listening import listen
 from preble.web.server import Server
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
-DEADLINE_S = 20.0
 HEALTHY = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -84,14 +83,14 @@ class Peer:
 
     async def answer(self) -> tuple[int, bytes]:
         """Status and body of the next answer. Raises: IncompleteReadError: the server closed instead."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
             return int(head.split()[1]), await self.reader.readexactly(int(length.split(b":")[1]))
 
     async def end(self) -> bytes:
         """What comes until the server closes."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
             except ConnectionError:
@@ -288,7 +287,7 @@ async def test_a_client_that_reads_slowly_is_not_cut_off_until_it_stops() -> Non
 def _read_until_it_is_noticed(client: socket.socket, sending: socket.socket) -> None:
     """Read, until the sender's system has heard of it; it still has no room for more."""
     before = _unconfirmed_bytes(sending)
-    client.settimeout(DEADLINE_S)
+    client.settimeout(PATIENCE_S)
     while _unconfirmed_bytes(sending) == before:
         client.recv(1024)
     assert not select.select([], [sending], [], 0)[1]
