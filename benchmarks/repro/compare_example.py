@@ -22,11 +22,11 @@ from rich.console import Console
 from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
 from preble.compare.figures import capacity_drawing, curve_drawing
 from preble.compare.numbers import TTFT_P99
-from preble.compare.progress import run_progress
 from preble.compare.tables import terminal_table
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
 from preble.report import terminal_tables
+from preble.report.progress import progress
 from preble.sim import SimConfig
 from preble.workloads import WorkloadPlan
 
@@ -67,7 +67,7 @@ def draw(result: CompareResult) -> None:
 
 def main() -> None:
     if "--draw" not in sys.argv[1:]:
-        with run_progress() as on_progress:
+        with progress("compare", "runs") as on_progress:
             compare_policies(example(), path=RESULTS, on_progress=on_progress)
     result = read_result(RESULTS)
     print(shown(result))

@@ -38,8 +38,8 @@ from page import NOT_RUN, filled, markdown
 from preble.compare import CompareResult, compare_policies, read_result
 from preble.compare.figures import curve_drawing
 from preble.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
-from preble.compare.progress import run_progress
 from preble.compare.result import write_result
+from preble.report.progress import progress
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "bursts.md"
@@ -213,7 +213,7 @@ def known_results() -> dict[str, CompareResult]:
 def run(case: Case) -> None:
     """Runs of plans that the case had before are not kept."""
     print(f"{case.name}: {case.full_title}", file=sys.stderr)
-    with run_progress() as on_progress:
+    with progress("compare", "runs") as on_progress:
         result = compare_policies(case.plan(DATA), path=result_path(case), on_progress=on_progress)
     write_result(msgspec.structs.replace(result, other_runs=[]), result_path(case))
 

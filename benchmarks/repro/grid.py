@@ -26,11 +26,11 @@ from evaluation_cases import CASES as EVALUATED
 from evaluation_cases import DATA
 
 from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
-from preble.compare.progress import run_progress
 from preble.compare.result import write_result
 from preble.core.costs.model import CostModel
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
+from preble.report.progress import progress
 from preble.sim import Failure, SimConfig
 from preble.workloads import Stream, WorkloadPlan
 
@@ -257,7 +257,7 @@ def run(
 ) -> CompareResult:
     print(f"{time.strftime('%H:%M:%S')} {cell.name}: {cell.title}", file=sys.stderr, flush=True)
     plan = cell.plan(policies, seeds, loads)
-    with run_progress() as on_progress:
+    with progress("compare", "runs") as on_progress:
         result = compare_policies(plan, path=cell.path, jobs=1, on_progress=on_progress)
     result = msgspec.structs.replace(result, other_runs=[])
     write_result(result, cell.path)

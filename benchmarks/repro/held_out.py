@@ -33,11 +33,11 @@ from page import NOT_RUN, filled, markdown
 
 from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
 from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling
-from preble.compare.progress import run_progress
 from preble.compare.result import Run, write_result
 from preble.metrics.capacity import CapacitySlo
 from preble.profiles import load_profile
 from preble.report import Table
+from preble.report.progress import progress
 from preble.sim import SimConfig
 from preble.workloads import WorkloadPlan
 
@@ -118,7 +118,7 @@ def run(case: Case, seeds: tuple[int, ...] = SEEDS) -> None:
 
 def _compared(plan: ComparePlan, path: Path) -> CompareResult:
     print(f"{path.stem}: {', '.join(plan.policies)}", file=sys.stderr, flush=True)
-    with run_progress() as on_progress:
+    with progress("compare", "runs") as on_progress:
         result = compare_policies(plan, path=path, jobs=1, on_progress=on_progress)
     result = msgspec.structs.replace(result, other_runs=[])
     write_result(result, path)

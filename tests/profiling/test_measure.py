@@ -220,7 +220,7 @@ def test_the_command_shows_every_measurement_with_its_error(tmp_path: Path, emul
     result = CliRunner().invoke(cli, ["profile", "--url", emulated, "-o", str(tmp_path / "p.json"), "--quick"])
     assert result.exit_code == 0, result.output
     assert "prefill 1 tokens" in result.stdout
-    assert re.search(r"measuring http://\S+: \d+/\d+\n", result.stderr), "how far it is"
+    assert re.search(r"measuring http://\S+: \d+/\d+ steps\n", result.stderr), "how far it is"
     assert "decode 4 x " in result.stdout
 
 

@@ -17,7 +17,7 @@ from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_opt
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
-    from preble.bench import BenchResult, BenchRun, BenchSettings
+    from preble.bench import BenchResult, BenchSettings
 
 DEFAULT_REQUESTS = 200
 """Requests of a named workload, which has no end."""
@@ -66,6 +66,7 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
       preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json result.json
     """
     from preble.bench import BenchRun
+    from preble.bench.progress import run_with_progress
     from preble.report import require_matplotlib
 
     if plot is not None:
@@ -73,7 +74,7 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
     settings = _settings(**options)
     run = BenchRun(settings, api_key=api_key)
     with _interruptible() as interrupted:
-        asyncio.run(_with_progress(run, settings.plan.source))
+        asyncio.run(run_with_progress(run, settings.plan.source))
     result = run.result()
     _deliver(result, json_file, plot)
     if interrupted:
@@ -103,13 +104,6 @@ def _interruptible() -> Iterator[list[bool]]:
         yield mark
     except KeyboardInterrupt:
         mark.append(True)
-
-
-async def _with_progress(run: BenchRun, what: str) -> None:
-    from preble.bench.progress import request_progress
-
-    with request_progress(what, run.num_requests) as on_record:
-        await run.run(on_record)
 
 
 def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT
+from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, all_of, order_option
 from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def cluster_options(command: Command) -> Command:
     """Add the options of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return all_of(_OPTIONS)(command)
 
 
 def simulated_cluster(
@@ -117,13 +115,7 @@ _OPTIONS = (
         show_default=True,
         help="The most tokens that one iteration of a replica computes.",
     ),
-    click.option(
-        "--order",
-        type=click.Choice([order.value for order in QueueOrder]),
-        default=QueueOrder.FCFS.value,
-        show_default=True,
-        help="Order of the waiting requests on a replica.",
-    ),
+    order_option("Order of the waiting requests on a replica."),
     click.option(
         "--window-s",
         type=POSITIVE_FLOAT,

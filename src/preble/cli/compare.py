@@ -168,8 +168,8 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
     from preble.compare import compare_policies
-    from preble.compare.progress import run_progress
     from preble.report import require_matplotlib
+    from preble.report.progress import progress
 
     if html is not None:
         require_matplotlib()
@@ -177,7 +177,7 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     to_stdout = json_file == STDOUT
     path = None if to_stdout else json_file
     try:
-        with run_progress() as on_progress:
+        with progress("compare", "runs") as on_progress:
             result = compare_policies(plan, path=path, jobs=jobs, on_progress=on_progress)
     except KeyboardInterrupt:
         kept = f"what was done is in {path}; the same command goes on from there" if path else "nothing was kept"

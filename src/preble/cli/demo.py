@@ -18,7 +18,7 @@ from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.bench import BenchResult, BenchRun
+    from preble.bench import BenchResult
     from preble.engines.launch import LaunchOptions
     from preble.workloads import Workload, WorkloadPlan
 
@@ -158,6 +158,7 @@ async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: P
     """
     from preble.bench import BenchRun, BenchSettings
     from preble.bench.gateway import started_gateway
+    from preble.bench.progress import run_with_progress
     from preble.bench.warmup import warm_up
     from preble.engines.launch import Fleet
 
@@ -182,16 +183,10 @@ async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: P
             for policy, results in turns.items():
                 settings = BenchSettings(url=gateways[policy].url, plan=plan, replicas=urls[policy])
                 name = f"{policy}, turn {number} of {len(rounds)}"
-                results.append(await _run_turn(name, BenchRun(settings, workload=workload)))
+                run = BenchRun(settings, workload=workload)
+                await run_with_progress(run, name)
+                results.append(run.result())
     return turns
-
-
-async def _run_turn(name: str, run: BenchRun) -> BenchResult:
-    from preble.bench.progress import request_progress
-
-    with request_progress(name, run.num_requests) as on_record:
-        await run.run(on_record)
-    return run.result()
 
 
 def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOptions:

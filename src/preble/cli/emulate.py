@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options
+from preble.cli.options import PORT, POSITIVE, POSITIVE_FLOAT, log_options, order_option
 from preble.core.replica.waiting_queue import QueueOrder
 from preble.logs import configure_logging
 
@@ -23,13 +23,7 @@ from preble.logs import configure_logging
     type=click.IntRange(min=2),
     help="Longest prompt and answer together, in tokens.  [default: what the KV cache holds]",
 )
-@click.option(
-    "--order",
-    type=click.Choice([order.value for order in QueueOrder]),
-    default=QueueOrder.FCFS.value,
-    show_default=True,
-    help="Order of its waiting requests.",
-)
+@order_option("Order of its waiting requests.")
 @click.option(
     "--max-running",
     type=POSITIVE,

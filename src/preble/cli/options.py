@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from preble.core.replica.waiting_queue import QueueOrder
 from preble.errors import ConfigError
 from preble.logs import FORMATS, LEVELS
 from preble.web.urls import server_url
@@ -114,7 +115,7 @@ def replica_options(command: Command) -> Command:
             help="NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
         ),
     )
-    return _all_of(options)(command)
+    return all_of(options)(command)
 
 
 def api_key_option(command: Command) -> Command:
@@ -141,14 +142,7 @@ def config_option(command: Command) -> Command:
 
 def log_options(command: Command) -> Command:
     """Add `--log-level` and `--log-format`, which the command gets as `log_level` and `log_format`."""
-    for option in (
-        click.option(
-            "--log-format",
-            type=click.Choice(FORMATS),
-            default="auto",
-            show_default=True,
-            help="console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
-        ),
+    options = (
         click.option(
             "--log-level",
             type=click.Choice(LEVELS),
@@ -156,33 +150,40 @@ def log_options(command: Command) -> Command:
             show_default=True,
             help="The least severe level to log.",
         ),
-    ):
-        command = option(command)
-    return command
+        click.option(
+            "--log-format",
+            type=click.Choice(FORMATS),
+            default="auto",
+            show_default=True,
+            help="console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
+        ),
+    )
+    return all_of(options)(command)
 
 
 def workload_options(default_requests: int) -> Callable[[Command], Command]:
     """Add the options of a workload. `default_requests`: of a named workload, which has no end."""
-    options = (
-        click.option(
-            "--workload",
-            default="tool_use",
-            show_default=True,
-            metavar="NAME|FILE|MIX",
-            help=WORKLOAD_HELP,
-        ),
-        seeded_workload_options(
-            default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
-        ),
+    return all_of(
+        (
+            click.option(
+                "--workload",
+                default="tool_use",
+                show_default=True,
+                metavar="NAME|FILE|MIX",
+                help=WORKLOAD_HELP,
+            ),
+            seeded_workload_options(
+                default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
+            ),
+        )
     )
-    return _all_of(options)
 
 
 def seeded_workload_options(
     default_requests: int, default_rps: str = "the trace's own times"
 ) -> Callable[[Command], Command]:
     """Add the options of a workload, without its name."""
-    return _all_of(
+    return all_of(
         (
             click.option(
                 "--rps",
@@ -235,13 +236,26 @@ def workload_shape_options(default_requests: int | str) -> Callable[[Command], C
             help="Number of different tools or documents.  [default: the workload's own]",
         ),
     )
-    return _all_of(options)
+    return all_of(options)
 
 
-def _all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Add options; the help shows them in this order."""
+
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
         return command
 
     return add
+
+
+def order_option(whose: str) -> Callable[[Command], Command]:
+    """Add `--order`, the order in which a replica serves its waiting requests. `whose`: for the help."""
+    return click.option(
+        "--order",
+        type=click.Choice([order.value for order in QueueOrder]),
+        default=QueueOrder.FCFS.value,
+        show_default=True,
+        help=whose,
+    )

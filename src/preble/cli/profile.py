@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -83,6 +81,7 @@ async def _measured(
 ) -> Measurements:
     from preble.engines import connect
     from preble.profiling.measure import Measuring
+    from preble.report.progress import progress
 
     server = connect(url, api_key=api_key)
     try:
@@ -93,26 +92,11 @@ async def _measured(
             plan = await measuring.prepare()
         except EngineRefused as error:
             raise ConfigError(f"{error}; is it running?") from error
-        with _progress(f"measuring {url}", plan.num_steps) as step:
-            return await measuring.run(step)
+        steps = itertools.count(1)
+        with progress(f"measuring {url}", "steps") as tell:
+            return await measuring.run(lambda: tell(next(steps), plan.num_steps))
     finally:
         await server.close()
-
-
-@contextmanager
-def _progress(what: str, num_steps: int) -> Iterator[Callable[[], None]]:
-    """Yield what to call after each step: a bar on a terminal, ten lines elsewhere."""
-    if sys.stderr.isatty():
-        with click.progressbar(length=num_steps, label=what, file=sys.stderr) as bar:
-            yield lambda: bar.update(1)
-        return
-    steps = itertools.count(1)
-
-    def step() -> None:
-        if (number := next(steps)) % max(num_steps // 10, 1) == 0:
-            click.echo(f"{what}: {number}/{num_steps}", err=True)
-
-    yield step
 
 
 def _machine_at(url: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,19 +78,16 @@ def command(
 
 def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:
     """Study one workload, with progress on stderr."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+    from preble.report.progress import progress
     from preble.workloads import is_endless, make_workload
     from preble.workloads.study import study
 
-    is_terminal = sys.stderr.isatty()
     click.echo(f"reading {source}", err=True)
     workload = make_workload(source, requests or (DEFAULT_REQUESTS if is_endless(source) else None), seed)
     click.echo(f"studying {workload.name}: {len(workload.requests):,} requests", err=True)
-    with Progress(console=Console(stderr=True), disable=not is_terminal, transient=True) as progress:
-        task = progress.add_task(workload.name, total=len(workload.requests))
-        return study(workload, tokenize=tokenize, on_request=lambda: progress.advance(task))
+    done = itertools.count(1)
+    with progress(workload.name, "requests") as tell:
+        return study(workload, tokenize=tokenize, on_request=lambda: tell(next(done), len(workload.requests)))
 
 
 def _tokenize(tokenizer: Path | None) -> Tokenize:
