@@ -130,17 +130,18 @@ def write(config: Path, fakes: list[FakeReplica], key: str) -> None:
 
 
 class Load:
-    """Clients that ask, whole and streamed, until told to stop."""
+    """Clients that ask, whole and streamed, until `ends`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.wrong: list[str] = []
         self.reasons: Counter[str] = Counter()
         self.answered = 0
+        self.ends = False
 
     async def go_on(self) -> None:
         async with self._gateway.http() as http:
-            while True:
+            while not self.ends:
                 body = {"model": "tiny", "prompt": "hello", "stream": self.answered % 2 == 0}
                 try:
                     async with http.post("/v1/completions", json=body) as answer:
@@ -159,10 +160,13 @@ class Load:
 
 @asynccontextmanager
 async def load(gateway: Gateway, clients: int = 4) -> AsyncIterator[Load]:
+    """At the end each client gets its last answer: what it left would be counted here and not at a replica."""
     one = Load(gateway)
     tasks = [asyncio.create_task(one.go_on()) for _ in range(clients)]
     try:
         yield one
+        one.ends = True
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
