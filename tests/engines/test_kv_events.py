@@ -27,7 +27,8 @@ from preble.core.types import (
     unpack_tokens,
 )
 from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints, Subscription
+from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_wire import decode_large
 from preble.engines.media import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored

@@ -30,7 +30,8 @@ from itertools import groupby
 import structlog
 
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
-from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, Subscription, replayed
+from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
+from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_translation import KvTranslation
 from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, WireRemoved, decode_batch, decode_large
 
@@ -308,7 +309,7 @@ class KvEventStream:
         self.has_caught_up = True
         idle_s, time_slice = self._idle_check_s, TimeSlice()
         while not self._closed and not subscription.is_lost():
-            message = await subscription.take(self._intake.count_malformed)
+            message = subscription.take(self._intake.count_malformed)
             if message is None and not self._resync and await subscription.wait(idle_s):
                 continue
             idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)

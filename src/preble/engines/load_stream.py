@@ -17,7 +17,8 @@ from msgspec import Meta
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineLoad
-from preble.engines.kv_sockets import KvEventEndpoints, Subscription
+from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_subscription import Subscription
 
 TICK_S = 0.25
 """How often we look at most. An engine pushes after every prefill batch, which a gauge need not show, and waking up for
@@ -77,7 +78,7 @@ class LoadStream:
         loop = asyncio.get_running_loop()
         silent_at = loop.time() + self._silent_after_s
         while not self.closed and not subscription.is_lost():
-            if (load := await self._newest(subscription)) is not None:
+            if (load := self._newest(subscription)) is not None:
                 silent_at = loop.time() + self._silent_after_s
                 yield load
             elif loop.time() >= silent_at:
@@ -88,11 +89,11 @@ class LoadStream:
             await asyncio.sleep(TICK_S)
         yield None
 
-    async def _newest(self, subscription: Subscription) -> EngineLoad | None:
+    def _newest(self, subscription: Subscription) -> EngineLoad | None:
         """The last reading among those that have arrived; None for none."""
         load = None
         for _ in range(MAX_READINGS):
-            if (message := await subscription.take(self._on_rubbish)) is None:
+            if (message := subscription.take(self._on_rubbish)) is None:
                 break
             load = self._decoded(message.payload) or load
         return load

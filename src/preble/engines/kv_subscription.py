@@ -1,0 +1,217 @@
+"""The live stream of a KV event publisher: one connection of the event loop's own, without ZMQ's thread.
+
+So a message costs one turn of the loop, and a quiet replica a sign of life every five seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import cast
+
+from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message, message_of
+from preble.engines.zmtp import GREETING, NotZmtp, Subscriber, ping
+
+QUEUED_MESSAGES = 1024
+"""Messages that wait for us before we read no more; then they wait with the publisher. Reading goes on at the half."""
+
+QUEUED_BYTES = 2 * MAX_MESSAGE_BYTES
+
+_RECONNECT_S, _RECONNECT_MAX_S = 0.1, 2.0
+_CONNECT_TIMEOUT_S = 10.0
+_BEAT_S = 5.0
+"""After so long in silence we ask for a sign of life. Without that a peer whose machine vanished looks like one with
+nothing to say."""
+_LOST_AFTER_BEATS = 4
+
+
+class Subscription:
+    """One connection to the live stream. A context manager; ends for good when the connection is lost.
+
+    What is published between a loss and a new connection, perhaps by a new process that counts from 0 again, is
+    missing. So whoever loses a connection has to make a new one and catch up.
+    """
+
+    def __init__(self, endpoints: KvEventEndpoints) -> None:
+        """Connects within a running event loop, and tries again until it can."""
+        self._endpoint = endpoints.endpoint
+        self._topic = endpoints.topic.encode()
+        self._loop = asyncio.get_running_loop()
+        self._connection: _Connection | None = None
+        self._messages: deque[list[bytes]] = deque()
+        self._num_bytes = 0
+        self._connected = self._lost = self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._connecting = self._loop.create_task(self._connect())
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def is_connected(self) -> bool:
+        return self._connected
+
+    def is_lost(self) -> bool:
+        """Whether the connection, once made, has broken."""
+        return self._lost
+
+    def wake(self) -> None:
+        """Make `wait` return."""
+        self._has_news = True
+        self._end_wait()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Wait for news: a message, a connection made or lost, or `wake`. Returns False if there is none.
+
+        To be called only after `take` and `is_lost` have found nothing more.
+        """
+        if not self._has_news:
+            self._waiter = self._loop.create_future()
+            timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._end_wait)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        had_news, self._has_news = self._has_news, False
+        return had_news
+
+    def take(self, on_rubbish: Callable[[], None]) -> Message | None:
+        """Return the next message that has arrived, or None. Calls `on_rubbish` for each that cannot be decoded."""
+        while self._messages:
+            frames = self._messages.popleft()
+            self._num_bytes -= sum(map(len, frames))
+            if self._connection is not None and not self._is_full(parts=2):
+                self._connection.resume()
+            if frames[0] != self._topic:
+                continue  # a publisher filters by prefix: "kv@a" also brings "kv@ab"
+            if (message := message_of(frames)) is not None:
+                return message
+            on_rubbish()
+        return None
+
+    def close(self) -> None:
+        self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+
+    def on_ready(self) -> None:
+        """The connection is made, and the publisher knows what we want."""
+        self._connected = True
+        self.wake()
+
+    def on_messages(self, messages: list[list[bytes]]) -> None:
+        self._messages += messages
+        self._num_bytes += sum(sum(map(len, frames)) for frames in messages)
+        if self._connection is not None and self._is_full():
+            self._connection.pause()
+        self.wake()
+
+    def on_end(self) -> None:
+        self._lost = self._connected
+        self.wake()
+
+    def _is_full(self, parts: int = 1) -> bool:
+        return len(self._messages) * parts > QUEUED_MESSAGES or self._num_bytes * parts > QUEUED_BYTES
+
+    def _end_wait(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _connect(self) -> None:
+        wait_s = _RECONNECT_S
+        while not self._connected:
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    self._connection = await self._opened()
+                    await self._connection.is_settled
+            except (OSError, OverflowError, UnicodeError):  # TimeoutError is an OSError; a port or host may be none
+                if self._connection is not None:
+                    self._connection.abort()
+            if not self._connected:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _RECONNECT_MAX_S)
+
+    async def _opened(self) -> _Connection:
+        kind, _, address = self._endpoint.partition("://")
+
+        def connection() -> _Connection:
+            return _Connection(self, self._topic)
+
+        if kind == "ipc":
+            path = "\0" + address[1:] if address.startswith("@") else address
+            _, opened = await self._loop.create_unix_connection(connection, path)
+        else:
+            host, _, port = address.rpartition(":")
+            _, opened = await self._loop.create_connection(connection, host.strip("[]"), int(port))
+        return opened
+
+
+class _Connection(asyncio.Protocol):
+    """Carries bytes between the socket and a `Subscriber`. `is_settled`: ready, or at its end."""
+
+    def __init__(self, subscription: Subscription, topic: bytes) -> None:
+        self._subscription = subscription
+        self._subscriber = Subscriber(topic, MAX_MESSAGE_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._silent_beats = 0
+        self._is_paused = False
+        self.is_settled: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(GREETING)
+        self._beat = self._loop.call_later(_BEAT_S, self._on_beat)
+
+    def data_received(self, data: bytes) -> None:
+        self._silent_beats = 0
+        try:
+            messages, answer = self._subscriber.feed(data)
+        except NotZmtp:
+            self._transport.abort()
+            return
+        if answer:
+            self._transport.write(answer)
+        if self._subscriber.is_ready and not self.is_settled.done():
+            self.is_settled.set_result(None)
+            self._subscription.on_ready()
+        if messages:
+            self._subscription.on_messages(messages)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._beat.cancel()
+        if not self.is_settled.done():
+            self.is_settled.set_result(None)
+        self._subscription.on_end()
+
+    def pause(self) -> None:
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._silent_beats = 0
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _on_beat(self) -> None:
+        """Ask a silent peer for a sign of life, and give it up in the end."""
+        self._silent_beats += not self._is_paused
+        if self._silent_beats >= _LOST_AFTER_BEATS:
+            self._transport.abort()
+            return
+        if self._silent_beats and self._subscriber.is_ready:
+            self._transport.write(ping(_BEAT_S * _LOST_AFTER_BEATS))
+        self._beat = self._loop.call_later(_BEAT_S, self._on_beat)

@@ -1,0 +1,131 @@
+"""ZMQ's protocol as one subscriber speaks it: bytes in, messages and bytes to answer out. No sockets, no clock.
+
+libzmq does its input in a thread of its own: each message wakes that thread and then ours, which asks it five times
+what there is. On a connection of the event loop's own a message costs a fraction of that. Left out is what publishers
+of KV events do not use: mechanisms other than NULL, versions before 3, other kinds of sockets.
+
+Source: ZMTP 3.1, https://rfc.zeromq.org/spec/37.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
+_NULL: Final = b"NULL".ljust(20, b"\0")
+_GREETING_BYTES: Final = 64
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_FRAME_OVERHEAD: Final = 64
+"""Counted for each frame of a message beside its content, so that empty ones cannot fill the memory either."""
+
+GREETING: Final = (_SIGNATURE + b"\x03\x01" + _NULL).ljust(_GREETING_BYTES, b"\0")
+"""What each side sends first."""
+
+
+class NotZmtp(Exception):
+    """The peer sends what no publisher sends, or a message that is too large."""
+
+
+class Subscriber:
+    """The subscriber's side of one connection to a publisher. Send `GREETING` first.
+
+    `is_ready`: the handshake is over, and the subscription sent.
+    """
+
+    def __init__(self, topic: bytes, max_bytes: int) -> None:
+        """`topic`: how messages begin that the publisher sends. `max_bytes`: of one message."""
+        self.is_ready = False
+        self._subscription = _frame(b"\x01" + topic)
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self._has_greeting = False
+        self._frames: list[bytes] = []
+        self._frames_bytes = 0
+
+    def feed(self, data: bytes) -> tuple[list[list[bytes]], bytes]:
+        """Take in what has arrived. Returns the messages that it completes, as lists of frames, and what to answer.
+
+        Raises: NotZmtp: the connection is of no use any more.
+        """
+        self._buffer += data
+        messages: list[list[bytes]] = []
+        answer = b"" if self._has_greeting else self._take_greeting()
+        if not self._has_greeting:
+            return messages, answer
+        at = 0
+        with memoryview(self._buffer) as view:
+            while (found := self._content_at(view, at)) is not None:
+                start, end = found
+                content, flags, at = bytes(view[start:end]), view[at], end
+                if flags & _COMMAND:
+                    answer += self._answer_to(content)
+                elif self._is_whole(content, flags):
+                    messages.append(self._frames)
+                    self._frames, self._frames_bytes = [], 0
+        del self._buffer[:at]
+        return messages, answer
+
+    def _take_greeting(self) -> bytes:
+        """Returns what to answer once it is there. Raises: NotZmtp."""
+        greeting = bytes(self._buffer[:_GREETING_BYTES])
+        if not greeting.startswith(b"\xff"):
+            raise NotZmtp("it does not greet as ZMQ does")
+        if len(greeting) < _GREETING_BYTES:
+            return b""
+        if greeting[9] != _SIGNATURE[9] or greeting[10] < 3 or greeting[12:32] != _NULL:
+            raise NotZmtp("it speaks a version before 3, or asks for authentication")
+        del self._buffer[:_GREETING_BYTES]
+        self._has_greeting = True
+        return _command(b"READY", b"\x0bSocket-Type" + (3).to_bytes(4, "big") + b"SUB")
+
+    def _content_at(self, view: memoryview, at: int) -> tuple[int, int] | None:
+        """Where the content of the frame at `at` starts and ends; None if it is not all there. Raises: NotZmtp."""
+        if len(view) < at + 2:
+            return None
+        flags, start = view[at], at + 2
+        num_bytes = view[at + 1]
+        if flags & _LONG:
+            start = at + 9
+            if len(view) < start:
+                return None
+            num_bytes = int.from_bytes(view[at + 1 : start], "big")
+        if flags > (_MORE | _LONG | _COMMAND) or num_bytes > self._max_bytes:
+            raise NotZmtp(f"a frame of {num_bytes} bytes with the flags {flags}")
+        return (start, start + num_bytes) if start + num_bytes <= len(view) else None
+
+    def _is_whole(self, content: bytes, flags: int) -> bool:
+        """Add a frame to the message that it belongs to; whether it is the last one. Raises: NotZmtp."""
+        if not self.is_ready:
+            raise NotZmtp("a message before the handshake is over")
+        self._frames.append(content)
+        self._frames_bytes += len(content) + _FRAME_OVERHEAD
+        if self._frames_bytes > self._max_bytes + _GREETING_BYTES * _FRAME_OVERHEAD:
+            raise NotZmtp("a message of too many bytes")
+        return not flags & _MORE
+
+    def _answer_to(self, command: bytes) -> bytes:
+        """Raises: NotZmtp: it refuses us, or it is no publisher."""
+        name, data = command[1 : 1 + command[0]] if command else b"", command[1 + command[0] :] if command else b""
+        if name == b"READY":
+            if b"PUB" not in data:
+                raise NotZmtp("it does not publish")
+            self.is_ready = True
+            return self._subscription
+        if name == b"ERROR":
+            raise NotZmtp(f"it refuses the connection: {data[1:].decode(errors='replace')}")
+        return _command(b"PONG", data[2:]) if name == b"PING" else b""
+
+
+def ping(time_to_live_s: float) -> bytes:
+    """Ask the peer for a sign of life; it may end the connection if it hears nothing more of us for that long."""
+    return _command(b"PING", int(time_to_live_s * 10).to_bytes(2, "big"))
+
+
+def _command(name: bytes, data: bytes) -> bytes:
+    return _frame(bytes([len(name)]) + name + data, _COMMAND)
+
+
+def _frame(content: bytes, flags: int = 0) -> bytes:
+    if len(content) < 256:
+        return bytes([flags, len(content)]) + content
+    return bytes([flags | _LONG]) + len(content).to_bytes(8, "big") + content

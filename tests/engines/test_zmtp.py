@@ -1,0 +1,145 @@
+"""The subscriber's side of ZMQ's protocol, with every kind of peer; streams of real publishers: test_kv_events.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from preble.engines import kv_subscription
+from preble.engines.kv_sockets import KvEventEndpoints, Message
+from preble.engines.kv_subscription import QUEUED_MESSAGES, Subscription
+from preble.engines.zmtp import GREETING, NotZmtp, Subscriber
+from support.waiting import eventually
+
+MAX_BYTES = 5_000
+READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+LONG_BODY = bytes(range(250)) * 4
+MESSAGE = b"\x01\x05topic\x01\x08" + (7).to_bytes(8, "big") + b"\x02" + len(LONG_BODY).to_bytes(8, "big") + LONG_BODY
+PING, PONG = b"\x04\x0b\x04PING\x00\x96more", b"\x04\x09\x04PONGmore"
+
+
+def on_rubbish() -> None:
+    pytest.fail("a message was taken for rubbish")
+
+
+def test_the_pieces_in_which_bytes_arrive_make_no_difference() -> None:
+    sent = GREETING + READY + MESSAGE + PING + MESSAGE
+    for size in (1, 2, 3, 7, 64, 100, len(sent)):
+        subscriber = Subscriber(b"topic", MAX_BYTES)
+        messages, answer = [], b""
+        for at in range(0, len(sent), size):
+            whole, more = subscriber.feed(sent[at : at + size])
+            messages += whole
+            answer += more
+        assert messages == [[b"topic", (7).to_bytes(8, "big"), LONG_BODY]] * 2
+        assert answer == b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB" + b"\x00\x06\x01topic" + PONG
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "greet"),
+        (GREETING[:10] + b"\x02" + GREETING[11:], "version"),
+        (GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:], "authentication"),
+        (GREETING + b"\x04\x0e\x05ERROR\x07go away", "go away"),
+        (GREETING + READY.replace(b"PUB", b"REP"), "publish"),
+        (GREETING + MESSAGE, "handshake"),
+        (GREETING + READY + b"\x08\x01x", "flags 8"),
+        (GREETING + READY + b"\x02" + (MAX_BYTES + 1).to_bytes(8, "big"), "5001 bytes"),
+        (GREETING + READY + b"\x01\x00" * 1_000, "too many bytes"),
+    ],
+)
+def test_a_peer_that_is_no_publisher_is_refused(sent: bytes, reason: str) -> None:
+    with pytest.raises(NotZmtp, match=reason):
+        Subscriber(b"", MAX_BYTES).feed(sent)
+
+
+def test_rubbish_raises_nothing_else_and_fills_no_memory() -> None:
+    rng = Random(0)
+    for _ in range(300):
+        subscriber = Subscriber(b"", MAX_BYTES)
+        sent = bytearray(GREETING + READY + MESSAGE * 3)
+        for _ in range(rng.randrange(4)):
+            sent[rng.randrange(len(sent))] = rng.randrange(256)
+        try:
+            for _ in range(20):
+                subscriber.feed(bytes(sent))
+                sent = bytearray(rng.randbytes(600))
+        except NotZmtp:
+            continue
+        assert len(subscriber._buffer) < 2 * MAX_BYTES
+
+
+async def test_a_publisher_on_a_socket_file_is_followed(tmp_path: Path) -> None:
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.bind(f"ipc://{tmp_path}/events")
+        with Subscription(KvEventEndpoints(f"ipc://{tmp_path}/events")) as subscription:
+            assert await publisher.recv() == b"\x01"
+            await publisher.send_multipart([b"", bytes(8), b"x"])
+            while (message := subscription.take(on_rubbish)) is None:
+                await subscription.wait(20)
+            assert message == Message(0, b"x")
+
+
+class Peer(asyncio.Protocol):
+    """What listens in place of a publisher: it says its piece to each connection, and then nothing more."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.heard = b""
+        self.left = list(pieces)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self.left.pop(0))
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+
+@asynccontextmanager
+async def subscribed_to(peer: Peer) -> AsyncIterator[Subscription]:
+    server = await asyncio.get_running_loop().create_server(lambda: peer, "127.0.0.1", 0)
+    async with server:
+        with Subscription(KvEventEndpoints("tcp://127.0.0.1:{1}".format(*server.sockets[0].getsockname()))) as made:
+            yield made
+        await asyncio.sleep(0)
+
+
+async def test_a_publisher_that_falls_silent_for_good_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.01)
+    async with subscribed_to(peer := Peer(GREETING + READY)) as subscription:
+        while not subscription.is_lost():
+            assert await subscription.wait(20)
+        assert subscription.is_connected()
+        await eventually(lambda: b"PING" in peer.heard, "it was asked for a sign of life")
+
+
+async def test_what_answers_otherwise_is_tried_again_until_a_publisher_is_there() -> None:
+    no_publisher = b"HTTP/1.1 400 Bad Request"
+    async with subscribed_to(peer := Peer(no_publisher, no_publisher, GREETING + READY)) as subscription:
+        await eventually(subscription.is_connected, "the third try finds a publisher")
+        assert not subscription.is_lost() and not peer.left
+
+
+async def test_messages_that_nobody_takes_wait_with_the_publisher() -> None:
+    num_sent = 20 * QUEUED_MESSAGES
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.setsockopt(zmq.SNDHWM, 0)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        with Subscription(KvEventEndpoints(f"tcp://127.0.0.1:{port}")) as subscription:
+            await publisher.recv()
+            for number in range(num_sent):
+                await publisher.send_multipart([b"", number.to_bytes(8, "big"), bytes(1_000)])
+            await subscription.wait(20)
+            for number in range(num_sent):
+                while (message := subscription.take(on_rubbish)) is None:
+                    assert await subscription.wait(20)
+                assert message.seq == number
+                assert len(subscription._messages) < 2 * QUEUED_MESSAGES
