@@ -48,6 +48,19 @@ async def test_a_request_that_is_answered_is_not_aborted() -> None:
         assert told(server.peers) == [] and len(server.peers) == 1
 
 
-async def read(engine: SglangEngine) -> bytes:
-    async with engine.send("/v1/completions", b'{"prompt": "a"}', {}) as response:
+async def test_what_generates_nothing_goes_as_it_is() -> None:
+    """SGLang refuses one id for several texts to embed."""
+
+    async def answers(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(ANSWER)
+
+    async with serving(answers) as server, client_of(server.url) as client:
+        body = b'{"input": ["a", "b"]}'
+        assert await read(SglangEngine(client), "/v1/embeddings", body) == b"ok"
+        assert server.peers[0].requests[0].endswith(body)
+
+
+async def read(engine: SglangEngine, path: str = "/v1/completions", body: bytes = b'{"prompt": "a"}') -> bytes:
+    async with engine.send(path, body, {}) as response:
         return b"".join([chunk async for chunk in response.chunks()])

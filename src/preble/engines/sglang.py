@@ -30,6 +30,8 @@ OWNER = "sglang"
 """What its `/v1/models` says to be owned by."""
 
 ABORT_TIMEOUT_S = 2.0
+_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
+"""Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
@@ -130,14 +132,14 @@ class SglangEngine(ReportingEngine):
         return self._endpoints_at(at(port), None if replay_port is None else at(replay_port), topic)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
-        """Send the request under an id of our own, by which the engine aborts it if we leave before its end.
+        """Send what generates under an id of our own, by which the engine aborts it if we leave before its end.
 
         SGLang ignores a body's model: it answers with the base model, even where it lists an adapter of that name.
         So the adapter is named apart.
         """
         request_id = f"preble-{uuid4().hex}"
         changed = with_adapter(body, self.adapters)
-        named = with_request_id(changed, request_id)
+        named = with_request_id(changed, request_id) if path in _GENERATING else None
         if named is None:
             return self.http.begin(path, changed, headers, receiver)
         return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
