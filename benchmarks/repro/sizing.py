@@ -1,7 +1,7 @@
-"""Measure the figures of docs/howto/sizing.md and fill them in.
+"""Measure the figures of docs/howto/sizing.md and fill them in; what a request costs is that of docs/performance.md.
 
-    python benchmarks/repro/sizing.py           # about five minutes; leave the machine alone meanwhile
-    python benchmarks/repro/sizing.py --fill    # only fill the page in from the kept result
+    python benchmarks/repro/sizing.py           # about two minutes; leave the machine alone meanwhile
+    python benchmarks/repro/sizing.py --fill    # only fill the page in from the kept results
 
 Run it with the compiled core (`make native`, then `.native/bin/python`), which users of the wheel have.
 """
@@ -12,12 +12,12 @@ import argparse
 import os
 import sys
 import tempfile
-from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import performance
 import structlog
 import uvloop
 from page import filled
@@ -28,30 +28,20 @@ sys.path.append(str(ROOT / "benchmarks" / "micro"))
 import gateway_cost  # noqa: E402
 import kv_streams  # noqa: E402
 import place  # noqa: E402
-from gateway_parts.load import connected  # noqa: E402
-from gateway_parts.prompts import Prompts, train_tokenizer  # noqa: E402
 
 PAGE = ROOT / "docs" / "howto" / "sizing.md"
 RESULT = ROOT / "benchmarks" / "results" / "sizing.json"
 QUIET = gateway_cost.Arm(gateway_cost.PREBLE, "preble", is_quiet=True)
-ARMS = (gateway_cost.OURS, QUIET, gateway_cost.DEFAULT)
-ROUNDS, REQUESTS = 6, 24
 FLEETS, BUDGET_MIB = (4, 400), 256.0
 PLACED = 5000
 QUIET_STREAMS = 256
 SEED = 0
 
 
-async def gateway(folder: Path) -> dict[str, Any]:
-    """What requests and streams cost, and what the gateway adds to an answer's first byte."""
-    prompts = Prompts(train_tokenizer(folder), SEED)
-    async with AsyncExitStack() as stack:
-        [url] = await stack.enter_async_context(gateway_cost.started_replicas(1, folder / "direct.log", folder))
-        running = [await stack.enter_async_context(gateway_cost.started(arm, None, folder)) for arm in ARMS]
-        start_kib = [gateway.kib for gateway in running]
-        benchmark = gateway_cost.Benchmark(running, await connected(url), prompts, REQUESTS)
-        costs, added = await benchmark.costs(ROUNDS), await benchmark.added()
-    return {"costs": costs, "added": added, "start_kib": start_kib}
+async def start_kib(arm: gateway_cost.Arm, folder: Path) -> float:
+    """The memory of a gateway that has just started."""
+    async with gateway_cost.started(arm, None, folder) as running:
+        return running.kib
 
 
 def placing(trace: str, replicas: int, evictions: str) -> place.Result:
@@ -65,22 +55,19 @@ def measured() -> dict[str, Any]:
     core = "compiled" if place.global_scheduler.__file__.endswith(".so") else "plain"
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as folder:
-        found = uvloop.run(gateway(Path(folder)))
+        memory = [uvloop.run(start_kib(arm, Path(folder))) for arm in (gateway_cost.OURS, gateway_cost.DEFAULT)]
     placed = [placing(trace, count, "belief") for trace in place.SHAPES for count in FLEETS]
     events = [placing("video", count, "events") for count in FLEETS]
     streams = uvloop.run(kv_streams.idle(QUIET_STREAMS))
-    rows = {name: [asdict(row) for row in found.pop(name)] for name in ("costs", "added")}
-    made = {"core": core, "load": round(load, 2), "rounds": ROUNDS, "seed": SEED}
-    kept = {"placed": [asdict(row) for row in placed], "events": [asdict(row) for row in events], "streams": streams}
-    return made | rows | found | kept
+    made = {"core": core, "load": round(load, 2), "seed": SEED, "start_kib": memory, "streams": streams}
+    return made | {"placed": [asdict(row) for row in placed], "events": [asdict(row) for row in events]}
 
 
 def values(kept: dict[str, Any]) -> dict[str, str]:
     """What the page says, by the names of its markers."""
-    costs = msgspec.convert(kept["costs"], list[gateway_cost.Cost])
+    costs, added = performance.gateway_rows()
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
     ours, default, whole = gateway_cost.OURS, gateway_cost.DEFAULT, gateway_cost.WHOLE
-    added = msgspec.convert(kept["added"], list[gateway_cost.Added])
     [added_us] = [r.first_byte_p50_us for r in added if (r.arm, r.case.tokens) == (default, gateway_cost.SHORT)]
 
     def us(tokens: int = gateway_cost.SHORT, events: int = 0, form: str = "text") -> float:
@@ -105,11 +92,9 @@ def values(kept: dict[str, Any]) -> dict[str, str]:
         "quiet-streams": f"{kept['streams']['core']:.1%}".replace("%", " %"),
         "added": ms(added_us),
         "start": f"{kept['start_kib'][0] / 1024:.0f} MB",
-        "default-start": f"{kept['start_kib'][2] / 1024:.0f} MB",
+        "default-start": f"{kept['start_kib'][1] / 1024:.0f} MB",
         "default-whole": ms(by[default, whole]),
         "default-event": ms(gateway_cost.event_us(by, default)),
-        "conditions": f"the {kept['core']} core, load {kept['load']:.1f} before it began, the cheapest of "
-        f"{kept['rounds']} rounds",
     }
 
 
