@@ -5,29 +5,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.costs.model import CostModel, CostProfile
-from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
+from support.gateways import quick_gateway
 from support.waiting import eventually
-
-PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
 
 
 class Served:
     """A running gateway and a client of it."""
 
-    def __init__(
-        self, gateway: Gateway, http: aiohttp.ClientSession, scheduler: GlobalScheduler, stack: AsyncExitStack
-    ) -> None:
+    def __init__(self, gateway: Gateway, http: aiohttp.ClientSession, stack: AsyncExitStack) -> None:
         self.gateway = gateway
         self.http = http
-        self.scheduler = scheduler
+        self.scheduler = gateway.serving.scheduler
         self._stack = stack
 
     async def stop(self) -> None:
@@ -65,20 +57,10 @@ def serve() -> Serve:
     async def start(
         fakes: list[FakeReplica], *, live: int | None = None, policy: str = "round_robin", **changes: Any
     ) -> AsyncIterator[Served]:
-        config = GatewayConfig(
-            replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
-            engine="openai",
-            port=0,
-            health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
-            timeouts=TimeoutsConfig(shutdown_s=10.0),
-            parity=ParityConfig(enabled=False),
-        )
-        config = msgspec.structs.replace(config, **changes)
-        scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
         async with AsyncExitStack() as stack:
-            gateway = await stack.enter_async_context(serving(config, scheduler))
+            gateway = await stack.enter_async_context(quick_gateway([fake.url for fake in fakes], policy, **changes))
             async with aiohttp.ClientSession(gateway.url) as http:
-                served = Served(gateway, http, scheduler, stack)
+                served = Served(gateway, http, stack)
                 await eventually(lambda: served.num_live == (len(fakes) if live is None else live))
                 yield served
                 await served.idle()

@@ -11,13 +11,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gateway.conftest import PROFILE
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.engines.kv_events import EventIntake, KvEventStream
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message
+from support.gateways import PROFILE
 from support.waiting import eventually
 
 LIAR, HONEST = ReplicaId("liar"), ReplicaId("honest")

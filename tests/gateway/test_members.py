@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import structlog
 
-from gateway.conftest import PROFILE, Serve, Served
+from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, gated, gated_stream, replicas
 from preble.config import AuthConfig, DiscoveryConfig, GroupConfig
 from preble.config.load import ConfigSources
@@ -21,6 +21,7 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.gateway.server import Gateway, serving
+from support.gateways import PROFILE
 from support.kubernetes_api import kubernetes_api
 from support.waiting import eventually
 

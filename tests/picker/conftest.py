@@ -4,18 +4,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.conftest import PROFILE
 from gateway.fakes import FakeReplica
 from picker.gateway_by_hand import Exchange, GatewayByHand, gateway_to
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, PickerConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.costs.model import CostModel
-from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
-from preble.gateway.server import Gateway, serving
+from preble.config import PickerConfig, TimeoutsConfig
+from preble.gateway.server import Gateway
 from preble.picker.server import Picker, picking
+from support.gateways import quick_gateway
 from support.waiting import eventually
 
 
@@ -59,19 +55,9 @@ def pick() -> Pick:
     async def start(
         fakes: list[FakeReplica], *, live: int | None = None, policy: str = "preble", **changes: Any
     ) -> AsyncIterator[Picking]:
-        config = GatewayConfig(
-            replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
-            engine="openai",
-            port=0,
-            health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
-            timeouts=TimeoutsConfig(shutdown_s=1.0),
-            parity=ParityConfig(enabled=False),
-            picker=PickerConfig(port=0),
-        )
-        config = msgspec.structs.replace(config, **changes)
-        scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
+        settings = {"timeouts": TimeoutsConfig(shutdown_s=1.0), "picker": PickerConfig(port=0), **changes}
         async with AsyncExitStack() as stack:
-            gateway = await stack.enter_async_context(serving(config, scheduler))
+            gateway = await stack.enter_async_context(quick_gateway([fake.url for fake in fakes], policy, **settings))
             picker = await stack.enter_async_context(picking(gateway))
             await eventually(lambda: len(gateway.serving.replicas) == (len(fakes) if live is None else live))
             by_hand = await stack.enter_async_context(gateway_to(picker.port))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import msgspec
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -19,22 +18,21 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from gateway.fakes import replicas
 from picker.conftest import Pick, Picking
 from picker.gateway_by_hand import EVENTS, USAGE, GatewayByHand
-from preble.config import GatewayConfig, HealthConfig, PickerConfig, ReplicaConfig, TimeoutsConfig
+from preble.config import GatewayConfig, PickerConfig, ReplicaConfig, TimeoutsConfig
 from preble.errors import ConfigError
 from preble.gateway.server import Gateway, serving
 from preble.picker.endpoints import require_address
 from preble.picker.server import READY, picking
+from support.gateways import quick_config
 from support.waiting import eventually
 
-QUICK = HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05)
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 
 
 @asynccontextmanager
 async def grpc_end_of(url: str) -> AsyncIterator[tuple[Gateway, Any, grpc.aio.Channel]]:
     """A gateway, its picker's context, which the test ends, and a channel that outlives it. Its grace has no end."""
-    config = GatewayConfig(replicas=(ReplicaConfig(url),), engine="openai", port=0, health=QUICK)
-    config = msgspec.structs.replace(config, picker=PickerConfig(port=0), timeouts=TimeoutsConfig(shutdown_s=3600.0))
+    config = quick_config([url], picker=PickerConfig(port=0), timeouts=TimeoutsConfig(shutdown_s=3600.0))
     async with serving(config) as gateway:
         context = picking(gateway)
         picker = await context.__aenter__()

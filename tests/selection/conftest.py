@@ -6,27 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
-from gateway.conftest import PROFILE
 from gateway.test_tenants import table
-from preble.config import AuthConfig, GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.costs.model import CostModel
-from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
-from preble.gateway.server import Gateway, serving
+from preble.config import AuthConfig
+from preble.gateway.server import Gateway
 from preble.selection.server import selecting
 from preble.selection.service import SelectionService
+from support.gateways import quick_gateway
 from support.waiting import eventually
-
-CONFIG = GatewayConfig(
-    engine="openai",
-    port=0,
-    health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
-    timeouts=TimeoutsConfig(shutdown_s=10.0),
-    parity=ParityConfig(enabled=False),
-)
 
 
 class Selecting:
@@ -75,10 +63,8 @@ def select() -> Select:
 
     @asynccontextmanager
     async def start(urls: list[str], *, policy: str = "preble", **changes: Any) -> AsyncIterator[Selecting]:
-        config = msgspec.structs.replace(CONFIG, replicas=tuple(map(ReplicaConfig, urls)), **changes)
-        scheduler = GlobalScheduler(make_policy(policy), CostModel(PROFILE))
         async with AsyncExitStack() as stack:
-            gateway = await stack.enter_async_context(serving(config, scheduler))
+            gateway = await stack.enter_async_context(quick_gateway(urls, policy, **changes))
             service = await stack.enter_async_context(selecting(gateway))
             http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
             await eventually(lambda: len(gateway.serving.replicas) == len(urls))

@@ -17,10 +17,11 @@ import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from preble.config import GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.config import GatewayConfig, LimitsConfig
 from preble.core.types import ReplicaId
 from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
 from preble.serving import COMPLETIONS, FrontEnd, Intake, ParsedRequest, Placed, Serving
+from support.gateways import quick_config
 from support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "serving.md"
@@ -28,14 +29,7 @@ BODY = b'{"model": "tiny", "prompt": "hello", "max_tokens": 5}'
 
 
 def config(fakes: list[FakeReplica], **changes: Any) -> GatewayConfig:
-    given = GatewayConfig(
-        replicas=tuple(ReplicaConfig(fake.url) for fake in fakes),
-        engine="openai",
-        policy="round_robin",
-        health=HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05),
-        parity=ParityConfig(enabled=False),
-    )
-    return msgspec.structs.replace(given, **changes)
+    return quick_config([fake.url for fake in fakes], policy="round_robin", **changes)
 
 
 class Carrier:

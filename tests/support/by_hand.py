@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
+from typing import Any
 
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
@@ -34,11 +36,19 @@ DOC = run_of(1, 100)
 OWN = run_of(2, 100)
 
 
-def scheduler_of(policy: Policy | str, *names: ReplicaId, seed: int = 0, **spec: object) -> GlobalScheduler:
-    """A scheduler with replicas of these names. `spec`: more about each of them; blocks have one token if not given."""
-    made = GlobalScheduler(make_policy(policy) if isinstance(policy, str) else policy, MODEL, seed=seed)
+def scheduler_of(
+    policy: Policy | str,
+    *names: str,
+    model: CostModel = MODEL,
+    seed: int = 0,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    **spec: Any,
+) -> GlobalScheduler:
+    """A scheduler with replicas of these names. `settings`: of the scheduler. `spec`: more about each replica; blocks
+    have one token if not given."""
+    made = GlobalScheduler(make_policy(policy) if isinstance(policy, str) else policy, model, seed=seed, **settings)
     for name in names:
-        made.add_replica(ReplicaSpec(name, **{"block_size": 1, **spec}), 0.0)  # type: ignore[arg-type]
+        made.add_replica(ReplicaSpec(ReplicaId(name), **{"block_size": 1, **spec}), 0.0)
     return made
 
 

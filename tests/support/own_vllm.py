@@ -12,18 +12,7 @@ from typing import Any
 import pytest
 
 from preble.engines.launch import LaunchOptions
-from support.replicas import (
-    KV_TOKENS,
-    MAX_MODEL_LEN,
-    MODEL_NAME,
-    READY_TIMEOUT_S,
-    ROOT,
-    SGLANG,
-    TINY_MODEL,
-    VLLM,
-    require_sglang,
-    require_vllm,
-)
+from support.replicas import ROOT, SGLANG, VLLM, options_of_one, require_sglang, require_vllm
 
 SUPPORT = ROOT / "tests" / "support"
 
@@ -35,22 +24,8 @@ def own_vllm(folder: Path, *extra_args: str, path: Sequence[Path] = (), **change
     words = shlex.join(["env", "PYTHONPATH=" + os.pathsep.join(map(str, path)), str(VLLM)])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
-    options: dict[str, Any] = {
-        "engine": "vllm",
-        "replicas": 1,
-        "threads": 1,
-        "log_dir": folder,
-        "model": str(TINY_MODEL),
-        "served_model_name": MODEL_NAME,
-        "kv_tokens": KV_TOKENS,
-        "max_model_len": MAX_MODEL_LEN,
-        "device": "cpu",
-        "executable": program,
-        "dev_endpoints": True,
-        "ready_timeout_s": READY_TIMEOUT_S,
-        "extra_args": extra_args,
-    }
-    return LaunchOptions(**(options | changes))
+    more = {"device": "cpu", "dev_endpoints": True, "extra_args": extra_args, **changes}
+    return options_of_one("vllm", program, folder, **more)
 
 
 def with_torchvision(folder: Path) -> tuple[Path, Path]:

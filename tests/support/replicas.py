@@ -64,27 +64,27 @@ def require(program: Path, engine: str) -> None:
     not_there(f"real {engine} is not set up here: run `make engines` (python3 dev/setup.py {engine})")
 
 
-def _options(engine: str, executable: Path, log_dir: Path, **others: Any) -> LaunchOptions:
-    """One replica of the tiny model."""
-    return LaunchOptions(
-        engine=engine,
-        replicas=1,
-        threads=1,
-        log_dir=log_dir,
-        model=str(TINY_MODEL),
-        served_model_name=MODEL_NAME,
-        kv_tokens=KV_TOKENS,
-        max_model_len=MAX_MODEL_LEN,
-        executable=executable,
-        ready_timeout_s=READY_TIMEOUT_S,
-        **others,
-    )
+def options_of_one(engine: str, executable: Path, log_dir: Path, **others: Any) -> LaunchOptions:
+    """One replica of the tiny model. `others`: more options, or other values."""
+    options: dict[str, Any] = {
+        "engine": engine,
+        "replicas": 1,
+        "threads": 1,
+        "log_dir": log_dir,
+        "model": str(TINY_MODEL),
+        "served_model_name": MODEL_NAME,
+        "kv_tokens": KV_TOKENS,
+        "max_model_len": MAX_MODEL_LEN,
+        "executable": executable,
+        "ready_timeout_s": READY_TIMEOUT_S,
+    }
+    return LaunchOptions(**(options | others))
 
 
 @contextmanager
 def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
     """Start one replica, stop it."""
-    options = _options("sglang", SGLANG, log_dir, extra_args=("--max-running-requests", str(PLACES)))
+    options = options_of_one("sglang", SGLANG, log_dir, extra_args=("--max-running-requests", str(PLACES)))
     with mock.patch.dict(os.environ, PREBLE_QUEUE_ORDER="groups"):
         fleet = Fleet(options)
     with running(fleet) as loop:
@@ -146,7 +146,7 @@ class VllmPair(RunningReplicas):
 @contextmanager
 def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
-    options = _options("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
+    options = options_of_one("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
     plain = Fleet(replace(options, extra_args=TOKENS_IN))
     with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=(*WITH_PREBLE, *TOKENS_IN)))
     with running(plain, with_preble) as loop:

@@ -10,24 +10,21 @@ from preble.core.types import (
     BlocksStored,
     Reason,
     ReplicaId,
-    ReplicaSpec,
     Request,
     RequestId,
     pack_tokens,
 )
+from support.by_hand import A, B, scheduler_of
 
 MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.0, 0.0, 10_000))
-A, B = ReplicaId("a"), ReplicaId("b")
 BLOCK = 4
 SYSTEM, QUESTION, ANSWER, NEXT = range(40), range(100, 108), range(200, 280), range(300, 308)
 """Token ids; whole blocks, the answer twenty of them."""
 
 
 def scheduler(policy: str = "e2") -> GlobalScheduler:
-    made = GlobalScheduler(make_policy(policy), MODEL, window_s=10.0, report_grace_s=0.0)
-    for replica_id in (A, B):
-        made.add_replica(ReplicaSpec(replica_id, block_size=BLOCK, reports_events=True), 0.0)
-    return made
+    settings = {"window_s": 10.0, "report_grace_s": 0.0}
+    return scheduler_of(policy, A, B, model=MODEL, settings=settings, block_size=BLOCK, reports_events=True)
 
 
 def report(made: GlobalScheduler, replica_id: ReplicaId, token_ids: list[int], known: int = 0) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
@@ -16,7 +15,6 @@ from preble.core.types import (
     Placement,
     Reason,
     ReplicaId,
-    ReplicaSpec,
     Request,
     RequestId,
     pack_tokens,
@@ -118,8 +116,7 @@ def test_the_request_s_own_cached_prefix_is_no_victim() -> None:
 
 
 def test_the_end_of_a_prefix_that_nobody_holds_or_uses_is_dropped() -> None:
-    made = GlobalScheduler(make_policy("e2"), MODEL, window_s=10.0)
-    made.add_replica(ReplicaSpec(A, block_size=1, kv_capacity_tokens=1000), 0.0)
+    made = scheduler_of("e2", A, settings={"window_s": 10.0}, kv_capacity_tokens=1000)
     place(made, "q", run_of(1, 900))
     finish(made, "q")
     place(made, "next", run_of(2, 400), now=20.0)
@@ -268,8 +265,7 @@ def test_a_replica_that_lost_a_prefix_is_believed_to_have_lost_what_is_older() -
 
 
 def test_holdings_without_reports_expire() -> None:
-    made = GlobalScheduler(make_policy("e2"), MODEL, window_s=10.0, belief_ttl_s=60.0)
-    made.add_replica(ReplicaSpec(A, block_size=1), 0.0)
+    made = scheduler_of("e2", A, settings={"window_s": 10.0, "belief_ttl_s": 60.0})
     place(made, "q", run_of(1, 100))
     finish(made, "q")
     made.on_timer(59.0)

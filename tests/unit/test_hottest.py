@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
-from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
+from preble.core.types import Request, RequestId, pack_tokens
+from support.by_hand import scheduler_of
 
-PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
 TOOLS, SEARCH, CODE = range(100), range(1000, 1050), range(2000, 2080)
 
 
 @pytest.fixture
 def scheduler() -> GlobalScheduler:
-    made = GlobalScheduler(make_policy("round_robin"), CostModel(PROFILE), window_s=60.0)
-    for name in "ab":
-        made.add_replica(ReplicaSpec(ReplicaId(name)), 0.0)
-    return made
+    return scheduler_of("round_robin", "a", "b", settings={"window_s": 60.0}, block_size=16)
 
 
 def place(scheduler: GlobalScheduler, number: int, *runs: range, now: float = 0.0, namespace: str = "") -> None:

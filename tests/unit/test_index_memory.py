@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
 from preble.core.prefixes.cache_entry import COPIED_BYTES
 from preble.core.prefixes.radix_tree import RadixTree
 from preble.core.types import (
@@ -18,13 +17,12 @@ from preble.core.types import (
     BlocksStored,
     CacheCleared,
     ReplicaId,
-    ReplicaSpec,
     Request,
     RequestId,
     namespace_of,
     pack_tokens,
 )
-from support.by_hand import MODEL, A, B, run_of, scheduler_of
+from support.by_hand import A, B, run_of, scheduler_of
 
 BLOCK = 4
 
@@ -107,8 +105,8 @@ def test_an_index_with_kv_events_takes_little_more_than_its_tokens(block_size: i
 
 def test_block_names_go_with_what_they_name() -> None:
     """At its budget the index forgets old prompts with their names, so that there is room for new ones."""
-    made = GlobalScheduler(make_policy("preble"), MODEL, index_budget_bytes=100_000)
-    made.add_replica(ReplicaSpec(A, block_size=16, reports_events=True), 0.0)
+    budget = {"index_budget_bytes": 100_000}
+    made = scheduler_of("preble", A, settings=budget, block_size=16, reports_events=True)
     for i in range(200):
         assert made.on_stored(stored(A, i * 1000, run_of(i, 800), 16), float(i))
     made.check()
@@ -299,8 +297,8 @@ class PageCache:
 @pytest.mark.parametrize("page", [1, 3, 4, 16])
 def test_what_small_pages_hold_is_known(page: int, backwards: bool) -> None:
     rng = Random(page)
-    made = GlobalScheduler(make_policy("round_robin"), MODEL, report_grace_s=0.0)
-    made.add_replica(ReplicaSpec(A, block_size=page, reports_events=True), 0.0)
+    no_grace = {"report_grace_s": 0.0}
+    made = scheduler_of("round_robin", A, settings=no_grace, block_size=page, reports_events=True)
     cache = PageCache(made, page, 3000, backwards=backwards)
     prompts = [run_of(1, rng.randrange(1, 300)) + run_of(i + 2, rng.randrange(20, 400)) for i in range(60)]
     errors = []

@@ -9,7 +9,6 @@ import pytest
 
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
 from preble.core.types import (
     BlocksDemoted,
     BlocksEvicted,
@@ -27,8 +26,8 @@ from preble.core.types import (
 )
 from preble.decisions.explain import explain
 from preble.decisions.recent import RecentDecisions
+from support.by_hand import A, B, scheduler_of
 
-A, B = ReplicaId("a"), ReplicaId("b")
 PROFILE = CostProfile(
     "unit",
     "made up",
@@ -48,10 +47,8 @@ HASHES = (11, 12, 13, 14)
 
 
 def scheduler(policy: str = "e2", profile: CostProfile = PROFILE, **spec: object) -> GlobalScheduler:
-    made = GlobalScheduler(make_policy(policy), CostModel(profile), belief_ttl_s=100.0)
-    for replica_id in (A, B):
-        made.add_replica(ReplicaSpec(replica_id, block_size=16, reports_events=True, **spec), 0.0)  # type: ignore[arg-type]
-    return made
+    known = {"block_size": 16, "reports_events": True, **spec}
+    return scheduler_of(policy, A, B, model=CostModel(profile), settings={"belief_ttl_s": 100.0}, **known)
 
 
 def store(made: GlobalScheduler, replica_id: ReplicaId = A, now: float = 0.0) -> None:
@@ -156,9 +153,7 @@ def test_a_store_of_its_own_is_no_other_replica_s() -> None:
 
 
 def test_a_replica_without_events_fills_the_store_that_it_shares() -> None:
-    made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE))
-    for replica_id in (A, B):
-        made.add_replica(ReplicaSpec(replica_id, block_size=16, store="shared"), 0.0)
+    made = scheduler_of("e2", A, B, model=CostModel(PROFILE), block_size=16, store="shared")
     placement = made.place(Request.of("q", PROMPT), 0.0)
     other = B if placement.replica_id == A else A
     assert matched(made, other) == 0

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 import pytest
 
@@ -14,9 +13,9 @@ from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
 from preble.core.prefixes.radix_tree import Node, RadixTree
-from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
+from preble.core.types import Reason, ReplicaId, Request, RequestId, pack_tokens
+from support.by_hand import A, B, run_of, scheduler_of
 
 # One token costs 1 ms to prefill, an output token 1 ms to decode.
 MODEL = CostModel(CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.0, 0.0, 10_000))
@@ -174,22 +173,14 @@ def test_a_removed_replica_serves_no_prefix() -> None:
 
 
 def scheduler(policy: str, count: int = 4, *, block_size: int = 1) -> GlobalScheduler:
-    made = GlobalScheduler(make_policy(policy), MODEL)
-    for i in range(count):
-        made.add_replica(ReplicaSpec(ReplicaId(f"r{i}"), block_size=block_size), 0.0)
-    return made
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    rng = Random(seed)
-    return [rng.randrange(1 << 30) for _ in range(count)]
+    return scheduler_of(policy, *(f"r{i}" for i in range(count)), model=MODEL, block_size=block_size)
 
 
 def burst(made: GlobalScheduler, count: int, shared: int, unique: int) -> Counter[tuple[ReplicaId, Reason]]:
-    prefix = tokens(0, shared)
+    prefix = run_of(0, shared)
     placed: Counter[tuple[ReplicaId, Reason]] = Counter()
     for i in range(count):
-        placement = made.place(Request.of(f"q{i}", prefix + tokens(i + 1, unique)), 0.0)
+        placement = made.place(Request.of(f"q{i}", prefix + run_of(i + 1, unique)), 0.0)
         placed[placement.replica_id, placement.reason] += 1
     return placed
 
@@ -226,10 +217,10 @@ def test_a_replicated_prefix_is_announced_with_its_length() -> None:
 def test_nobody_waiting_means_no_redirect() -> None:
     """However uneven the history is, a hit on an idle replica stays a hit."""
     made = scheduler("e2")
-    prefix = tokens(0, 1000)
+    prefix = run_of(0, 1000)
     replicas = set()
     for i in range(50):
-        placement = made.place(Request.of(f"q{i}", prefix + tokens(i + 1, 100)), float(i))
+        placement = made.place(Request.of(f"q{i}", prefix + run_of(i + 1, 100)), float(i))
         made.on_finish(RequestId(f"q{i}"), 5, float(i) + 0.5)
         replicas.add(placement.replica_id)
     assert len(replicas) == 1
@@ -245,34 +236,29 @@ def decode_heavy(policy: str) -> tuple[GlobalScheduler, ReplicaId]:
 
     A decode iteration of one sequence takes as long as 16 prompt tokens, so 15 can be computed for nothing.
     """
-    made = GlobalScheduler(make_policy(policy), CostModel(PROFILE_OF_DECODES))
-    a, b = ReplicaId("a"), ReplicaId("b")
-    for replica in (a, b):
-        made.add_replica(ReplicaSpec(replica, block_size=1), 0.0)
-    answers = [(f"long answer {i}", a, 10, 60) for i in range(3)]
-    for request_id, replica, prompt, output in [*answers, ("long prompt", b, 1200, 10)]:
-        made.place(Request.of(request_id, tokens(ord(request_id[-1]), prompt)), 0.0)
+    made = scheduler_of(policy, A, B, model=CostModel(PROFILE_OF_DECODES))
+    answers = [(f"long answer {i}", A, 10, 60) for i in range(3)]
+    for request_id, replica, prompt, output in [*answers, ("long prompt", B, 1200, 10)]:
+        made.place(Request.of(request_id, run_of(ord(request_id[-1]), prompt)), 0.0)
         made.move(RequestId(request_id), replica, 0.0)
         made.on_finish(RequestId(request_id), output, 0.0)
-    return made, a
+    return made, A
 
 
 def test_what_must_be_computed_goes_to_a_replica_that_mostly_decodes() -> None:
     made, decoding = decode_heavy("e2")
-    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    placement = made.place(Request.of("q", run_of(1, 50)), 1.0)
     assert (placement.replica_id, placement.reason) == (decoding, Reason.BALANCE)
 
 
 def test_where_all_replicas_decode_alike_the_costs_decide() -> None:
-    made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE_OF_DECODES))
-    for replica in ("a", "b"):
-        made.add_replica(ReplicaSpec(ReplicaId(replica), block_size=1), 0.0)
+    made = scheduler_of("e2", A, B, model=CostModel(PROFILE_OF_DECODES))
     for i, prompt in enumerate((12, 10)):
         request_id = RequestId(f"answer {i}")
-        made.place(Request.of(request_id, tokens(10 + i, prompt)), 0.0)
+        made.place(Request.of(request_id, run_of(10 + i, prompt)), 0.0)
         made.move(request_id, ReplicaId("ab"[i]), 0.0)
         made.on_finish(request_id, 60, 0.0)
-    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    placement = made.place(Request.of("q", run_of(1, 50)), 1.0)
     assert (placement.replica_id, placement.reason) == (ReplicaId("b"), Reason.EXPLORE)
 
 
@@ -287,10 +273,8 @@ def test_an_answer_of_which_only_the_end_is_seen_says_nothing_of_queueing() -> N
     """16 requests that share a prefix and are answered at once, streamed or not; decoding takes long."""
 
     def replications(streamed: bool) -> int:
-        settings = RebalanceSettings(min_requests=4, interval_s=1.0)
-        made = GlobalScheduler(make_policy("e2"), CostModel(PROFILE_OF_DECODES), window_s=40.0, rebalance=settings)
-        for replica in ("a", "b"):
-            made.add_replica(ReplicaSpec(ReplicaId(replica), block_size=1), 0.0)
+        settings = {"window_s": 40.0, "rebalance": RebalanceSettings(min_requests=4, interval_s=1.0)}
+        made = scheduler_of("e2", A, B, model=CostModel(PROFILE_OF_DECODES), settings=settings)
         changes = 0
         for i in range(16):
             made.place(Request.of(f"q{i}", [*range(200), 1000 + i]), float(i))
@@ -319,5 +303,5 @@ def test_a_split_subtree_counts_by_the_work_of_its_requests() -> None:
 
 def test_without_the_balance_it_goes_where_the_load_is_lowest() -> None:
     made, decoding = decode_heavy("e2_rebalance")
-    placement = made.place(Request.of("q", tokens(1, 50)), 1.0)
+    placement = made.place(Request.of("q", run_of(1, 50)), 1.0)
     assert (placement.replica_id == decoding, placement.reason) == (False, Reason.EXPLORE)

@@ -9,7 +9,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.errors import NoReplicaError, PromptTooLong
-from support.by_hand import DOC, MODEL, A, B, C, run_of
+from support.by_hand import DOC, MODEL, A, B, C, run_of, scheduler_of
 
 
 def request(name: str, model: str, prompt: list[int], *avoid: ReplicaId) -> Request:
@@ -18,7 +18,7 @@ def request(name: str, model: str, prompt: list[int], *avoid: ReplicaId) -> Requ
 
 def fleet(policy: str = "preble", **specs: str) -> GlobalScheduler:
     """`specs`: replica -> its model."""
-    made = GlobalScheduler(make_policy(policy), MODEL)
+    made = scheduler_of(policy)
     for name, model in specs.items():
         made.add_replica(ReplicaSpec(ReplicaId(name), block_size=1, model=model), 0.0)
     return made
@@ -44,7 +44,7 @@ def test_prompts_of_different_models_share_nothing() -> None:
 
 
 def test_events_count_for_the_model_of_their_replica() -> None:
-    made = GlobalScheduler(make_policy("preble"), MODEL)
+    made = scheduler_of("preble")
     for name, model in ((A, "small"), (B, "large")):
         made.add_replica(ReplicaSpec(name, block_size=1, reports_events=True, model=model), 0.0)
     made.on_stored(BlocksStored(A, tuple(range(100)), None, pack_tokens(DOC), 1), 0.0)
@@ -53,7 +53,7 @@ def test_events_count_for_the_model_of_their_replica() -> None:
 
 
 def test_a_prompt_too_long_for_its_model_is_too_long_whatever_others_take() -> None:
-    made = GlobalScheduler(make_policy("preble"), MODEL)
+    made = scheduler_of("preble")
     made.add_replica(ReplicaSpec(A, max_prompt_tokens=50, model="small"), 0.0)
     made.add_replica(ReplicaSpec(B, max_prompt_tokens=500, model="large"), 0.0)
     with pytest.raises(PromptTooLong, match="the longest that a replica takes is 50"):

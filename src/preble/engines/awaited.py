@@ -21,25 +21,7 @@ _MOST_HELD_BYTES = 1024 * 1024
 
 
 class AwaitedAnswer:
-    """One POST. Entering waits for the head of the answer; leaving before the body's end aborts the work in the engine.
-
-    `heard_at`: when the last piece of the body came, by the event loop's clock; None before the first.
-    """
-
-    __slots__ = (
-        "_begin",
-        "_client",
-        "_error",
-        "_first_byte_by",
-        "_is_complete",
-        "_is_taken",
-        "_news",
-        "_ongoing",
-        "_pieces",
-        "headers",
-        "heard_at",
-        "status",
-    )
+    """One POST. Entering waits for the head of the answer; leaving before its end aborts the work in the engine."""
 
     def __init__(self, client: HttpClient, begin: Callable[[Receiver], Ongoing]) -> None:
         """`client`: for its timeouts and its errors. `begin`: sends the request."""
@@ -47,7 +29,6 @@ class AwaitedAnswer:
         self._begin = begin
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self.heard_at: float | None = None
         self._ongoing: Ongoing | None = None
         self._pieces: list[bytes] = []
         self._error: EngineError | None = None
@@ -115,7 +96,6 @@ class AwaitedAnswer:
         self._news.set()
 
     def received(self, data: bytes) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
         self._pieces.append(data)
         if self._ongoing is not None and sum(map(len, self._pieces)) > _MOST_HELD_BYTES:
             self._ongoing.pause()

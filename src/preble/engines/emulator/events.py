@@ -16,12 +16,12 @@ from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheClear
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.media import EmulatedMedia, Keys
 from preble.engines.emulator.tiers import Change
+from preble.engines.kv_sockets import END_OF_REPLAY
 from preble.errors import ConfigError
 
 BUFFER_STEPS = 10_000
 """Batches kept for replay, vLLM's default."""
 _MEDIA = ((Tier.HOST, "CPU"), (Tier.STORE, "STORAGE"))
-END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 _log = structlog.get_logger("preble.engines.emulator")
 

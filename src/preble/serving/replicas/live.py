@@ -87,18 +87,6 @@ class ModelReplicas:
     `shortest_prompt`: that all of them take; infinity where it is not known.
     """
 
-    __slots__ = (
-        "_is_adapter",
-        "_name",
-        "base_model",
-        "engine",
-        "label",
-        "longest_prompt",
-        "others",
-        "shortest_prompt",
-        "takes_ids",
-    )
-
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
         those = [replica for replica_id, replica in replicas.items() if replica_id not in others]
         infos = [replica.info for replica in those]

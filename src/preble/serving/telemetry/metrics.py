@@ -43,25 +43,10 @@ _USUAL = ("ok", "aborted")
 class _OfReplica:
     """The numbers of one model on one replica."""
 
-    __slots__ = (
-        "cached",
-        "e2e",
-        "matched",
-        "model",
-        "ok",
-        "output",
-        "placed_s",
-        "prompt",
-        "reasons",
-        "running",
-        "ttft",
-    )
-
     def __init__(self, numbers: Numbers, replica: ReplicaId, model: str) -> None:
         def tokens(kind: str) -> list[float]:
             return numbers.cell(f"preble_{kind}_tokens_total", replica, model)
 
-        self.model = model
         self.reasons = {r: numbers.cell("preble_placements_total", replica, model, r.value) for r in Reason}
         self.prompt, self.matched, self.cached, self.output = map(tokens, ("prompt", "matched", "cached", "output"))
         self.running = numbers.cell("preble_in_flight", replica, model)

@@ -1,4 +1,4 @@
-"""The gateway in front of one real SGLang server of two data-parallel ranks."""
+"""The gateway in front of one real server of two data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ import aiohttp
 import pytest
 
 from preble.config import GatewayConfig, ReplicaConfig
-from preble.engines.launch import Fleet
+from preble.engines.launch import Fleet, LaunchOptions
 from preble.gateway.server import serving
 from support.own_sglang import own_sglang
+from support.own_vllm import own_vllm
 from support.replicas import KV_TOKENS, MODEL_NAME, TEST_TIMEOUT_S
 from support.waiting import eventually
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 
-async def test_each_rank_is_a_replica_with_its_own_cache_events_and_load(
+@pytest.mark.vllm
+async def test_each_rank_of_vllm_is_a_replica_with_its_own_cache_and_events(tmp_path: Path) -> None:
+    await check_two_ranks(own_vllm(tmp_path, "--data-parallel-size", "2", "--api-server-count", "1"), 128)
+
+
+@pytest.mark.sglang
+@pytest.mark.slow
+async def test_each_rank_of_sglang_is_a_replica_with_its_own_cache_events_and_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|0")  # else it wants a NUMA node for each rank
-    async with Fleet(own_sglang(tmp_path, "--dp-size", "2")) as fleet:
+    await check_two_ranks(own_sglang(tmp_path, "--dp-size", "2"), 144, reports_load=True)
+
+
+async def check_two_ranks(options: LaunchOptions, in_whole_blocks: int, *, reports_load: bool = False) -> None:
+    """`in_whole_blocks`: of a prompt of 150 tokens."""
+    async with Fleet(options) as fleet:
         [url] = fleet.urls
         config = GatewayConfig(replicas=(ReplicaConfig(url),), port=0, policy="round_robin")
         async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
@@ -44,7 +57,7 @@ async def test_each_rank_is_a_replica_with_its_own_cache_events_and_load(
 
             first = [await complete(100), await complete(100)]
             assert sorted(first) == [(200, f"{url}#0", 0), (200, f"{url}#1", 0)], "each has a cache of its own"
-            assert await complete(100, x_data_parallel_rank="1") == (200, f"{url}#1", 144)
+            assert await complete(100, x_data_parallel_rank="1") == (200, f"{url}#1", in_whole_blocks)
             assert (await complete(500, x_data_parallel_rank="7"))[0] == 400
             assert [page["kv_capacity_tokens"] for page in await pages()] == [KV_TOKENS, KV_TOKENS]
 
@@ -54,5 +67,6 @@ async def test_each_rank_is_a_replica_with_its_own_cache_events_and_load(
             async def tell_their_loads() -> bool:
                 return all(page["engine_load"] for page in await pages())
 
-            await eventually(tell_their_loads, "each rank publishes its load")
+            if reports_load:
+                await eventually(tell_their_loads, "each rank publishes its load")
             await eventually(are_verified, "the events of each rank are those of its own cache")

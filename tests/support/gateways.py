@@ -1,0 +1,36 @@
+"""Gateways in front of fake replicas, which notice everything soon."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.core.costs.model import CostModel, CostProfile
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.registry import make_policy
+from preble.gateway.server import Gateway, serving
+
+PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
+QUICK = HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_max_s=0.05)
+
+
+def quick_config(urls: Sequence[str], **changes: Any) -> GatewayConfig:
+    """The replicas at these addresses, watched closely. `changes`: other settings."""
+    settings: dict[str, Any] = {
+        "replicas": tuple(map(ReplicaConfig, urls)),
+        "engine": "openai",
+        "port": 0,
+        "health": QUICK,
+        "timeouts": TimeoutsConfig(shutdown_s=10.0),
+        "parity": ParityConfig(enabled=False),
+    }
+    return GatewayConfig(**(settings | changes))
+
+
+@asynccontextmanager
+async def quick_gateway(urls: Sequence[str], policy: str, **changes: Any) -> AsyncIterator[Gateway]:
+    """A running gateway with that configuration and policy."""
+    async with serving(quick_config(urls, **changes), GlobalScheduler(make_policy(policy), CostModel(PROFILE))) as one:
+        yield one
