@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -143,3 +143,19 @@ async def test_messages_that_nobody_takes_wait_with_the_publisher() -> None:
                     assert await subscription.wait(20)
                 assert message.seq == number
                 assert len(subscription._messages) < 2 * QUEUED_MESSAGES
+
+
+async def test_many_connections_that_bring_messages_at_once_all_rest_and_are_read_again() -> None:
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher, ExitStack() as stack:
+        publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        endpoints = KvEventEndpoints(f"tcp://127.0.0.1:{port}")
+        subscriptions = [stack.enter_context(Subscription(endpoints)) for _ in range(30)]
+        for _ in subscriptions:
+            await publisher.recv()
+        for number in range(5):
+            await publisher.send_multipart([b"", number.to_bytes(8, "big"), b"x"])
+            for subscription in subscriptions:
+                while (message := subscription.take(on_rubbish)) is None:
+                    assert await subscription.wait(20)
+                assert message.seq == number

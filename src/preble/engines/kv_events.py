@@ -137,28 +137,48 @@ class EventIntake:
         self._translation.past_is_cut = False
         return replace(self._translation.clear(), is_past=is_past)
 
-    async def decoded(self, message: Message) -> Sequence[WireEvent]:
-        """What a message says. Nothing in it can raise."""
-        if len(message.payload) > LARGE_BYTES:
-            return await decode_large(message.payload, self._on_bad)
-        return decode_batch(message.payload, self._on_bad)
+    def is_small(self, message: Message) -> bool:
+        """Whether the message is soon applied, so that `accept_small` may take it."""
+        return len(message.payload) <= LARGE_BYTES
 
     async def accept(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
-        """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since."""
+        """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since.
+
+        Nothing in it can raise.
+        """
+        if self.is_small(message):
+            return self.accept_small(message, is_past=is_past)
+        self._note_start(message)
         changes: list[KvEvent] = []
         time_slice = TimeSlice()
+        for event in in_runs(await decode_large(message.payload, self._on_bad)):
+            changes += self._changes(event, is_past)
+            await time_slice.over()
+        self._note_end(message)
+        return merged(changes)
+
+    def accept_small(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
+        """As `accept`, without a pause."""
+        self._note_start(message)
+        events = decode_batch(message.payload, self._on_bad)
+        changes = [change for event in in_runs(events) for change in self._changes(event, is_past)]
+        self._note_end(message)
+        return merged(changes)
+
+    def _note_start(self, message: Message) -> None:
         if self.line.is_empty and message.seq > 0:
             self._translation.past_is_cut = True
             self.say_once("kv_events_without_their_past", reason="the engine no longer replays the oldest events")
-        for event in in_runs(await self.decoded(message)):
-            changes += [
-                replace(change, is_past=is_past) if isinstance(change, CacheCleared) else change
-                for change in self._translation.apply(event)
-            ]
-            await time_slice.over()
+
+    def _note_end(self, message: Message) -> None:
         self.line.accept(message)
         self.counters.messages += 1
-        return merged(changes)
+
+    def _changes(self, event: WireEvent, is_past: bool) -> Sequence[KvEvent]:
+        changes = self._translation.apply(event)
+        if not is_past:
+            return changes
+        return [replace(change, is_past=True) if isinstance(change, CacheCleared) else change for change in changes]
 
     def _on_bad(self, bad: Malformed | UnknownEvent) -> None:
         if isinstance(bad, Malformed):
@@ -314,9 +334,19 @@ class KvEventStream:
                 continue
             idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)
             await time_slice.over()
+            if message is not None and self._follows_on(subscription, message):
+                for event in self._intake.accept_small(message):
+                    yield event
+                continue
             async with aclosing(self._step(subscription, message)) as events:
                 async for event in events:
                     yield event
+
+    def _follows_on(self, subscription: Subscription, message: Message) -> bool:
+        """Whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
+        if self._resync or subscription.is_lost() or not self._intake.is_small(message):
+            return False
+        return self._intake.line.judge(message) is Verdict.NEXT
 
     async def _step(self, subscription: Subscription, message: Message | None) -> AsyncGenerator[KvEvent, None]:
         """One live message after whatever was missed before it; None for a check that nothing was."""
@@ -374,8 +404,10 @@ class KvEventStream:
         intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
 
 
-def in_runs(events: Sequence[WireEvent]) -> list[WireEvent]:
+def in_runs(events: Sequence[WireEvent]) -> Sequence[WireEvent]:
     """The same events, removals that follow one another as one: vLLM sends one for each block."""
+    if len(events) < 2:
+        return events
     runs: list[WireEvent] = []
     for event in events:
         last = runs[-1] if runs else None
@@ -392,6 +424,8 @@ def _is_alike(one: WireRemoved, other: WireRemoved) -> bool:
 
 def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
     """The same changes, evictions that follow one another as one, and so demotions, as where others were ignored."""
+    if len(changes) < 2:
+        return changes
     result: list[KvEvent] = []
     for _, run in groupby(changes, key=_kind):
         first, *more = run

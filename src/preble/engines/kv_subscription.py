@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message, message_of
 from preble.engines.zmtp import GREETING, NotZmtp, Subscriber, ping
@@ -25,6 +26,14 @@ _BEAT_S = 5.0
 """After so long in silence we ask for a sign of life. Without that a peer whose machine vanished looks like one with
 nothing to say."""
 _LOST_AFTER_BEATS = 4
+
+
+REST_S = 0.02
+"""After a connection has brought messages, until it is read again, together with others. Waking up costs several times
+as much as a message, and engines publish once an iteration, which takes 5 to 50 ms."""
+
+_AT_ONCE, _APART_S = 8, 0.001
+"""Connections that are read again at once, and the time between two such groups: other tasks go on meanwhile."""
 
 
 class Subscription:
@@ -88,8 +97,9 @@ class Subscription:
         while self._messages:
             frames = self._messages.popleft()
             self._num_bytes -= sum(map(len, frames))
-            if self._connection is not None and not self._is_full(parts=2):
-                self._connection.resume()
+            if self._connection is not None and self._connection.is_full and not self._is_full(parts=2):
+                self._connection.is_full = False
+                self._connection.settle()
             if frames[0] != self._topic:
                 continue  # a publisher filters by prefix: "kv@a" also brings "kv@ab"
             if (message := message_of(frames)) is not None:
@@ -110,8 +120,8 @@ class Subscription:
     def on_messages(self, messages: list[list[bytes]]) -> None:
         self._messages += messages
         self._num_bytes += sum(sum(map(len, frames)) for frames in messages)
-        if self._connection is not None and self._is_full():
-            self._connection.pause()
+        if self._connection is not None:
+            self._connection.is_full = self._is_full()
         self.wake()
 
     def on_end(self) -> None:
@@ -155,14 +165,19 @@ class Subscription:
 
 
 class _Connection(asyncio.Protocol):
-    """Carries bytes between the socket and a `Subscriber`. `is_settled`: ready, or at its end."""
+    """Carries bytes between the socket and a `Subscriber`. `is_settled`: ready, or at its end.
+
+    `is_full`: the subscription has enough messages for now. `rests`: it has just brought some. Call `settle` after each
+    change of them.
+    """
 
     def __init__(self, subscription: Subscription, topic: bytes) -> None:
         self._subscription = subscription
         self._subscriber = Subscriber(topic, MAX_MESSAGE_BYTES)
         self._loop = asyncio.get_running_loop()
         self._silent_beats = 0
-        self._is_paused = False
+        self._is_reading = True
+        self.is_full = self.rests = False
         self.is_settled: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,6 +199,10 @@ class _Connection(asyncio.Protocol):
             self._subscription.on_ready()
         if messages:
             self._subscription.on_messages(messages)
+            self.rests = not self._subscriber.is_within_message
+            if self.rests:
+                _rests.setdefault(self._loop, _Rests()).add(self, self._loop)
+            self.settle()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._beat.cancel()
@@ -191,27 +210,47 @@ class _Connection(asyncio.Protocol):
             self.is_settled.set_result(None)
         self._subscription.on_end()
 
-    def pause(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self._silent_beats = 0
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+    def settle(self) -> None:
+        """Read, unless the connection rests or the subscription is full."""
+        reads = not (self.is_full or self.rests)
+        if reads == self._is_reading or self._transport.is_closing():
+            return
+        self._is_reading = reads
+        self._silent_beats = 0
+        (self._transport.resume_reading if reads else self._transport.pause_reading)()
 
     def abort(self) -> None:
         self._transport.abort()
 
     def _on_beat(self) -> None:
         """Ask a silent peer for a sign of life, and give it up in the end."""
-        self._silent_beats += not self._is_paused
+        self._silent_beats += self._is_reading
         if self._silent_beats >= _LOST_AFTER_BEATS:
             self._transport.abort()
             return
         if self._silent_beats and self._subscriber.is_ready:
             self._transport.write(ping(_BEAT_S * _LOST_AFTER_BEATS))
         self._beat = self._loop.call_later(_BEAT_S, self._on_beat)
+
+
+class _Rests:
+    """The connections of one event loop that rest. They are read again together."""
+
+    def __init__(self) -> None:
+        self._connections: list[_Connection] = []
+
+    def add(self, connection: _Connection, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._connections:
+            loop.call_later(REST_S, self._end_some, loop)
+        self._connections.append(connection)
+
+    def _end_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        ended, self._connections = self._connections[:_AT_ONCE], self._connections[_AT_ONCE:]
+        if self._connections:
+            loop.call_later(_APART_S, self._end_some, loop)
+        for connection in ended:
+            connection.rests = False
+            connection.settle()
+
+
+_rests: WeakKeyDictionary[asyncio.AbstractEventLoop, _Rests] = WeakKeyDictionary()

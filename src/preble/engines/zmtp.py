@@ -42,6 +42,11 @@ class Subscriber:
         self._frames: list[bytes] = []
         self._frames_bytes = 0
 
+    @property
+    def is_within_message(self) -> bool:
+        """Whether a part of a message has arrived, and more of it is to come."""
+        return bool(self._buffer or self._frames)
+
     def feed(self, data: bytes) -> tuple[list[list[bytes]], bytes]:
         """Take in what has arrived. Returns the messages that it completes, as lists of frames, and what to answer.
 
