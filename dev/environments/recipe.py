@@ -75,6 +75,9 @@ def digest_of(*parts: object) -> str:
 
 def _build(recipe: Recipe, target: Path) -> None:
     if target.exists():
+        if target.is_symlink() or target.parent.is_symlink():
+            text = f"{target} is of other versions and behind a link, so another checkout may use it"
+            raise SetupFailed(f"{text}; remove the link, or {target.resolve()} if nobody does")
         say(f"{recipe.name}: {target} is unfinished or of other versions: making it again")
         shutil.rmtree(target)
     started = time.monotonic()
@@ -91,7 +94,8 @@ def _run_smoke_test(recipe: Recipe, target: Path) -> None:
     program, *args = recipe.smoke_test
     with still(recipe.name, f"trying {program}"):
         command = [str(target / "bin" / program), *args]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
+        environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else importing it fetches a list of prices
+        found = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if found.returncode != 0:
         output = (found.stdout + found.stderr)[-2000:]
         raise SetupFailed(f"installed, but `{' '.join(recipe.smoke_test)}` fails:\n{output}")

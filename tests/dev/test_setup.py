@@ -96,6 +96,26 @@ def test_an_environment_whose_program_does_not_start_is_not_taken_for_ready(
     assert not (tmp_path / "thing" / "preble-stamp").exists()
 
 
+@pytest.mark.parametrize("linked", ["engines", "engines/thing"])
+def test_what_a_link_leads_to_is_not_removed(setup: Any, recipe: Any, tmp_path: Path, linked: str) -> None:
+    real, link = tmp_path / "of-another-checkout", tmp_path / linked
+    witness = real / ("thing/witness" if linked == "engines" else "witness")
+    witness.parent.mkdir(parents=True)
+    witness.touch()
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(real)
+    with pytest.raises(setup.SetupFailed, match="remove the link"):
+        setup.set_up(recipe, tmp_path / "engines")
+    assert witness.exists()
+
+
+def test_a_smoke_test_fetches_no_prices(setup: Any, recipe: Any, tmp_path: Path) -> None:
+    code = "import os, sys; sys.exit(not os.environ.get('LITELLM_LOCAL_MODEL_COST_MAP'))"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    sys.modules["environments.recipe"]._run_smoke_test(replace(recipe, smoke_test=("python", "-c", code)), tmp_path)
+
+
 @pytest.fixture
 def without_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package index can be reached."""
