@@ -344,6 +344,15 @@ async def test_a_large_body_of_ids_is_decoded_beside_the_event_loop(
     tokens.close()
 
 
+async def test_more_ids_than_any_replica_makes_are_refused_undecoded(serve: Serve, model: Path) -> None:
+    async with replicas(2, max_model_len=64) as fakes, serve(fakes, tokenizer=str(model)) as gateway:
+        for count, status in ((64, 200), (65, 400)):
+            async with gateway.http.post("/detokenize", json={"tokens": [1] * count}) as answer:
+                said = await answer.text()
+                assert answer.status == status, said
+        assert "65 tokens" in said
+
+
 async def test_ids_become_a_text_beside_the_event_loop(model: Path) -> None:
     class Slow:
         def decode_batch(self, ids: list[list[int]], *, skip_special_tokens: bool) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import tokenizers
-from msgspec import Meta, Raw, Struct
+from msgspec import Raw, Struct
 
 from preble.core.types import unpack_tokens
 from preble.serving.endpoints import Endpoint
-from preble.serving.endpoints.bodies import decode_text, decoded
+from preble.serving.endpoints.bodies import decode_ids, decode_text, decoded
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.tokens import TokenSource
 from preble.serving.tokens.tokenizer import find_model_files
@@ -34,7 +35,7 @@ class TokenizeBody(Struct):
 
 
 class DetokenizeBody(Struct):
-    tokens: list[Annotated[int, Meta(ge=0, lt=2**32)]]
+    tokens: Raw
     model: str | None = None
 
 
@@ -53,7 +54,7 @@ class TokenAnswers:
     async def answer(self, endpoint: Endpoint, body: bytes) -> bytes | None:
         """Return the answer to a body, None if a replica should give it.
 
-        Raises: RequestError: the body is wrong. NoReplicaError, UnknownModel: nobody serves its model.
+        Raises: RequestError: the body is wrong. PromptTooLong: it has more ids than a replica takes. NoReplicaError, UnknownModel: nobody serves its model.
         """
         answer = await (self._text(body) if endpoint.path.endswith("detokenize") else self._ids(body))
         return None if answer is None else await _beside(len(body), msgspec.json.encode, answer)
@@ -72,15 +73,21 @@ class TokenAnswers:
         else:
             packed = await self._tokens.completion(decode_text(given.prompt), given.add_special_tokens, model)
         ids = list(unpack_tokens(packed))
-        limits = (r.info.max_model_len for r in self._replicas.values() if model is None or model in r.info.models)
-        return {"count": len(ids), "max_model_len": next(limits, None), "tokens": ids, "token_strs": None}
+        return {"count": len(ids), "max_model_len": next(self._limits(model), None), "tokens": ids, "token_strs": None}
+
+    def _limits(self, model: str | None) -> Iterator[int | None]:
+        """Yield the longest sequence that each replica of the model makes."""
+        return (r.info.max_model_len for r in self._replicas.values() if model is None or model in r.info.models)
 
     async def _text(self, body: bytes) -> dict[str, Any]:
         given: DetokenizeBody = await _beside(len(body), decoded, _DETOKENIZE, body)
-        self._replicas.check_model(given.model or None)
+        self._replicas.check_model(model := given.model or None)
+        longest = max((limit or inf for limit in self._limits(model)), default=inf)
+        ids = await _beside(len(body), decode_ids, given.tokens, longest, "tokens")
         if self._detokenizer is None:
             self._detokenizer = await asyncio.to_thread(_loaded, self._name)
-        [text] = await asyncio.to_thread(self._detokenizer.decode_batch, [given.tokens], skip_special_tokens=False)
+        decode = self._detokenizer.decode_batch
+        [text] = await asyncio.to_thread(lambda: decode([unpack_tokens(ids)], skip_special_tokens=False))
         return {"prompt": text}
 
 

@@ -252,8 +252,7 @@ class PromptLimits(NamedTuple):
 def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> list[Prompt]:
     """Return the prompts in the field `param`. O(length).
 
-    What is surely over a limit is refused undecoded. Long lists of token ids are decoded in pieces, so that other
-    threads get their turn.
+    What is surely over a limit is refused undecoded.
     Raises: RequestError: not a text, token ids, or a list of either; an empty list; too many prompts. PromptTooLong.
 
     >>> limits = PromptLimits(2, 10)
@@ -308,18 +307,24 @@ def _check_number(count: int, limits: PromptLimits, param: str) -> None:
 
 
 def _packed(raw: Raw, limits: PromptLimits, param: str) -> PackedTokens:
-    """Return a list of token ids, packed. Raises: RequestError. PromptTooLong: surely longer than the limit."""
+    if not (ids := decode_ids(raw, limits.tokens, param)):
+        raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
+    return ids
+
+
+def decode_ids(raw: Raw, most_tokens: float, param: str) -> PackedTokens:
+    """Return a list of token ids, packed. A long one is decoded in pieces, so that other threads get their turn.
+
+    Raises: RequestError. PromptTooLong: it has surely more than `most_tokens`.
+    """
     encoded = bytes(raw).strip()
     if not encoded.startswith(b"["):
         decoded(_IDS, raw, param)
     most = len(encoded) // 2  # each has a digit and a comma or bracket
-    if most > limits.tokens and (count := encoded.count(b",") + 1) > limits.tokens:
-        raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {limits.tokens:g}")
+    if most > most_tokens and (count := encoded.count(b",") + 1) > most_tokens:
+        raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {most_tokens:g}")
     if len(encoded) <= _PIECE_BYTES:
-        ids = _ids(encoded[1:-1].strip(), param)
-        if not ids:
-            raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
-        return ids
+        return _ids(encoded[1:-1].strip(), param)
     try:
         return PackedTokens(b"".join(map(_ids, _pieces(encoded))))
     except RequestError as error:
