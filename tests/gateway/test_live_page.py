@@ -90,11 +90,11 @@ async def test_the_stream_ends_with_the_key_and_with_the_gateway(serve: Serve, m
                 if end == "key":
                     config = gateway.gateway.config
                     without = msgspec.structs.replace(config, auth=AuthConfig(admin_keys=("another",)))
-                    gateway.gateway._app.reconfigure(without)
+                    gateway.gateway._app.reconfigure(without, gateway.gateway.keys)
                 else:
                     gateway.gateway.drain()
                 await answer.content.read()  # comes to its end
-            gateway.gateway._app.reconfigure(gateway.gateway.config)
+            gateway.gateway._app.reconfigure(gateway.gateway.config, gateway.gateway.keys)
 
 
 async def test_so_many_may_watch_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,29 @@ from preble.gateway.workers.count import num_front_ends, usable_cores
 
 
 @pytest.fixture
-def no_quota(tmp_path: Path) -> Path:
-    return tmp_path / "cpu.max"
+def no_quota(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path, tmp_path / "cgroup"
+
+
+def limited(groups: Path, group: str, quota: str) -> tuple[Path, Path]:
+    """A control group with a limit, and this process in it."""
+    (groups / group).mkdir(parents=True, exist_ok=True)
+    (groups / group / "cpu.max").write_text(quota)
+    (groups / "cgroup").write_text(f"1:cpu:/elsewhere\n0::/{group}\n")
+    return groups, groups / "cgroup"
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, 0), (2, 1), (4, 3), (5, 4), (64, 4)])
 def test_a_front_end_for_each_core_beside_the_schedulers_but_at_most_four(
-    monkeypatch: pytest.MonkeyPatch, no_quota: Path, cores: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, no_quota: tuple[Path, Path], cores: int, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    assert num_front_ends(GatewayConfig(), no_quota) == expected
+    assert num_front_ends(GatewayConfig(), *no_quota) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 7])
-def test_the_setting_counts_before_the_cores(no_quota: Path, workers: int) -> None:
-    assert num_front_ends(GatewayConfig(workers=workers), no_quota) == workers
+def test_the_setting_counts_before_the_cores(no_quota: tuple[Path, Path], workers: int) -> None:
+    assert num_front_ends(GatewayConfig(workers=workers), *no_quota) == workers
 
 
 @pytest.mark.parametrize(
@@ -35,8 +43,16 @@ def test_the_setting_counts_before_the_cores(no_quota: Path, workers: int) -> No
 )
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    (tmp_path / "cpu.max").write_text(quota)
-    assert usable_cores(tmp_path / "cpu.max") == expected
+    assert usable_cores(*limited(tmp_path, "", quota)) == expected
+
+
+@pytest.mark.parametrize(("outer", "own", "expected"), [("max", "150000", 2), ("300000", "600000", 3), ("?", "max", 8)])
+def test_the_limit_of_a_systemd_unit_and_of_the_groups_around_it_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outer: str, own: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    limited(tmp_path, "system.slice", f"{outer} 100000")
+    assert usable_cores(*limited(tmp_path, "system.slice/preble.service", f"{own} 100000")) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +63,7 @@ def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ],
 )
 def test_an_adapter_of_the_users_own_gets_one_process(
-    monkeypatch: pytest.MonkeyPatch, no_quota: Path, config: GatewayConfig
+    monkeypatch: pytest.MonkeyPatch, no_quota: tuple[Path, Path], config: GatewayConfig
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert num_front_ends(config, no_quota) == 0
+    assert num_front_ends(config, *no_quota) == 0

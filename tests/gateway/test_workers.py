@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -19,15 +22,18 @@ import aiohttp
 import pytest
 
 from gateway.fakes import FakeReplica, gated, replicas
+from preble.config import GatewayConfig
+from preble.errors import ConfigError
+from preble.gateway.workers import supervisor
+from preble.gateway.workers.supervisor import run_workers
 from preble.web.listening import listen
 from support.processes import children
 from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shares a port and reads /proc")
 CONFIG = """
-engine = "openai"
-workers = 2
 replicas = [{replicas}]
+{top}
 [timeouts]
 drain_s = 0.2
 [discovery]
@@ -37,6 +43,9 @@ enabled = false
 [auth]
 admin_keys = ["{key}"]
 """
+TOP = 'workers = 2\nengine = "openai"'
+START = "import runpy; import preble.gateway.workers.count as count, preble.gateway.workers.supervisor as supervisor; "
+RUN = "; runpy.run_module('preble', run_name='__main__')"
 
 
 class Gateway:
@@ -92,13 +101,16 @@ def listens(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def workers(folder: Path, fakes: list[FakeReplica]) -> AsyncIterator[Gateway]:
+async def workers(
+    folder: Path, fakes: list[FakeReplica], *, top: str = TOP, more: str = "", but: str = "pass"
+) -> AsyncIterator[Gateway]:
+    """`top`, `more`: lines of the configuration. `but`: what the first process executes before it starts."""
     config = folder / "preble.toml"
-    write(config, fakes, "a-key")
+    write(config, fakes, "a-key", top=top, more=more)
     log = folder / "log.txt"
     with log.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "preble", "serve", "--config", str(config), "--port", "0"),
+            *(sys.executable, "-c", f"{START}{but}{RUN}", "serve", "--config", str(config), "--port", "0"),
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
         )
@@ -122,8 +134,8 @@ async def is_ready(gateway: Gateway) -> bool:
     return page["status"] == "ready" and "states" in page and page["states"].get("live") == page["configured"]
 
 
-def write(config: Path, fakes: list[FakeReplica], key: str) -> None:
-    text = CONFIG.format(replicas=", ".join(f'"{fake.url}"' for fake in fakes), key=key)
+def write(config: Path, fakes: list[FakeReplica], key: str, *, top: str = TOP, more: str = "") -> None:
+    text = CONFIG.format(replicas=", ".join(f'"{fake.url}"' for fake in fakes), key=key, top=top) + more
     fresh = config.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(config)
@@ -274,6 +286,65 @@ async def test_settings_change_in_every_process_or_in_none(tmp_path: Path) -> No
         assert await status(gateway, "another-key") == 200
 
 
+async def test_a_process_that_starts_again_has_the_settings_of_the_others(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[a]\nsha256 = "{sha256(b"named").hexdigest()}"\n', encoding="utf-8")
+    more = f'keys_file = "{keys}"\n'
+    async with replicas(1) as fakes, workers(tmp_path, fakes, more=more) as gateway:
+        keys.write_text('[a]\nsha256 = "half-wri', encoding="utf-8")
+        await eventually(lambda: gateway.logged("reload_failed") == 1)
+        keys.write_text(f'[a]\nsha256 = "{sha256(b"other").hexdigest()}"\n', encoding="utf-8")
+        top = f'{TOP}\ntokenizer = "/nowhere"'
+        write(tmp_path / "preble.toml", fakes, "another-key", top=top, more=more)
+        gateway.key = "another-key"
+        await eventually(lambda: gateway.logged("restart_needed") >= 1)
+        keys.write_text("half-wri", encoding="utf-8")
+        for name, connected in (("front-0", 3), ("scheduler", 5)):
+            os.kill(gateway.processes()[name], signal.SIGKILL)
+            await eventually(lambda: gateway.logged("carrier_connected") == connected)  # noqa: B023 (awaited here)
+        await eventually(lambda: is_ready(gateway))
+        for _ in range(8):
+            assert [await status(gateway, key) for key in ("named", "a-key")] == [401, 401]
+            assert [await status(gateway, key) for key in ("other", "another-key")] == [200, 200]
+
+
+async def test_a_front_end_that_does_not_answer_a_reload_gets_the_new_keys_by_starting_again(tmp_path: Path) -> None:
+    quick = "supervisor._ANSWER_S = 1.0"
+    async with replicas(1) as fakes, workers(tmp_path, fakes, but=quick) as gateway:
+        hung = gateway.processes()["front-0"]
+        os.kill(hung, signal.SIGSTOP)
+        write(tmp_path / "preble.toml", fakes, "another-key")
+        await eventually(lambda: gateway.logged("reload_refused") == 1)
+        gateway.key = "another-key"
+        await eventually(lambda: gateway.logged("carrier_connected") == 3)
+        assert hung not in gateway.processes().values()
+        for _ in range(8):
+            assert [await status(gateway, key) for key in ("a-key", "another-key")] == [401, 200]
+
+
+async def test_a_scheduler_process_that_does_not_answer_a_reload_gets_it_when_it_is_back(tmp_path: Path) -> None:
+    quick = "supervisor._ANSWER_S = 1.0"
+    async with replicas(1) as fakes, workers(tmp_path, fakes, but=quick) as gateway:
+        os.kill(gateway.processes()["scheduler"], signal.SIGSTOP)
+        write(tmp_path / "preble.toml", fakes, "another-key")
+        await eventually(lambda: gateway.logged("reload_waits") >= 1)
+        gateway.key = "another-key"
+        await eventually(lambda: gateway.logged("reloaded") == 1)
+        for _ in range(8):
+            assert [await status(gateway, key) for key in ("a-key", "another-key")] == [401, 200]
+        assert await gateway.stop() == 0
+
+
+async def test_a_reload_brings_no_adapter_of_ones_own_to_several_processes(tmp_path: Path) -> None:
+    three = "count.usable_cores = lambda *_: 3"
+    top = 'engine = "openai"'
+    async with replicas(1) as fakes, workers(tmp_path, fakes, top=top, but=three) as gateway:
+        write(tmp_path / "preble.toml", fakes, "a-key", top='engine = "preble.engines.openai:OpenAIEngine"')
+        await eventually(lambda: gateway.logged("reload_failed") == 1)
+        assert gateway.logged("needs a gateway of one process") == 1
+        assert await status(gateway, "a-key") == 200
+
+
 async def status(gateway: Gateway, key: str) -> int:
     async with gateway.http(key) as http, http.post("/v1/completions", json={"prompt": "a"}) as answer:
         return answer.status
@@ -311,6 +382,32 @@ async def test_what_cannot_start_says_why(tmp_path: Path, is_taken: bool) -> Non
             _, said = await process.communicate()
     assert process.returncode == 2
     assert b"choose another port" in said if is_taken else b"nothing-here" in said
+
+
+def test_without_a_temporary_folder_the_gateway_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there"))
+    with pytest.raises(ConfigError, match="set TMPDIR to a folder that can be written, or set scheduler_socket"):
+        run_workers(GatewayConfig(port=0), 2, log=("error", "json"))
+
+
+async def test_a_process_for_which_there_is_no_room_now_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[None] = []
+
+    def begin(worker: supervisor._Worker) -> None:
+        tried.append(None)
+        if len(tried) < 3:
+            raise OSError(errno.EAGAIN, "no process is left")
+        worker._died.clear()
+
+    monkeypatch.setattr(supervisor._Worker, "_begin", begin)
+    worker = supervisor._Worker(lambda: pytest.fail("unused"), lambda: None)
+    worker._died.set()
+    keeping = asyncio.create_task(worker._keep())
+    await eventually(lambda: len(tried) == 3)
+    assert not keeping.done()
+    keeping.cancel()
 
 
 async def test_every_front_end_feeds_the_live_page(tmp_path: Path) -> None:

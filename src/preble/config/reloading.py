@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+S = TypeVar("S", bound=Struct)
+
 _CHANGEABLE = frozenset(
     {
         *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
@@ -19,3 +26,15 @@ def is_changeable(key: str) -> bool:
     (True, False)
     """
     return key in _CHANGEABLE or key.rpartition(".")[0] in _CHANGEABLE
+
+
+def in_force(running: S, read: S, section: str = "") -> S:
+    """Return the configuration that holds after a reload: of what was `read`, the settings that a reload changes."""
+    values: dict[str, Any] = {}
+    for name in running.__struct_fields__:
+        old, new = getattr(running, name), getattr(read, name)
+        if is_changeable(section + name):
+            values[name] = new
+        elif isinstance(old, Struct):
+            values[name] = in_force(old, new, f"{section}{name}.")
+    return msgspec.structs.replace(running, **values)

@@ -40,25 +40,20 @@ class App:
     num_processes = 1
     """How many processes share the memory for bodies."""
 
-    def __init__(self, config: GatewayConfig, serving: Serving) -> None:
+    def __init__(self, config: GatewayConfig, serving: Serving, keys: KeyRing) -> None:
         self.bodies = BodyMemoryBudget(0, retry_after_s=0)
         self._serving = serving
-        self._use(config, KeyRing(config.auth, config.queue.classes))
+        self._use(config, keys)
         self.pages = Pages(serving, self)
         self._log = structlog.get_logger()
         serving.telemetry.numbers.read(lambda: [("preble_body_bytes", (), [float(self.bodies.held)])])
         self.is_draining = False
         """Whether the gateway is about to stop: it is not ready, and connections end with their answers."""
 
-    def reconfigure(self, config: GatewayConfig) -> int:
-        """Use other settings from now on, and read the file of keys again. Return the number of keys.
-
-        Raises: ConfigError: a setting or the file is unusable; then nothing has changed.
-        """
-        keys = KeyRing(config.auth, config.queue.classes)
+    def reconfigure(self, config: GatewayConfig, keys: KeyRing) -> None:
+        """Use other settings from now on. Raises: ConfigError: one is unusable; then nothing has changed."""
         self._serving.reconfigure(config)
         self._use(config, keys)
-        return keys.num_keys
 
     def _use(self, config: GatewayConfig, keys: KeyRing) -> None:
         self._limits = config.limits

@@ -164,12 +164,13 @@ class Gateway:
         log = structlog.get_logger()
         try:
             config = self.config if self._sources is None else self._sources.load()
-            num_keys = self._app.reconfigure(config)
+            keys = KeyRing(config.auth, config.queue.classes)
+            self._app.reconfigure(config, keys)
         except ConfigError as error:
             log.error("reload_failed", error=str(error), consequence="everything stays as it was")
             return
         old, self.config = self.config, config
-        tell_of_reload(old, config, num_keys)
+        tell_of_reload(old, config, keys.num_keys)
 
     @property
     def keys(self) -> KeyRing:
@@ -244,7 +245,7 @@ async def serving(
     known = await contents(config, sources)  # before the start, which may take minutes
     started = await Serving.start(config, scheduler, log_losses=log_losses)
     try:
-        app = App(config, started)
+        app = App(config, started, KeyRing(config.auth, config.queue.classes))
         if config.scheduler_socket is not None:
             await started.listen(Path(config.scheduler_socket), partial(answer_passed_on, app))
         given = inherited(os.environ)

@@ -54,7 +54,8 @@ class TokenAnswers:
     async def answer(self, endpoint: Endpoint, body: bytes) -> bytes | None:
         """Return the answer to a body, None if a replica should give it.
 
-        Raises: RequestError: the body is wrong. PromptTooLong: it has more ids than a replica takes. NoReplicaError, UnknownModel: nobody serves its model.
+        Raises: RequestError: the body is wrong. PromptTooLong: it has more ids than a replica makes. NoReplicaError,
+        UnknownModel: nobody serves its model.
         """
         answer = await (self._text(body) if endpoint.path.endswith("detokenize") else self._ids(body))
         return None if answer is None else await _beside(len(body), msgspec.json.encode, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from preble.config import GatewayConfig
@@ -11,10 +12,10 @@ from preble.engines.registry import may_be_own
 
 MOST = 4
 """With streams one scheduler process feeds three to four front ends (docs/performance.md); each takes memory."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def num_front_ends(config: GatewayConfig, quota: Path = _QUOTA) -> int:
+def num_front_ends(config: GatewayConfig, groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
     """Return how many front-end processes to start, 0 for one process that does all: the setting, or as many as there
     are cores beside the scheduler's.
 
@@ -22,18 +23,37 @@ def num_front_ends(config: GatewayConfig, quota: Path = _QUOTA) -> int:
     """
     if config.workers is not None:
         return config.workers
-    engines = {config.engine, *(each.engine for each in config.replicas), *(each.engine for each in config.groups)}
-    if any(may_be_own(engine) for engine in engines if engine is not None):
-        return 0
-    return min(usable_cores(quota) - 1, MOST)
+    return 0 if own_engine(config) is not None else min(usable_cores(groups, own_group) - 1, MOST)
 
 
-def usable_cores(quota: Path = _QUOTA) -> int:
-    """Return how many cores this process may use: at least 1. `quota`: where a container's limit is, `cpu.max`."""
+def own_engine(config: GatewayConfig) -> str | None:
+    """Return the name of an engine that may be an adapter of the user's own, None if all are built in."""
+    engines = (config.engine, *(each.engine for each in config.replicas), *(each.engine for each in config.groups))
+    return next((engine for engine in engines if engine is not None and may_be_own(engine)), None)
+
+
+def usable_cores(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
+    """Return how many cores this process may use: at least 1. `groups`: where the limits of control groups are.
+    `own_group`: the file that names this process's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min([cores, *_limits(groups, own_group)]), 1)
+
+
+def _limits(groups: Path, own_group: Path) -> Iterator[int]:
+    """Yield the limits, in cores, of this process's control group and of those around it (version 2)."""
+    for group in (own := groups / _name(own_group), *own.parents):
+        try:
+            microseconds, _, period = (group / "cpu.max").read_text().partition(" ")
+            yield math.ceil(int(microseconds) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):  # there is no limit
+            pass
+        if group == groups:  # in a container, this is the container's
+            return
+
+
+def _name(own_group: Path) -> str:
     try:
-        microseconds, _, period = quota.read_text().partition(" ")
-        limit = math.ceil(int(microseconds) / int(period))
-    except (OSError, ValueError, ZeroDivisionError):  # there is no limit, or another kind of system
-        return cores
-    return max(min(cores, limit), 1)
+        lines = own_group.read_text().splitlines()
+    except OSError:  # another kind of system
+        return ""
+    return next((line[4:] for line in lines if line.startswith("0::/")), "")

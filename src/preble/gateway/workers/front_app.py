@@ -9,6 +9,7 @@ import msgspec
 from preble.config import GatewayConfig
 from preble.gateway.app import App
 from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE
 from preble.gateway.pages.status import HEALTH, READY, VERSION
 from preble.serving import JSON_TYPE, FrontEnd, SchedulerAway, Serving, endpoint_of
@@ -21,11 +22,11 @@ _OWN = frozenset({*HEALTH, VERSION, UI, UI_EVENTS})
 class FrontApp(App):
     """Answers every request of a front-end process. `share`: how many such processes share the memory for bodies."""
 
-    def __init__(self, config: GatewayConfig, front_end: FrontEnd, share: int) -> None:
+    def __init__(self, config: GatewayConfig, front_end: FrontEnd, keys: KeyRing, share: int) -> None:
         self._front_end = front_end
         self.num_processes = share
         # Only pages use what `Serving` adds to `Intake`, and those are passed on.
-        super().__init__(config, cast(Serving, front_end))
+        super().__init__(config, cast(Serving, front_end), keys)
 
     async def _route(self, method: str, client: AsgiClient) -> None:
         if client.path in _OWN or endpoint_of(client.path) is not None:

@@ -13,11 +13,13 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import structlog
 from msgspec import Struct
 
 from preble.config import GatewayConfig
 from preble.errors import ConfigError
 from preble.gateway.app import App
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.server import accepting, prepared_process, until_one_is_up
 from preble.gateway.workers.front_app import FrontApp
@@ -42,7 +44,7 @@ class Start:
     """
 
     name: str
-    config: GatewayConfig
+    settings: Settings
     path: Path
     share: int
     number: int | None
@@ -51,10 +53,12 @@ class Start:
     log: tuple[str, str]
 
 
-class Reconfigure(Struct):
-    """An order: use these settings. Answered with `Reconfigured`."""
+class Settings(Struct):
+    """An order: use these settings. Answered with `Reconfigured`. `keys`: read once for all processes, so that none has
+    others."""
 
     config: GatewayConfig
+    keys: KeyRing
 
 
 class Cover(Struct):
@@ -84,13 +88,12 @@ class Failed(Struct):
 
 
 class Reconfigured(Struct):
-    """`error`: why nothing has changed, None if the new settings hold. `num_keys`: how many keys are valid now."""
+    """`error`: why nothing has changed, None if the new settings hold."""
 
     error: str | None
-    num_keys: int = 0
 
 
-Order = Reconfigure | Cover | Drain | Stop
+Order = Settings | Cover | Drain | Stop
 Reply = Ready | Failed | Reconfigured
 
 
@@ -132,8 +135,8 @@ class _Orders:
             self.orphaned()
             os._exit(1)
         match order:
-            case Reconfigure(config):
-                self._control.send(self._reconfigure(config))
+            case Settings():
+                self._control.send(Reconfigured(self._refusal(order)))
             case Cover(numbers):
                 self.cover(numbers)
             case Drain():
@@ -143,17 +146,22 @@ class _Orders:
                     self.hurry()
                 self.stop.set()
 
-    def _reconfigure(self, config: GatewayConfig) -> Reconfigured:
+    def _refusal(self, settings: Settings) -> str | None:
         try:
-            return Reconfigured(None, self._app.reconfigure(config))
+            self._app.reconfigure(settings.config, settings.keys)
         except ConfigError as error:
-            return Reconfigured(str(error))
+            return str(error)
+        except Exception as error:  # noqa: BLE001 (the first process waits for an answer, and reports it)
+            structlog.get_logger().exception("reload_failed")
+            return f"{type(error).__name__}: {error}"
+        return None
 
 
 async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
-    serving = await Serving.start(start.config, log_losses=log_losses, process=start.name)
+    config = start.settings.config
+    serving = await Serving.start(config, log_losses=log_losses, process=start.name)
     try:
-        app = App(start.config, serving)
+        app = App(config, serving, start.settings.keys)
         await serving.listen(start.path, partial(answer_passed_on, app))
         orders.orphaned = partial(_remove, start.path)
         orders.follow(app)
@@ -172,11 +180,11 @@ def _remove(path: Path) -> None:
 
 async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
     assert start.number is not None
-    config, listeners = start.config, start.listeners
+    config, listeners = start.settings.config, start.listeners
     own = listeners[start.number % len(listeners)]
     front_end = await FrontEnd.connect(config, start.path, name=start.name, share=start.share, log_losses=log_losses)
     try:
-        app = FrontApp(config, front_end, start.share)
+        app = FrontApp(config, front_end, start.settings.keys, start.share)
         await _until_led(front_end)
         if start.takes_over:
             await until_one_is_up(front_end, config.health.check_timeout_s)

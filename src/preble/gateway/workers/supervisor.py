@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -19,10 +20,12 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
+from preble.config.reloading import in_force
 from preble.errors import ConfigError
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, reload_on_change, tell_of_reload
 from preble.gateway.server import print_url, tell_of_listening
+from preble.gateway.workers.count import own_engine
 from preble.gateway.workers.process import (
     PRIVATE,
     SCHEDULER,
@@ -31,9 +34,9 @@ from preble.gateway.workers.process import (
     Failed,
     Order,
     Ready,
-    Reconfigure,
     Reconfigured,
     Reply,
+    Settings,
     Start,
     Stop,
     run_process,
@@ -45,6 +48,9 @@ _SPAWN = multiprocessing.get_context("spawn")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 30.0
 _MARGIN_S = 15.0
 """How long a process may take to end after the grace for running requests."""
+_READY_S, _ANSWER_S = 120.0, 30.0
+"""How long a reload waits for a process that starts, and for one that gets new settings."""
+_NO_PROCESS = "the system starts no further process for the gateway"
 _LONG_LIFE_S = 60.0
 """A process that has lived this long restarts at once; a younger one after a pause."""
 
@@ -62,16 +68,32 @@ def run_workers(
     `log`: level and format of what each process logs. Raises: ConfigError: a setting is unusable.
     """
     raise_open_files_limit()
-    with tempfile.TemporaryDirectory(prefix=PRIVATE) as private:
-        path = Path(config.scheduler_socket or Path(private) / "scheduler.sock").expanduser()
+    keys = KeyRing(config.auth, config.queue.classes)
+    with _socket_path(config) as path:
         given = inherited(os.environ)
         listeners = [given] if given is not None else listen_shared(config.host, config.port, count)
         try:
-            workers = _Workers(config, count, sources, path, listeners, takes_over=given is not None, log=log)
+            settings = Settings(config, keys)
+            workers = _Workers(settings, count, sources, path, listeners, takes_over=given is not None, log=log)
             asyncio.run(workers.serve(on_listening or print_url))
         finally:
             for listener in listeners:
                 listener.close()
+
+
+@contextlib.contextmanager
+def _socket_path(config: GatewayConfig) -> Iterator[Path]:
+    """The path of the scheduler's socket, in a folder of its own unless it is configured. Raises: ConfigError."""
+    if config.scheduler_socket is not None:
+        yield Path(config.scheduler_socket).expanduser()
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=PRIVATE, ignore_cleanup_errors=True)
+    except OSError as error:
+        text = f"no folder for the scheduler's socket can be made: {error.strerror or error}"
+        raise ConfigError(f"{text}; set TMPDIR to a folder that can be written, or set scheduler_socket") from error
+    with folder:
+        yield Path(folder.name) / "scheduler.sock"
 
 
 class _Workers:
@@ -79,7 +101,7 @@ class _Workers:
 
     def __init__(
         self,
-        config: GatewayConfig,
+        settings: Settings,
         count: int,
         sources: ConfigSources | None,
         path: Path,
@@ -88,7 +110,7 @@ class _Workers:
         takes_over: bool,
         log: tuple[str, str],
     ) -> None:
-        self._config = config
+        self._settings = settings
         self._sources = sources
         self._listeners = listeners
         self._log = structlog.get_logger()
@@ -96,7 +118,7 @@ class _Workers:
 
         def start(name: str, number: int | None) -> Start:
             given = () if number is None else tuple(listeners)
-            return Start(name, self._config, path, count, number, given, takes_over, log)
+            return Start(name, self._settings, path, count, number, given, takes_over, log)
 
         self._scheduler = _Worker(partial(start, SCHEDULER, None), lambda: None)
         self._front_ends = [
@@ -110,6 +132,10 @@ class _Workers:
         for front_end in living:
             front_end.order(Cover(dead if front_end is living[0] else ()))
 
+    @property
+    def _config(self) -> GatewayConfig:
+        return self._settings.config
+
     async def serve(self, tell: Callable[[str], None]) -> None:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
         known = await contents(self._config, self._sources)
@@ -117,7 +143,7 @@ class _Workers:
             await self._scheduler.start()  # alone: what it refuses is said at once
             await asyncio.gather(*(front_end.start() for front_end in self._front_ends))
             stop, reload = self._handle_signals()
-            has_keys = KeyRing(self._config.auth, self._config.queue.classes).has_keys
+            has_keys = self._settings.keys.has_keys
             tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
             await self._until_stopped(stop, reload, known)
         finally:
@@ -163,20 +189,46 @@ class _Workers:
             wanted.clear()
             try:
                 await self._reload()
+            except _NotNow as error:
+                self._log.warning("reload_waits", error=str(error), consequence="nothing has changed; we try again")
+                wanted.set()
             except ConfigError as error:
                 self._log.error("reload_failed", error=str(error), consequence="everything stays as it was")
             except Exception:  # noqa: BLE001 (a task's root: a failure must not end the reloads)
                 self._log.exception("reload_failed")
 
     async def _reload(self) -> None:
-        """Read the configuration and the keys again. Raises: ConfigError: one is unusable; then nothing has changed."""
-        config = self._config if self._sources is None else self._sources.load()
-        done = await self._scheduler.reconfigured(config)
-        if done.error is not None:
-            raise ConfigError(done.error)
-        old, self._config = self._config, config
-        await asyncio.gather(*(front_end.reconfigured(config) for front_end in self._front_ends))
-        tell_of_reload(old, config, done.num_keys)
+        """Read the configuration and the keys once more, and have every process use them.
+
+        Raises: ConfigError: they are unusable. _NotNow: the scheduler process is dead. Then nothing has changed.
+        """
+        old = self._config
+        read = old if self._sources is None else self._sources.load()
+        config = in_force(old, read)
+        if config.workers is None and (own := own_engine(config)) is not None:
+            text = f"the engine {own!r} may be an adapter of your own, which needs a gateway of one process"
+            raise ConfigError(f"{text}: restart it, or set `workers` if the adapter learns nothing by probing")
+        settings = Settings(config, KeyRing(config.auth, config.queue.classes))
+        if (refusal := await self._scheduler.reconfigured(settings)) is not None:
+            raise ConfigError(refusal)
+        self._settings = settings
+        await asyncio.gather(*(self._reconfigure(front_end) for front_end in self._front_ends))
+        tell_of_reload(old, read, settings.keys.num_keys)
+
+    async def _reconfigure(self, front_end: _Worker) -> None:
+        """Have a front end use the settings that the scheduler process has taken: also by starting it anew."""
+        try:
+            refusal = await front_end.reconfigured(self._settings)
+        except _NotNow as error:
+            refusal = str(error)
+        if refusal is not None:
+            consequence = "it starts again, with the new settings"
+            self._log.error("reload_refused", name=front_end.name, error=refusal, consequence=consequence)
+            front_end.kill_unless_it_has(self._settings)
+
+
+class _NotNow(ConfigError):
+    """A process has died, or does not answer and was killed: its successor may take the settings."""
 
 
 class _Worker:
@@ -190,12 +242,15 @@ class _Worker:
         self._control: Connection | None = None
         self._ready = asyncio.Event()
         self._died = asyncio.Event()
-        self._reconfigured: asyncio.Future[Reconfigured] | None = None
+        self._given: Settings | None = None
+        self._answer: asyncio.Future[Reconfigured | None] | None = None
+        self._sender = ThreadPoolExecutor(1)
+        """Sends orders: a process that hangs does not read them."""
         self._error: str | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._has_died = False
-        self._name = ""
+        self.name = ""
 
     @property
     def is_dead(self) -> bool:
@@ -204,7 +259,10 @@ class _Worker:
 
     async def start(self) -> None:
         """Start it, and keep it running. Raises: ConfigError: it cannot start."""
-        self._begin()
+        try:
+            self._begin()
+        except OSError as error:
+            raise ConfigError(f"{_NO_PROCESS}: {error.strerror or error}") from error
         ready, died = (asyncio.create_task(event.wait()) for event in (self._ready, self._died))
         await asyncio.wait((ready, died), return_when=asyncio.FIRST_COMPLETED)
         for waiting in (ready, died):
@@ -214,14 +272,21 @@ class _Worker:
         self._task = asyncio.create_task(self._keep())
 
     def _begin(self) -> None:
+        """Raises: OSError: the system has no process, memory or file left for it."""
         start = self._start()
+        self.name = start.name
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=run_process, args=(start, theirs), name=f"preble-{start.name}")
-        process.start()
-        theirs.close()
+        try:
+            process.start()
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._ready.clear()
         self._died.clear()
-        self._process, self._control, self._name = process, ours, start.name
+        self._process, self._control, self._given = process, ours, start.settings
         loop = asyncio.get_running_loop()
         loop.add_reader(ours.fileno(), self._hear, ours)
         loop.add_reader(process.sentinel, self._end, process, ours)
@@ -241,11 +306,11 @@ class _Worker:
             case Failed(error):
                 self._error = error
             case Reconfigured():
-                self._answer(reply)
+                self._answered(reply)
 
-    def _answer(self, reply: Reconfigured) -> None:
-        if self._reconfigured is not None and not self._reconfigured.done():
-            self._reconfigured.set_result(reply)
+    def _answered(self, reply: Reconfigured | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(reply)
 
     def _end(self, process: SpawnProcess, control: Connection) -> None:
         loop = asyncio.get_running_loop()
@@ -261,7 +326,7 @@ class _Worker:
         self._died.set()
         self._has_died = True
         self._on_change()
-        self._answer(Reconfigured("the process has died; it is being started again"))
+        self._answered(None)
 
     async def _keep(self) -> None:
         loop, wait_s = asyncio.get_running_loop(), _FIRST_WAIT_S
@@ -274,29 +339,54 @@ class _Worker:
                 wait_s = _FIRST_WAIT_S
             code = self._process.exitcode if self._process is not None else None
             structlog.get_logger().error(
-                "process_died", name=self._name, exit=code, error=self._error, starts_again_in_s=wait_s
+                "process_died", name=self.name, exit=code, error=self._error, starts_again_in_s=wait_s
             )
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             self._error = None
             if self._is_stopping:
                 return
-            self._begin()
+            try:
+                self._begin()
+            except OSError as error:
+                self._error = f"{_NO_PROCESS}: {error.strerror or error}"
 
     def order(self, order: Order) -> None:
         """Give an order; nothing happens if the process is dead."""
         if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.send(order)
+            self._sender.submit(_send, self._control, order)
 
-    async def reconfigured(self, config: GatewayConfig) -> Reconfigured:
-        """Have it use new settings. A process that is restarting gets them at its start."""
-        await self._ready.wait()
-        self._reconfigured = asyncio.get_running_loop().create_future()
-        if self._control is None:
-            return Reconfigured("the process has died; it is being started again")
-        self.order(Reconfigure(config))
-        return await self._reconfigured
+    async def reconfigured(self, settings: Settings) -> str | None:
+        """Have it use these settings; return its refusal, None if it has them. Kills it if it does not answer.
+
+        Raises: _NotNow: it does not have them, and a successor may take them.
+        """
+        try:
+            async with asyncio.timeout(_READY_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise _NotNow(f"the process {self.name} does not start") from None
+        if self._given is settings:  # since its start
+            return None
+        process, self._answer = self._process, asyncio.get_running_loop().create_future()
+        self.order(settings)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                reply = await self._answer
+        except TimeoutError:
+            if process is not None:
+                process.kill()
+            raise _NotNow(f"the process {self.name} did not answer for {_ANSWER_S:g} s, and was killed") from None
+        if reply is None:
+            raise _NotNow(f"the process {self.name} has died")
+        if reply.error is None:
+            self._given = settings
+        return reply.error
+
+    def kill_unless_it_has(self, settings: Settings) -> None:
+        """Have it start again if these are not its settings."""
+        if self._given is not settings and self._process is not None:
+            self._process.kill()
 
     async def stop(self, grace_s: float) -> None:
         """Have it end, and wait until it has. Kills it after `grace_s`."""
@@ -311,3 +401,9 @@ class _Worker:
                 await self._died.wait()
         if self._task is not None:
             self._task.cancel()
+        self._sender.shutdown(wait=False)
+
+
+def _send(control: Connection, order: Order) -> None:
+    with contextlib.suppress(OSError):  # it has died
+        control.send(order)
