@@ -29,6 +29,7 @@ from preble.serving.parity.answers import PROSE
 from preble.serving.parity.check import NEVER_SEEN_TOKENS, ParityCheck
 from preble.serving.parity.report import Check, Outcome
 from preble.serving.parity.watch import ParityWatch
+from preble.serving.tokens.tokenizer import PromptTokenizer
 from support.waiting import eventually
 
 ON = ParityConfig(answer_s=20.0, events_s=20.0, retry_s=600.0)
@@ -219,6 +220,20 @@ async def test_a_replica_gets_ids_only_if_it_answers_them_as_the_text(
             one.odd = lambda answer, is_ids: None
             assert (await reports(gateway, anew=True))[one.url]["findings"]["ids"]["outcome"] == "verified"
             assert live.takes_ids
+
+
+async def test_a_replica_gets_no_ids_if_those_of_pieces_differ_from_those_of_the_whole(
+    serve: Serve,
+    byte_tokens: str,
+    answering: AbstractAsyncContextManager[list[AnsweringReplica]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = PromptTokenizer.piece
+    monkeypatch.setattr(PromptTokenizer, "piece", lambda tokenizer, piece: whole(tokenizer, piece) + bytes(4))
+    async with answering as [one], serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
+        found = (await report_of(gateway, one))["findings"]["ids"]
+        assert found["outcome"] == "mismatch", found
+        assert not any(live.takes_ids for live in gateway.gateway.serving.replicas.values())
 
 
 async def test_answers_are_not_compared_where_ids_are_not_sent(

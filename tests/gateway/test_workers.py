@@ -26,6 +26,7 @@ from preble.config import GatewayConfig
 from preble.errors import ConfigError
 from preble.gateway.workers import supervisor
 from preble.gateway.workers.supervisor import run_workers
+from preble.serving import Serving
 from preble.web.listening import listen
 from support.processes import children
 from support.waiting import PATIENCE_S, eventually
@@ -390,6 +391,14 @@ def test_without_a_temporary_folder_the_gateway_says_what_to_set(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there"))
     with pytest.raises(ConfigError, match="set TMPDIR to a folder that can be written, or set scheduler_socket"):
         run_workers(GatewayConfig(port=0), 2, log=("error", "json"))
+
+
+@pytest.mark.parametrize("folder", ["f" * 120, "not-there"])
+async def test_a_socket_that_cannot_be_made_says_what_to_set(tmp_path: Path, folder: str) -> None:
+    scheduler = await Serving.start(GatewayConfig())
+    with pytest.raises(ConfigError, match="set scheduler_socket, or TMPDIR, to a short path that can be written"):
+        await scheduler.listen(tmp_path / folder / "scheduler.sock")
+    await scheduler.close()
 
 
 async def test_a_process_for_which_there_is_no_room_now_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:

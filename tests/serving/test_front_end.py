@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
@@ -22,6 +24,7 @@ from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.terms import Terms
+from preble.serving.tokens import pool
 from support.waiting import PATIENCE_S, eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'
@@ -322,6 +325,26 @@ def decisions(serving: Serving) -> list[Any]:
         )
         for decision in serving.recent.latest(1000)
     ]
+
+
+async def test_a_front_end_sends_no_ids_if_the_scheduler_process_has_another_tokenizer(tmp_path: Path) -> None:
+    def make_tokenizer(word: str) -> None:
+        Tokenizer(WordLevel({word: 0}, unk_token=word)).save(str(tmp_path / "tokenizer.json"))
+        pool._loaded.cache_clear()  # each process loads it once
+
+    make_tokenizer("one")
+    async with host(tmp_path, tokenizer=str(tmp_path)) as (one, _):
+        for has_changed in (False, True):
+            if has_changed:
+                await one.kill()
+                make_tokenizer("other")
+                await one.start()
+            await eventually(lambda: len(one.serving.replicas) == 2 and one.front_end.is_led)
+            for replica in one.serving.replicas.values():
+                one.serving.replicas.set_takes_ids(replica, True)
+            one.serving.replicas.hold_back(frozenset(one.serving.replicas))
+            await eventually(lambda: len(one.front_end.replicas.held_back) == 2, "it has heard of all changes")
+            assert one.front_end.replicas.of_model("tiny").takes_ids is not has_changed
 
 
 async def test_a_front_end_knows_which_replicas_take_token_ids(tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ A reload, by SIGHUP or because the file has changed, changes {0}.
 
 These count only after a restart: {1}.
 
-If a reload changes one of these, the log names it (`restart_needed`). Those about replicas, such as
-`timeouts.connect_s`, count for replicas that join later.
+If a reload changes one of these, the log names it (`restart_needed`), and the old value counts until the gateway is
+started again.
 """
 _TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|---|---|"
 

@@ -29,7 +29,13 @@ def is_changeable(key: str) -> bool:
 
 
 def in_force(running: S, read: S, section: str = "") -> S:
-    """Return the configuration that holds after a reload: of what was `read`, the settings that a reload changes."""
+    """Return the configuration that holds after a reload: of what was `read`, the settings that a reload changes.
+
+    >>> from preble.config import GatewayConfig
+    >>> after = in_force(GatewayConfig(), GatewayConfig(tokenizer="other", engine="vllm"))
+    >>> after.tokenizer, after.engine
+    (None, 'vllm')
+    """
     values: dict[str, Any] = {}
     for name in running.__struct_fields__:
         old, new = getattr(running, name), getattr(read, name)

@@ -20,6 +20,7 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
+from preble.config.reloading import in_force
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway.app import App
@@ -162,15 +163,17 @@ class Gateway:
         A warning names changed settings that count only after a restart.
         """
         log = structlog.get_logger()
+        old = self.config
         try:
-            config = self.config if self._sources is None else self._sources.load()
+            read = old if self._sources is None else self._sources.load()
+            config = in_force(old, read)
             keys = KeyRing(config.auth, config.queue.classes)
             self._app.reconfigure(config, keys)
         except ConfigError as error:
             log.error("reload_failed", error=str(error), consequence="everything stays as it was")
             return
-        old, self.config = self.config, config
-        tell_of_reload(old, config, keys.num_keys)
+        self.config = config
+        tell_of_reload(old, read, keys.num_keys)
 
     @property
     def keys(self) -> KeyRing:

@@ -233,8 +233,8 @@ class Serving(Intake):
 
         `answer`: to the HTTP requests that they pass on. Raises: ConfigError: the socket cannot be made.
         """
-        limits = (self._in_flight_limit, self._turns, self._ids, self.replicas)
-        self._socket = await SchedulerSocket.open(path, *limits, self.telemetry.numbers.keep, answer)
+        shared = (self._in_flight_limit, self._turns, self._ids, self.replicas, self._tokens.identity)
+        self._socket = await SchedulerSocket.open(path, *shared, self.telemetry.numbers.keep, answer)
 
     async def exposition(self) -> bytes:
         """Every metric in Prometheus' text form, summed over this process and its front ends."""

@@ -41,7 +41,9 @@ class FrontEnd(Intake):
         super().__init__(config, here.replicas, telemetry, tokens)
         self._share = share
         self._tickets: dict[str, Ticket] = {}
-        self._link = SchedulerLink(path, name, self._use, here.replicas.engine, telemetry.numbers.state)
+        self._link = SchedulerLink(
+            path, name, tokens.identity, self._use, here.replicas.engine, telemetry.numbers.state
+        )
 
     @classmethod
     async def connect(

@@ -30,6 +30,7 @@ from preble.serving.turns import Turns
 _SILENT_S = 15.0
 """A carrier that sends nothing from one such check to the next is cut off: carriers send `Heard` every second."""
 Answering = Callable[[m.PageRequest], Awaitable[m.PageAnswer]]
+_HINT = "the tokenizer's files have changed; start the gateway again"
 _COUNT_S = 1.0
 """How long a scrape waits for a carrier's numbers; after that it shows the last ones."""
 
@@ -37,8 +38,8 @@ _COUNT_S = 1.0
 class SchedulerSocket:
     """Serves carriers on a Unix socket. Only processes of the same user can connect.
 
-    `answer`: answers each `PageRequest`; without it they are refused. `keep`: called with the last metrics of a carrier
-    that has gone.
+    `tokenizer`: what makes this process's token ids. `answer`: answers each `PageRequest`; without it they are refused.
+    `keep`: called with the last metrics of a carrier that has gone.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class SchedulerSocket:
         turns: Turns,
         ids: RequestIds,
         replicas: LiveReplicas,
+        tokenizer: str,
         keep: Callable[[list[Reading]], None],
         answer: Answering | None,
     ) -> None:
@@ -54,6 +56,7 @@ class SchedulerSocket:
         self.limit = limit
         self.turns = turns
         self.ids = ids
+        self.tokenizer = tokenizer
         self.keep = keep
         self.answer = answer
         self.peers: set[_Peer] = set()
@@ -69,6 +72,7 @@ class SchedulerSocket:
         turns: Turns,
         ids: RequestIds,
         replicas: LiveReplicas,
+        tokenizer: str,
         keep: Callable[[list[Reading]], None],
         answer: Answering | None = None,
     ) -> SchedulerSocket:
@@ -77,7 +81,7 @@ class SchedulerSocket:
         if await _is_served(path):
             raise ConfigError(f"the scheduler's socket {path} is in use; give each gateway a path of its own")
         bound = _bound(path)
-        host = cls(limit, turns, ids, replicas, keep, answer)
+        host = cls(limit, turns, ids, replicas, tokenizer, keep, answer)
         host._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(host), sock=bound)
         return host
 
@@ -88,8 +92,8 @@ class SchedulerSocket:
         for peer in list(self.peers):
             peer.close()
 
-    def rows(self) -> m.Replicas:
-        """All live replicas."""
+    def rows(self, tokenizer: str) -> m.Replicas:
+        """All live replicas, for a carrier whose token ids this tokenizer makes."""
         held_back = self._replicas.held_back
         return m.Replicas(
             [
@@ -101,7 +105,7 @@ class SchedulerSocket:
                     replica.engine.rank,
                     replica.engine.model_path,
                     replica_id in held_back,
-                    replica.takes_ids,
+                    replica.takes_ids and tokenizer == self.tokenizer,
                 )
                 for replica_id, replica in self._replicas.items()
             ]
@@ -112,9 +116,8 @@ class SchedulerSocket:
         self._replicas.suspect(ReplicaId(replica_id))
 
     def _tell_replicas(self) -> None:
-        rows = self.rows()
         for peer in self.peers:
-            peer.send(rows)
+            peer.send(self.rows(peer.tokenizer))
 
     async def readings(self) -> list[list[Reading]]:
         """Return the metrics of every carrier that is connected, as they are now or were a moment ago."""
@@ -137,7 +140,8 @@ def _bound(path: Path) -> socket.socket:
         bound.bind(str(path))
     except OSError as error:
         bound.close()
-        raise ConfigError(f"the scheduler's socket {path} cannot be made: {error.strerror or error}") from error
+        text = f"the scheduler's socket {path} cannot be made: {error.strerror or error}"
+        raise ConfigError(f"{text}; set scheduler_socket, or TMPDIR, to a short path that can be written") from error
     finally:
         os.umask(umask)
     return bound
@@ -160,6 +164,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     def __init__(self, host: SchedulerSocket) -> None:
         super().__init__(m.ToScheduler)
         self.readings: list[Reading] = []
+        self.tokenizer = ""
         self._host = host
         self._admitted: dict[int, Terms] = {}
         self._placed: dict[int, tuple[LocalPlaced, int]] = {}
@@ -203,10 +208,14 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             return
         if not isinstance(message, m.Hello) or message.version != m.VERSION:
             raise msgspec.DecodeError(f"a carrier must send Hello with version {m.VERSION} first")
+        self.tokenizer = message.tokenizer
         structlog.get_logger().info("carrier_connected", name=message.name)
+        if self.tokenizer and self.tokenizer != self._host.tokenizer:
+            consequence = "it sends texts, never token ids; cached prompts are not found"
+            structlog.get_logger().error("tokenizer_differs", name=message.name, consequence=consequence, hint=_HINT)
         self._host.peers.add(self)
         self.send(m.Welcome(m.VERSION))
-        self.send(self._host.rows())
+        self.send(self._host.rows(self.tokenizer))
 
     # requests
 

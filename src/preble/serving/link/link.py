@@ -56,21 +56,22 @@ class Ticket:
 class SchedulerLink:
     """The connection to the scheduler process. It reconnects whenever the connection ends.
 
-    `on_replicas`: called with all live replicas, whenever they change. `engine_of`: returns the client of one.
-    `readings`: this process's metrics.
+    `tokenizer`: what makes this process's token ids. `on_replicas`: called with all live replicas, at every change.
+    `engine_of`: returns the client of one. `readings`: this process's metrics.
     """
 
     def __init__(
         self,
         path: Path,
         name: str,
+        tokenizer: str,
         on_replicas: Callable[[m.Replicas], None],
         engine_of: Callable[[ReplicaId], Engine],
         readings: Callable[[], list[Reading]],
     ) -> None:
         self.is_up = False
         self._path = path
-        self.name = name
+        self.hello = m.Hello(m.VERSION, name, tokenizer)
         self._on_replicas = on_replicas
         self.engine_of = engine_of
         self._readings = readings
@@ -314,7 +315,7 @@ class _Connection(FrameProtocol[m.FromScheduler]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.send(m.Hello(m.VERSION, self._link.name))
+        self.send(self._link.hello)
 
     def received(self, message: m.FromScheduler) -> None:
         self.heard_at = self._loop.time()

@@ -32,10 +32,11 @@ class Message(Struct, array_like=True):
 
 
 class Hello(Message, tag=0):
-    """The first message. `name`: of the carrier, for logs."""
+    """The first message. `name`: of the carrier, for logs. `tokenizer`: what makes its ids (`TokenSource.identity`)."""
 
     version: int
     name: str
+    tokenizer: str = ""
 
 
 class Admit(Message, tag=1):
@@ -145,7 +146,7 @@ class Welcome(Message, tag=0):
 
 class LinkedReplica(Struct, array_like=True, frozen=True):
     """One live replica. `url`: of its server. `adapter`: `module:Class` of its client. `takes_ids`:
-    it answers token ids as it answers their text."""
+    it answers the token ids that this carrier's tokenizer makes as it answers their text."""
 
     replica_id: str
     url: str

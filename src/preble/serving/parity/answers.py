@@ -14,6 +14,7 @@ from preble.serving.endpoints.answers import decoded_answer
 from preble.serving.endpoints.ids import with_ids
 from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
 from preble.serving.tokens import PromptEncoder
+from preble.serving.tokens.pieces import PIECE_SIZE
 
 MAX_ANSWER_BYTES = 1024 * 1024
 ATTEMPTS = 3
@@ -64,6 +65,15 @@ def every_script() -> str:
     return "".join(f"{chr(code)}{i}{blanks[i % len(blanks)]}" for i, code in enumerate(codes))
 
 
+def in_pieces() -> str:
+    """A text that is long enough for its ids to be made in pieces.
+
+    >>> len(in_pieces()) > 2 * PIECE_SIZE
+    True
+    """
+    return " ".join([PROSE] * (2 * PIECE_SIZE // len(PROSE) + 1))
+
+
 async def answers_alike(engine: Engine, model: str, encoder: PromptEncoder, longest: float) -> Finding:
     """Whether a replica answers texts as it answers the ids that `encoder` makes of them, under greedy decoding.
 
@@ -77,7 +87,18 @@ async def answers_alike(engine: Engine, model: str, encoder: PromptEncoder, long
         finding = await _answered_alike(engine, model, text, ids)
         if finding.outcome is not Outcome.VERIFIED:
             return finding
-    return Finding(check=Check.IDS, outcome=Outcome.VERIFIED)
+    return await _same_in_pieces(engine, model, encoder)
+
+
+async def _same_in_pieces(engine: Engine, model: str, encoder: PromptEncoder) -> Finding:
+    """Whether the replica makes the same ids of a text that the gateway cuts into pieces. It computes nothing."""
+    text = in_pieces()
+    theirs = await engine.tokenize(msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": True}))
+    for _ in range(2):  # only pieces that came before are tokenized one by one
+        finding = compare_ids(Check.IDS, unpack_tokens(await encoder.completion(text, True, model)), theirs)
+        if finding.outcome is not Outcome.VERIFIED:
+            break
+    return finding
 
 
 async def _answered_alike(engine: Engine, model: str, text: str, ids: PackedTokens) -> Finding:

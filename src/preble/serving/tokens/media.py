@@ -36,6 +36,10 @@ class MediaTokens:
         self._engines = engines
         self._path_of = path_of
 
+    @property
+    def identity(self) -> str:
+        return self._texts.identity
+
     async def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:

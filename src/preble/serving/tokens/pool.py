@@ -88,6 +88,7 @@ class LocalTokens:
         """`memory_bytes`: for ids of pieces, 0 for no pieces. Raises: ConfigError: the tokenizer cannot be used."""
         self._source = (folder, chat_template)
         self._tokenizer = _loaded(*self._source)
+        self.identity = self._tokenizer.identity
         self._joint = self._tokenizer.encoder.joint if memory_bytes else None
         self._memory = PieceMemory(memory_bytes)
         self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
@@ -215,6 +216,8 @@ class EngineTokens:
     Where no replica answers, as servers without that endpoint do, token ids are approximated: prefixes then still
     match each other, though not the replicas' KV events.
     """
+
+    identity = ""
 
     def __init__(
         self, engines_for: Callable[[str | None], Iterable[Engine]], suspect: Callable[[ReplicaId], None]

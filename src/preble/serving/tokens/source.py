@@ -26,6 +26,11 @@ class PromptEncoder(Protocol):
 class TokenSource(PromptEncoder, Protocol):
     """Token ids for placing."""
 
+    @property
+    def identity(self) -> str:
+        """Equal in processes that make the same ids: it names the tokenizer's files as they were read. "" for none."""
+        ...
+
     def close(self) -> None:
         """Release threads and processes."""
         ...

@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,11 +123,17 @@ def choose_encoder(path: Path) -> tuple[TextEncoder, bool]:
 
 
 class PromptTokenizer:
-    """One model's tokenizer and chat template. Immutable after construction; may be used from several threads."""
+    """One model's tokenizer and chat template. Immutable after construction; may be used from several threads.
+
+    `identity`: names the contents of its files, as read.
+    """
 
     def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
         """Raises: ConfigError: a file is missing or cannot be used."""
+        files = (*(folder / name for name in MODEL_FILES), *filter(None, [chat_template]))
+        digests = [_digest(file) for file in files]
         self.encoder, self.is_fast = choose_encoder(folder / "tokenizer.json")
+        self.identity = sha256(repr((self.is_fast, digests)).encode()).hexdigest()
         config = _json_file(folder / "tokenizer_config.json")
         special = _special_tokens(_json_file(folder / "special_tokens_map.json") | config)
         default, for_tools = _template_sources(folder, config, chat_template)
@@ -168,6 +175,13 @@ class PromptTokenizer:
             continue_final_message=parsed.continue_final_message,
             variables=_variables(parsed),
         )
+
+
+def _digest(file: Path) -> str:
+    try:
+        return sha256(file.read_bytes()).hexdigest()
+    except OSError:  # most models lack some; whoever needs it complains
+        return ""
 
 
 def unescaped(inside: bytes) -> str:
