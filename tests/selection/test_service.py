@@ -131,6 +131,17 @@ async def test_a_bad_selection_leaves_the_one_that_is_pending_under_its_id(
         assert (await one.post("/reservations", selection_id="s"))[0] == 201
 
 
+async def test_a_selection_for_which_no_worker_is_left_leaves_the_one_that_is_pending_under_its_id(
+    select: Select,
+) -> None:
+    async with replicas(1) as [fake], select([fake.url]) as one:
+        assert (await one.post("/select", selection_id="s", token_ids=IDS))[0] == 200
+        one.serving.replicas.hold_back(frozenset(one.serving.replicas))
+        assert (await one.post("/select", selection_id="s", token_ids=IDS))[0] == 503
+        assert (await one.post("/select", selection_id="s", token_ids=[1] * 9000))[0] == 400
+        assert (await one.post("/reservations", selection_id="s"))[0] == 201
+
+
 async def test_numbers_beyond_any_engines_are_refused_or_cut(select: Select) -> None:
     async with replicas(1) as [fake], select([fake.url]) as one:
         await reserved(one, "r", expected_output_tokens=2**62)

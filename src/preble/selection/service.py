@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from weakref import WeakSet
 
 from msgspec import UNSET
 
-from preble.core.types import Placement
-from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout
+from preble.core.types import Placement, ReplicaId
+from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, PromptTooLong
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
 from preble.selection.loads import Loads
@@ -80,10 +82,18 @@ class SelectionService:
         self._selected.discard(one)
         return self.row(one)
 
-    async def _give_way(self, selection_id: str, request: ClientRequest) -> None:
-        """A selection that is still pending gives way to another one under its id, unless that request is bad."""
+    async def _give_way(
+        self, selection_id: str, asked: ClientRequest, others: Callable[[], frozenset[ReplicaId]]
+    ) -> None:
+        """A selection that is still pending gives way to another one under its id, unless no worker takes that one."""
         if self.reservations.get(selection_id) in self._selected:
-            await self.loads.request(request)
+            request, model = await self.loads.request(asked)
+            replicas = self._serving.replicas
+            if request.num_prompt_tokens > (longest := replicas.of_model(model).longest_prompt):
+                count = request.num_prompt_tokens
+                raise PromptTooLong(f"the prompt has {count} tokens; the longest that a worker takes is {longest:g}")
+            if not replicas.able_to_serve(replace(request, avoid=request.avoid | others()), model):
+                raise NoReplicaError("no allowed worker takes this prompt now; the selection of this id stays pending")
             if self.reservations.get(selection_id) in self._selected:
                 self.reservations.cancel(selection_id)
 
@@ -106,7 +116,7 @@ class SelectionService:
         others()  # an unknown worker is an error before anything is taken
         request = self.asked_about(asked, caller)
         if replaces and selection_id is not None:
-            await self._give_way(selection_id, request)
+            await self._give_way(selection_id, request, others)
         return await self.reservations.reserve(*request, reservation_id=selection_id, avoid=others, lease_s=lease_s)
 
     def asked_about(self, asked: PromptRequest, caller: Caller) -> ClientRequest:
