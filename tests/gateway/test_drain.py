@@ -68,34 +68,42 @@ class Process:
         return await self.process.wait()
 
 
-@asynccontextmanager
-async def load(url: str) -> AsyncIterator[list[str]]:
-    """Requests, whole and streamed, one after the other, within the context; yields what went wrong."""
-    wrong: list[str] = []
-    count = 0
+class Load:
+    """Clients that ask, whole and streamed, one request after the other. `wrong`: what was no whole answer."""
 
-    async def go_on() -> None:
-        nonlocal count
+    def __init__(self) -> None:
+        self.answered = 0
+        self.wrong: list[str] = []
+
+    async def go_on(self, url: str) -> None:
         async with aiohttp.ClientSession(url) as http:
             while True:
-                count += 1
-                body = {"model": "tiny", "prompt": "hello", "stream": count % 2 == 0}
+                body = {"model": "tiny", "prompt": "hello", "stream": self.answered % 2 == 0}
                 try:
                     async with http.post("/v1/completions", json=body) as answer:
                         text = await answer.text()
                         if answer.status != 200 or (body["stream"] and "[DONE]" not in text):
-                            wrong.append(f"{answer.status} {text}")
+                            self.wrong.append(f"{answer.status} {text}")
                 except aiohttp.ClientError as error:
-                    wrong.append(repr(error))
+                    self.wrong.append(repr(error))
+                self.answered += 1
 
-    tasks = [asyncio.create_task(go_on()) for _ in range(4)]
+    async def some_more(self) -> None:
+        target = self.answered + 40
+        await eventually(lambda: self.answered >= target)
+
+
+@asynccontextmanager
+async def load(url: str) -> AsyncIterator[Load]:
+    """Four such clients, within the context."""
+    one = Load()
+    tasks = [asyncio.create_task(one.go_on(url)) for _ in range(4)]
     try:
-        yield wrong
+        yield one
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert count > 100
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="passes a socket to a process")
@@ -106,13 +114,15 @@ async def test_no_request_is_lost_when_a_new_gateway_takes_over_the_socket(worke
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with replicas(1) as [one]:
             current = await Process.start(one, listener, workers)
-            async with load(url) as wrong:
+            async with load(url) as clients:
+                await clients.some_more()
                 for _ in range(2):
                     following = await Process.start(one, listener, workers)
                     assert await current.stop() == 0
                     current = following
+                    await clients.some_more()
             assert await current.stop(signal.SIGINT) == 0
-            assert wrong == []
+            assert clients.wrong == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 REQUESTS = 20
 
@@ -91,8 +91,15 @@ async def test_no_request_fails_where_no_log_line_is_taken(stderr: object) -> No
                 for _ in range(REQUESTS):
                     async with http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"}) as answer:
                         assert answer.status == 200
-                assert await value(http, "preble_in_flight") == 0
-                assert await value(http, "preble_log_lines_lost") >= REQUESTS
+
+                async def is_over() -> bool:
+                    return await value(http, "preble_in_flight") == 0
+
+                async def are_lost() -> bool:
+                    return await value(http, "preble_log_lines_lost") >= REQUESTS
+
+                await eventually(is_over, "nothing is in flight")
+                await eventually(are_lost, "each request's line is lost")
 
 
 async def test_sighup_ends_nothing() -> None:
