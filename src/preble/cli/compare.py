@@ -48,7 +48,7 @@ class Listed(click.ParamType[tuple[Any, ...]]):
 
 
 class ListingCommand(click.Command):
-    """A command whose options take lists with commas; whoever puts spaces between their values gets a hint."""
+    """A command whose options take lists with commas. Spaces between the values are an error with a hint."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -116,7 +116,7 @@ def _check(flags: Mapping[str, object]) -> None:
 
 
 def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
-    """The emulator has no model, but serves under its name."""
+    """Return the flag that makes the emulator answer under the model's name; it loads no model."""
     return ("--model", model) if engine == "emulator" and model is not None else ()
 
 

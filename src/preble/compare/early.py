@@ -48,7 +48,7 @@ class _Enough:
         bound_s = max(self.slo.ttft_p99_s or 0.0, self.slo.e2e_mean_s or 0.0)
         if glimpse.now <= self.warm_s:
             return False
-        # Little: who arrives now waits for about this long.
+        # By Little's law, a request that arrives now waits about this long.
         if glimpse.num_waiting / self.rps > PATIENCE * bound_s:
             return True
         is_long = self.may_settle and glimpse.now - self.warm_s >= SETTLED_WINDOWS * self.window_s

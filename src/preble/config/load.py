@@ -90,7 +90,7 @@ def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str,
 
 
 def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a TOML tree; a table that is no section is left whole, as an unknown key to complain of."""
+    """Dotted keys of a TOML tree; a table that is no section is left whole and reported as an unknown key."""
     sections = _sections(known)
     for name, value in tree.items():
         key = prefix + name
@@ -101,7 +101,7 @@ def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str =
 
 
 def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) -> dict[str, Any]:
-    """Knobs set by `PREBLE_*`. Other variables with that prefix are not ours, unless they look like a typing error."""
+    """Knobs set by `PREBLE_*`. Other variables with that prefix are ignored, unless they look like a typo."""
     variables = {ENV_PREFIX + key.upper().replace(".", "__"): knob for key, knob in known.items()}
     layer: dict[str, Any] = {}
     for variable, value in environ.items():

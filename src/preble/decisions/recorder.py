@@ -23,7 +23,7 @@ from preble.errors import NoReplicaError, PromptTooLong
 class DecisionRecorder:
     """Writes every call that changes a scheduler into the log, in order. See `SchedulerListener`.
 
-    Let the scheduler's `listen` have it before the first call, or the log does not replay.
+    Give it to the scheduler's `listen` before the first call; otherwise the log cannot be replayed.
     """
 
     def __init__(self, log: LogWriter) -> None:

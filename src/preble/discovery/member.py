@@ -16,7 +16,7 @@ class Member:
     """A replica that is wanted.
 
     `incarnation`: changes when another program answers at the same address, whose cache is empty; "" where unknown.
-    `held_back`: why it is to get no new requests; None if it is to get some.
+    `held_back`: why it gets no new requests; None if it gets some.
     """
 
     replica: ReplicaConfig

@@ -150,7 +150,7 @@ class SglangEngine(ReportingEngine):
         aborting.add_done_callback(self._aborting.discard)
 
     async def _abort(self, request_id: str) -> None:
-        """Ask the engine to abort, for a limited time; otherwise it notices by itself, or is gone."""
+        """Ask the engine to abort, for a limited time. If it does not answer, it notices by itself or is gone."""
         body = msgspec.json.encode({"rid": request_id})
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):

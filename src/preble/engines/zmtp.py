@@ -1,8 +1,8 @@
 """ZMQ's protocol as one subscriber speaks it: bytes in, messages and bytes to answer out. No sockets, no clock.
 
-libzmq does its input in a thread of its own: each message wakes that thread and then ours, which asks it five times
-what there is. On a connection of the event loop's own a message costs a fraction of that. Left out is what publishers
-of KV events do not use: mechanisms other than NULL, versions before 3, other kinds of sockets.
+libzmq does its input in a thread of its own: each message wakes that thread and then ours, which queries it five
+times. On a connection of our own event loop a message costs a fraction of that. This module leaves out what
+publishers of KV events do not use: mechanisms other than NULL, versions before 3, other kinds of sockets.
 
 Source: ZMTP 3.1, https://rfc.zeromq.org/spec/37.
 """
@@ -122,7 +122,7 @@ class Subscriber:
 
 
 def ping(time_to_live_s: float) -> bytes:
-    """Ask the peer for a sign of life; it may end the connection if it hears nothing more of us for that long."""
+    """Send a ping. The peer may close the connection if it hears nothing from us for that long."""
     return _command(b"PING", int(time_to_live_s * 10).to_bytes(2, "big"))
 
 

@@ -203,13 +203,13 @@ class Gateway:
         return self._app.is_draining
 
     def drain(self) -> None:
-        """Serve on, but let nobody count on it: not ready any more, and connections end with their answers."""
+        """Keep serving, but say "not ready" and close connections after their answers, so that clients go elsewhere."""
         if not self._app.is_draining:
             structlog.get_logger().info("draining")
         self._app.is_draining = True
 
     def hurry(self) -> None:
-        """In a shutdown that has begun: do not wait for running requests any longer."""
+        """During a shutdown: stop waiting for running requests."""
         self._server.force_exit = True
 
 

@@ -1,4 +1,4 @@
-"""What every worker has to do, and would have to do with a prompt."""
+"""The load of every worker, as it is and with one more prompt."""
 
 from __future__ import annotations
 

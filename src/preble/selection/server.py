@@ -82,7 +82,7 @@ async def _decoded(body: bytes, kind: type) -> Any:
 
 @asynccontextmanager
 async def selecting(gateway: Gateway) -> AsyncIterator[SelectionService]:
-    """A gateway that also answers the selection service's routes, within the context. Leaving it ends what is held."""
+    """A gateway that also answers the selection service's routes. Leaving the context ends pending selections."""
     service = SelectionService(gateway)
     gateway.pages.added = SelectionPages(gateway, service)
     held = service.reservations

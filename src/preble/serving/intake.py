@@ -132,7 +132,7 @@ class Intake(ABC):
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
 
     async def with_ids(self, parsed: ParsedRequest, request: Request) -> bytes | None:
-        """Return the body with token ids in place of a long text, None if the replica shall get the client's own.
+        """Return the body with token ids in place of a long text, None if the replica gets the client's body.
 
         It has ids only if each replica of the model answers them as it answers the text (`tokenizing.send_ids`).
         """

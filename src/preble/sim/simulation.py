@@ -1,4 +1,4 @@
-"""A cluster on a virtual clock: the same global and local schedulers as everywhere, time from an agenda.
+"""A cluster on a virtual clock: the schedulers that serve, with time from an agenda.
 
 It treats a request as the gateway does: a replica that is lost before a request's first token costs it one more
 placement; after the first token, or the second time, the request fails.
@@ -226,7 +226,7 @@ class Simulation:
         self._end(self._calls[finished.request_id], now, output_tokens=output_tokens, cached_tokens=cached_tokens)
 
     def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
-        """Let the scheduler know what happened on a replica, as late as it learns of it, if that is still there."""
+        """Tell the scheduler what happened on a replica, with the configured delay, if the replica is still there."""
         if not self._config.knowledge_delay_s:
             tell(now)
             return
@@ -393,7 +393,7 @@ class Simulation:
             self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
 
     def _look(self, now: float) -> None:
-        """Ask the watch whether it has seen enough; then nothing more begins, and what has begun ends as usual."""
+        """Ask the watch whether it has seen enough. If so, nothing more begins; what has begun ends as usual."""
         assert self._watch is not None
         calls = self._calls.values()
         num_waiting = sum(call.first_token_s is None for call in calls)
@@ -418,8 +418,8 @@ def simulate(
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
-    of the one that `config` names; the result has its name. `log`: where all that goes through the global scheduler's
-    door is written. `watch`: may end the run early.
+    of the one that `config` names; the result has its name. `log`: where every call of the global scheduler
+    is written. `watch`: may end the run early.
     """
     scheduler = make_cluster_scheduler(config, policy)
     if log is not None:

@@ -1,4 +1,4 @@
-"""What a browser must hear before a page of another origin may ask and read the answer (CORS)."""
+"""The headers with which browsers let a page of another origin send requests and read answers (CORS)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Browsers:
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", b"*"), _VARY]
 
     def preflight(self, method: str, request: Mapping[bytes, bytes]) -> HeaderList:
-        """Return what else a browser must hear that asks whether a page may send a request; nothing if it asks not."""
+        """Return the headers that tell a browser whether a page may send a request; none if it did not ask."""
         if method != "OPTIONS" or _ORIGIN not in request or _METHOD not in request:
             return []
         return [

@@ -66,7 +66,7 @@ class ParityWatch:
         return [task.result() for task in tasks]
 
     async def check(self, replica: LiveReplica) -> ParityReport:
-        """Check one replica now. What is found has its consequences if the replica is still live then."""
+        """Check one replica now, and act on the result if the replica is still live."""
         started = time.monotonic()
         reference = self._reference(replica)
         check = ParityCheck(replica, self._rotation, reference, self._settings, self._sends_ids, self._rng)
@@ -99,7 +99,7 @@ class ParityWatch:
         return None if oldest is replica else EngineIds(oldest.engine)
 
     def _verdict(self, findings: list[Finding]) -> bool | None:
-        """Whether to trust; None where nothing follows: what could not be compared takes no trust and gives none."""
+        """Whether to trust the replica; None if nothing could be compared, so that its trust stays as it is."""
         if not self._settings.distrust:
             return True
         if any(finding.misleads for finding in findings):

@@ -27,7 +27,7 @@ class Rotation:
         self._loop = asyncio.get_running_loop()
 
     def add(self, engine: Engine, info: EngineInfo, suspect: asyncio.Event | None = None) -> LiveReplica:
-        """Take a replica into the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
+        """Add a replica to the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
         replica_id = engine.replica_id
         info = self.replicas.with_base_model(info)
         before = self.scheduler.snapshot()
@@ -100,13 +100,13 @@ class Rotation:
         self._timer.arm()
 
     def _learn_block_size(self, replica: LiveReplica, block_size: int) -> None:
-        """A replica's events are of other blocks than it says: decode context parallelism, several cache groups."""
+        """Learn the block size from events that differ from what the replica says (context parallelism)."""
         if replica.engine.learn_block_size(block_size):
             self._telemetry.block_size_learned(replica.engine.replica_id, block_size)
             replica.suspect.set()  # so that it joins again with that size
 
     def _note_events(self, event: CacheChange) -> None:
-        """Note whether the replica's events arrive: each time that they do again, its cache is first cleared."""
+        """Note whether the replica's events arrive. When they start again, its cache is cleared first."""
         if not isinstance(event, CacheCleared | EventsLost):
             return
         replica, lost = self.replicas.get(event.replica_id), isinstance(event, EventsLost)

@@ -276,7 +276,7 @@ class Telemetry:
             )
 
     def forget_replica(self, replica: ReplicaId) -> None:
-        """Show a replica no more: it is gone for good, and fleets change for months."""
+        """Drop a replica's metrics: it is gone for good, and over months a fleet has many."""
         self._of = {key: known for key, known in self._of.items() if key[0] != replica}
         self.numbers.forget_replica(replica)
 

@@ -64,7 +64,7 @@ class PieceMemory:
     """Token ids of the pieces that more than one text had, the least recently used forgotten first.
 
     Of a piece that came once only its hash is kept: the end of most prompts never comes again. Never takes more than
-    `budget_bytes`, by count.
+    `budget_bytes` by its own count.
     """
 
     def __init__(self, budget_bytes: int) -> None:
