@@ -40,6 +40,7 @@ import aiohttp
 import numpy as np
 import uvloop
 from gateway_parts import upstream
+from gateway_parts.cache import STEP_S, STEP_TOKENS
 from gateway_parts.load import Connection, Question, Times, ask_all, connected
 from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
 
@@ -52,8 +53,8 @@ from preble.engines.launch import ReplicaProcess
 REPLICAS = 4
 CONNECTIONS = 8
 """Requests at a time, where CPU seconds are counted."""
-SETTLE_S = 0.05
-"""After the last answer, until the KV events of it have arrived."""
+SETTLE_S = 0.1
+"""After the last short answer, until the KV events of it have arrived."""
 START_S = 30.0
 PREBLE, ROUTER, SMG = "preble", "sglang-router", "smg"
 SHORT, LONG, HUGE = 1_900, 24_000, 240_000
@@ -114,6 +115,10 @@ class Case:
         slow = self.tokens >= HUGE or (self.connections == 1 and self.events)
         return max(2 * self.connections, 4 if slow else usual)
 
+    def settle_s(self, count: int) -> float:
+        """After the last of `count` answers, until the KV events have arrived, also if one replica has all prompts."""
+        return SETTLE_S + count * self.tokens / STEP_TOKENS * STEP_S
+
     def __str__(self) -> str:
         answer = f"{self.events} events" if self.events else "whole"
         crowd = f" {self.connections:3} at once" if self.connections != CONNECTIONS else ""
@@ -172,9 +177,9 @@ class Running:
     pids: tuple[int, ...]
     connections: list[Connection]
 
-    async def cpu_s(self) -> float:
+    async def cpu_s(self, settle_s: float = SETTLE_S) -> float:
         """The CPU time of all its processes so far, when it has taken in what happened until now."""
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle_s)
         return sum(time.clock_gettime(cpu_clock(pid)) for pid in self.pids)
 
     @property
@@ -298,7 +303,7 @@ class Benchmark:
                     questions = [gateway.question_of(prompts[i % len(prompts)], case) for i in range(count)]
                     before = await gateway.cpu_s()
                     await gateway.ask_all(questions, case.connections)
-                    spent_us = (await gateway.cpu_s() - before) * 1e6
+                    spent_us = (await gateway.cpu_s(case.settle_s(count)) - before) * 1e6
                     found.setdefault((gateway.arm, case), []).append(round(spent_us / count, 1))
         return [Cost(arm, case, rounds_us) for (arm, case), rounds_us in found.items()]
 

@@ -137,11 +137,37 @@ async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
             stored = [event async for event in once_stored(events)]
         ids = [token for line in drawn for token in line.ids]
         assert list(unpack_tokens(stored[-1].tokens)) == ids[: len(ids) // 16 * 16]
+        await connection.ask(gateway.question(drawn, form="text", events=40, natively=False))
+        async with asyncio.timeout(20):
+            answered = [[event async for event in once_stored(events)][-1] for _ in range(2)]
+        assert [len(unpack_tokens(event.tokens)) for event in answered] == [16, 16], "a block for 16 tokens"
+        assert answered[0].parent == stored[-1].block_hashes[-1]
     finally:
         publishing.cancel()
         await engine.close()
         connection.close()
         server.close()
+
+
+async def test_the_replica_of_the_gateways_benchmark_stores_and_evicts_in_steps(
+    gateway: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = import_module("gateway_parts.cache")
+    monkeypatch.setattr(cached, "NUM_BLOCKS", 1_000)
+    import_module("gateway_parts.prompts").train_tokenizer(tmp_path)
+    cache = cached.PublishedCache(cached.PromptTokenizer(tmp_path))
+    for first in (0, 50_000):
+        cache.end(cache.take(range(first, first + 12_000), b""))
+    found = []
+    while cache._due:
+        cache._step()
+        found.append([(type(event).__name__, len(event.block_hashes)) for event in cache._cache.take_events()])
+    assert found == [
+        [("BlocksStored", 512)],
+        [("BlocksStored", 238), ("BlocksEvicted", 24), ("BlocksStored", 274)],
+        [("BlocksEvicted", 476), ("BlocksStored", 476)],
+    ]
+    cache._publisher.close()
 
 
 async def test_the_replica_of_the_gateways_benchmark_answers_with_the_events_that_are_asked_for(

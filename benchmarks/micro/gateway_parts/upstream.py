@@ -20,7 +20,7 @@ import msgspec
 import uvloop
 
 if TYPE_CHECKING:
-    from gateway_parts.cache import PublishedCache
+    from gateway_parts.cache import Computing, PublishedCache
 
 EVENT_INTERVAL_S = 0.005
 """Long enough for two events of one answer not to arrive together."""
@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, cache: PublishedCache | None = None) -> None:
         self._cache = cache
+        self._request: Computing | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -94,12 +95,13 @@ class Connection(asyncio.Protocol):
         if self._path in (b"/v1/completions", b"/v1/chat/completions", b"/generate"):
             asked = _ASKED.decode(self._body)
             if self._cache is not None:
-                self._cache.take(asked.prompt or asked.text or asked.input_ids, self._body)
+                self._request = self._cache.take(asked.prompt or asked.text or asked.input_ids, self._body)
             if asked.stream:
                 self._transport.write(_STREAM_HEAD)
                 self._stream(asked.num_events, asyncio.get_running_loop().time())
             else:
                 self._reply(200, _WHOLE)
+                self._end()
         elif self._path == b"/v1/models":
             self._reply(200, msgspec.json.encode(_MODELS))
         elif self._path == b"/metrics" and self._cache is not None:
@@ -115,11 +117,21 @@ class Connection(asyncio.Protocol):
 
     def _stream(self, left: int, due: float) -> None:
         if self._transport.is_closing():
+            self._end()
             return
         self._transport.write(_EVENT_CHUNK if left > 1 else _LAST_CHUNKS)
-        if left > 1:
+        if self._cache is not None and self._request is not None:
+            self._cache.add_token(self._request)
+        if left == 1:
+            self._end()
+        else:
             due += EVENT_INTERVAL_S
             asyncio.get_running_loop().call_at(due, self._stream, left - 1, due)
+
+    def _end(self) -> None:
+        if self._cache is not None and self._request is not None:
+            self._cache.end(self._request)
+            self._request = None
 
 
 async def _serve(num_replicas: int, tokenizer: Path | None) -> None:
