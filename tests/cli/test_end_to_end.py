@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -129,13 +130,27 @@ def ask(url: str, body: dict[str, object]) -> tuple[dict[str, str], dict[str, ob
         return {name.lower(): value for name, value in response.headers.items()}, json.load(response)
 
 
+def until_up(url: str, count: int) -> None:
+    """Wait until this many replicas are in the gateway's rotation."""
+    end = time.monotonic() + PATIENCE_S
+    while num_up(url) != count:
+        assert time.monotonic() < end, f"not {count} replicas are up"
+        time.sleep(0.05)
+
+
+def num_up(url: str) -> int:
+    with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/ready") as page:
+        return int(json.load(page)["replicas"])
+    return 0
+
+
 @linux_only
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_and_one_signal_stops_all_of_it(preble: type[Running], tmp_path: Path, how: signal.Signals) -> None:
     up = preble("up", "--engine", "emulator", "--replicas", "2", "--port", "0", "--log-dir", str(tmp_path))
     url = up.wait_for(r"listening on (http://\S+)$")[1]
-    up.wait_for("replica_up")
+    until_up(url, 2)
     headers, answer = ask(url, {"prompt": "one two three", "max_tokens": 3})
     assert headers["x-preble-replica"].startswith("http://127.0.0.1:")
     assert answer["usage"]["completion_tokens"] == 3  # type: ignore[index]
@@ -149,14 +164,13 @@ def test_up_serves_and_one_signal_stops_all_of_it(preble: type[Running], tmp_pat
 def test_up_goes_on_without_a_replica_that_ends_and_starts_it_again(preble: type[Running], tmp_path: Path) -> None:
     up = preble("up", "--engine", "emulator", "--replicas", "2", "--port", "0", "--log-dir", str(tmp_path))
     url = up.wait_for(r"listening on (http://\S+)$")[1]
-    up.wait_for("replica_up")
-    up.wait_for("replica_up")
+    until_up(url, 2)
     engines = [pid for pid in marked_processes(up.mark) if b"emulate" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     engine = next(pid for pid in engines if b"guard.py" not in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(engine, signal.SIGKILL)
     up.wait_for_all(r"emulator-\d ended with status", "replica_down", r"emulator-\d is ready again at")
     assert ask(url, {"prompt": "one two three", "max_tokens": 3})[1]["usage"]["completion_tokens"] == 3  # type: ignore[index]
-    up.wait_for("replica_up")
+    until_up(url, 2)
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0, up.lines
     assert up.left_behind() == []

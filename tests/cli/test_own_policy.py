@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_end_to_end import Running, ask, linux_only
+from cli.test_end_to_end import Running, ask, linux_only, until_up
 from cli.test_end_to_end import preble as preble
 from preble import plugins
 from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request
@@ -79,7 +79,7 @@ def output(*arguments: str) -> str:
 def test_it_serves_through_the_gateway_in_front_of_replicas(folder: Path, preble: type[Running]) -> None:
     up = preble("up", "--engine", "emulator", "--replicas", "2", "--port", "0", "--log-dir", ".", "--policy", MINE)
     url = up.wait_for(r"listening on (http://\S+)$")[1]
-    up.wait_for_all("replica_up", "replica_up.*")
+    until_up(url, 2)
     body = {"prompt": " ".join(f"word{i}" for i in range(200)), "max_tokens": 2}
     first, again = ask(url, body)[0], ask(url, body)[0]
     assert first["x-preble-replica"] == again["x-preble-replica"], "the prompt is cached there"

@@ -19,7 +19,7 @@ from preble.engines import commands, connect, guard
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.errors import ConfigError, EngineGone, EngineTimeout
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 FAKE = Path(__file__).parent.parent / "support" / "fake_vllm.py"
 
@@ -123,7 +123,7 @@ async def test_a_killed_replica_is_noticed_and_can_be_started_again_at_its_addre
         await eventually(lambda: not any(is_running(pid) for pid in pids), "its child is gone too")
         assert survivor.is_alive
         await victim.start()
-        await victim.wait_ready(30.0)
+        await victim.wait_ready(PATIENCE_S)
         assert victim.url == url
 
 
@@ -187,7 +187,7 @@ def test_a_program_that_is_killed_leaves_no_shared_memory_behind() -> None:
     semaphore = Path(f"/dev/shm/sem.{process.stderr.readline().decode().strip().removeprefix('/')}")
     assert semaphore.exists()
     os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert not semaphore.exists()
 
 
@@ -216,7 +216,7 @@ def test_the_file_of_its_load_that_sglang_leaves_goes_and_that_of_others_stays(i
         assert own.exists()
         if is_killed:
             os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         assert (own.exists(), others.exists()) == (False, True)
     finally:
         own.unlink(missing_ok=True)

@@ -22,6 +22,7 @@ from preble.cli.options import WORKLOAD_HELP
 from preble.cli.output import write_result
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
 from preble.workloads import workload_names
+from support.waiting import PATIENCE_S
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -291,9 +292,9 @@ def test_an_interrupted_bench_says_partial_and_exits_130(endpoint: str) -> None:
         text=True,
     )
     try:
-        assert CompletionHandler.asked.wait(60)
+        assert CompletionHandler.asked.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130, stderr
