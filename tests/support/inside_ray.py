@@ -212,7 +212,7 @@ async def placer_of(*replicas: str) -> Placer:
 
 
 async def shared_id() -> Record:
-    """Two direct requests of one id, and one whose chosen replica is gone. Needs no Ray."""
+    """Two direct requests of one id, and those whose chosen replica is gone or dies. Needs no Ray."""
     placer = await placer_of("one", "two")
     assert placer._reservations is not None
 
@@ -229,8 +229,22 @@ async def shared_id() -> Record:
     first = await choose("goes")
     placer.sent_to("goes", "two" if first == "one" else "one")
     moved_to = placer._reservations["goes"].placement.replica_id
+    moved = not moved_to.endswith(str(first))
+    retried = []
+    for is_noticed in (True, False):
+        dies = await choose("again")
+        if not is_noticed:
+            retried.append(await choose("again") is not None)
+        placer.update_replicas([({"one": "two", "two": "one"}[str(dies)], {})])
+        await eventually(lambda: placer._reservations["again"].lost is not None)
+        if is_noticed:
+            retried.append(await choose("again") is not None)
+        placer._take(Report("again", What.END), 0.0)
+        retried.append("again" in placer._reservations)
+        placer.update_replicas([("one", {}), ("two", {})])
+        await eventually(lambda: len(placer._serving.replicas) == 2)
     await placer.close()
-    return {"placed": [one is not None for one in chosen], "held": held, "moved": not moved_to.endswith(str(first))}
+    return {"placed": [one is not None for one in chosen], "held": held, "moved": moved, "retried": retried}
 
 
 async def _fails(scope: Message, receive: Any, send: Any) -> None:

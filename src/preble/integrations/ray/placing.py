@@ -187,6 +187,9 @@ class Placer:
 
     async def _reserve_direct(self, request_id: str, asked: Asked) -> Reservation:
         """Raises: ReservationHeld: a client gives its requests one id; Ray places this one, and its end is no end."""
+        held = self._held(request_id)
+        if held is not None and held[request_id].lost is not None:
+            held.cancel(request_id)  # nobody will report its end, and its client asks again
         try:
             return await self._reserve(request_id, asked, _FIRST_LEASE_S)
         except ReservationHeld:
@@ -268,7 +271,7 @@ class Placer:
                 reservations.progress(report.request_id, now, report.output_tokens, report.cached_tokens)
                 if request is not None:
                     request.has_usage = True
-            case What.END if request is None and self._further.get(reservations[report.request_id]):
+            case What.END if request is None and self._has_further(reservations[report.request_id]):
                 self._further[reservations[report.request_id]] -= 1
             case What.END if request is None:
                 reservations.end(
@@ -277,6 +280,10 @@ class Placer:
                     cached_tokens=report.cached_tokens,
                     status=report.status,
                 )
+
+    def _has_further(self, reservation: Reservation) -> bool:
+        """Whether an end may be another request's of its id: not if the replica that would report its own has died."""
+        return reservation.lost is None and self._further.get(reservation, 0) > 0
 
     def state(self) -> PlacerState:
         """Return what it knows now."""
