@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -405,6 +407,35 @@ async def test_a_client_that_leaves_in_the_middle_of_its_upload_blames_nobody(se
         await eventually(lambda: [one.outcome for one in gateway.gateway.serving.recent.latest(1)] == ["aborted"])
         assert gateway.num_live == 1
         await one.stop()
+
+
+async def test_a_client_that_resets_its_upload_is_noticed_though_the_replica_reads_nothing(serve: Serve) -> None:
+    class Deaf(Hearing):
+        async def _serve(self, request: web.Request) -> web.StreamResponse:
+            await self.gate.wait()
+            return await super()._serve(request)
+
+    async with running([Deaf()]) as [one], serve([one]) as gateway:
+        body, kind = form(40_000_000)
+        url = URL(gateway.gateway.url)
+        _, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        connections = gateway.gateway._server.server_state.connections
+        stuck = 0
+
+        def is_stuck() -> bool:
+            nonlocal stuck
+            is_paused = any(it.flow.read_paused for it in connections)  # type: ignore[attr-defined]
+            stuck = stuck + 1 if is_paused else 0
+            return stuck == 50  # until then, buffers may still take some
+
+        await eventually(is_stuck)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await gateway.idle()
+        await eventually(lambda: [one.outcome for one in gateway.gateway.serving.recent.latest(1)] == ["aborted"])
+        one.gate.set()
 
 
 async def test_an_upload_goes_to_another_replica_only_before_it_is_sent(serve: Serve) -> None:

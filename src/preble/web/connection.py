@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from preble.web.connection_limit import Access, ConnectionLimit
 from preble.web.http10 import UntilClose
-from preble.web.tcp import bytes_in_socket, bytes_unread, is_reset
+from preble.web.tcp import bytes_in_socket, bytes_unread, is_half_closed, is_reset
 from preble.wire.answering import Accept, Answering, RequestHead
 from preble.wire.heads import HeaderList, by_name
 
@@ -41,6 +41,8 @@ SEND_S = 60.0
 FIRST_PROBE_S = 0.02
 LONGEST_PROBE_S = 5.0
 """Between two checks whether a client that has stopped sending still listens; doubled each time."""
+BODY_OVER = "preble.body_over"
+"""In the scope: an event that is set when the connection is over, and by the application when it has the whole body."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients ignore it. The machine of a client that has closed answers with a reset."""
 
@@ -68,6 +70,7 @@ class BoundedConnection(HttpToolsProtocol):
     _has_ended = False
     _is_ending = False
     _probe_timer: asyncio.TimerHandle | None = None
+    _body_over: asyncio.Event | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,6 +104,8 @@ class BoundedConnection(HttpToolsProtocol):
             self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
         super().connection_lost(exc)
+        if self._body_over is not None:
+            self._body_over.set()
 
     def data_received(self, data: bytes) -> None:
         head = self._num_heads
@@ -148,6 +153,7 @@ class BoundedConnection(HttpToolsProtocol):
         if answering is not None:
             self._take(answering)
             return
+        self._body_over = self.scope[BODY_OVER] = asyncio.Event()  # type: ignore[literal-required]
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
@@ -258,6 +264,8 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
         if self._served is not None:
             self._served.on_time(now)
+        elif self._takes_no_body() and is_half_closed(self.transport):
+            self.flow.resume_reading()  # until we learn that the client has left, or has sent the rest
 
     # the parser
 
@@ -365,6 +373,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._probe_timer = self.loop.call_later(wait_s, self._probe, min(2 * wait_s, LONGEST_PROBE_S))
 
     # the head
+
+    def _takes_no_body(self) -> bool:
+        """Whether nothing is read because the application does not take the body."""
+        return self.flow is not None and self.flow.read_paused and self._is_answering() and self.cycle.more_body
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

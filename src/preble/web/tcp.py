@@ -9,11 +9,20 @@ import sys
 
 def is_reset(transport: asyncio.Transport) -> bool:
     """Return whether the other end has reset the connection; False where the system does not say."""
+    return _polls(transport, 0)
+
+
+def is_half_closed(transport: asyncio.Transport) -> bool:
+    """Return whether the other end has closed its sending half, or reset; False where the system does not say."""
+    return _polls(transport, getattr(select, "POLLRDHUP", 0))
+
+
+def _polls(transport: asyncio.Transport, events: int) -> bool:
     if sys.platform == "win32":
         return False
     poll = select.poll()
     try:
-        poll.register(transport.get_extra_info("socket").fileno(), 0)
+        poll.register(transport.get_extra_info("socket").fileno(), events)
         return bool(poll.poll(0))
     except (OSError, ValueError):
         return True

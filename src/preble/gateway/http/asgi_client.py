@@ -12,6 +12,7 @@ from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
 from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
+from preble.web.connection import BODY_OVER
 from preble.wire.heads import by_name
 
 Message = MutableMapping[str, Any]
@@ -52,7 +53,8 @@ class AsgiClient:
         self._receive = receive
         self._send = send
         self._complete = False
-        self._uploads: asyncio.Event | None = None
+        self._body_over: asyncio.Event = scope.get(BODY_OVER) or asyncio.Event()
+        self._uploads = False
 
     async def read_body(self, limit: int, timeout_s: float, share: BodyShare) -> bytes:
         """Return the whole body; `share` grows as it arrives.
@@ -67,10 +69,10 @@ class AsgiClient:
 
     def pieces(self, timeout_s: float) -> AsyncIterator[bytes]:
         """Yield the body as it comes; each piece within `timeout_s`. Raises: BodyTooSlow, ClientGone."""
-        self._uploads = asyncio.Event()
-        return self._pieces(timeout_s, self._uploads)
+        self._uploads = True
+        return self._pieces(timeout_s)
 
-    async def _pieces(self, timeout_s: float, done: asyncio.Event) -> AsyncIterator[bytes]:
+    async def _pieces(self, timeout_s: float) -> AsyncIterator[bytes]:
         more = True
         while more:
             try:
@@ -80,7 +82,7 @@ class AsgiClient:
                 raise BodyTooSlow(f"nothing of the body arrived for {timeout_s:g} s") from error
             more = message.get("more_body", False)
             if not more:
-                done.set()
+                self._body_over.set()
             yield message["body"]
 
     async def _read(self, limit: int, share: BodyShare) -> bytes:
@@ -110,8 +112,8 @@ class AsgiClient:
 
     async def wait_until_gone(self) -> None:
         """Return when the client has closed the connection before it got its whole answer."""
-        if self._uploads is not None:
-            await self._uploads.wait()
+        if self._uploads:
+            await self._body_over.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if self._complete:
