@@ -34,7 +34,8 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     memory_mib: Annotated[
         int,
         about(
-            "Memory for token ids of pieces of prompts: known beginnings are not tokenized again. 0 turns it off.",
+            "Memory for token ids of pieces of prompts (a sixteenth of it is for decoded tools): known beginnings are"
+            " not tokenized again. 0 turns it off.",
             unit="MiB",
             why="holds about 30 MB of text, which is 7 million tokens",
             ge=0,

@@ -41,6 +41,10 @@ _RENDERED_AT_ONCE_PARTS = 256
 part of its content is one of the two and costs up to 5 us."""
 
 T = TypeVar("T")
+Source = tuple[Path, Path | None, int]
+"""What `_loaded` takes."""
+_TOOLS_SHARE = 16
+"""One part in this many of the memory is for decoded tools."""
 
 
 class _Lane:
@@ -85,12 +89,13 @@ class LocalTokens:
     def __init__(
         self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int, memory_bytes: int = 0
     ) -> None:
-        """`memory_bytes`: for ids of pieces, 0 for no pieces. Raises: ConfigError: the tokenizer cannot be used."""
-        self._source = (folder, chat_template)
+        """`memory_bytes`: for ids of pieces and for tools; 0 for neither. Raises: ConfigError: it cannot be used."""
+        tools_bytes = memory_bytes // _TOOLS_SHARE
+        self._source = (folder, chat_template, tools_bytes)
         self._tokenizer = _loaded(*self._source)
         self.identity = self._tokenizer.identity
         self._joint = self._tokenizer.encoder.joint if memory_bytes else None
-        self._memory = PieceMemory(memory_bytes)
+        self._memory = PieceMemory(memory_bytes - tools_bytes)
         self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
         self._lane = _Lane(lambda: self._new_executor(workers))
         self._giants = _Lane(lambda: self._new_executor(1))
@@ -187,16 +192,16 @@ def _too_long(num_tokens: int, most_tokens: float) -> PromptTooLong:
 
 
 @cache
-def _loaded(folder: Path, chat_template: Path | None) -> PromptTokenizer:
+def _loaded(folder: Path, chat_template: Path | None, tools_bytes: int) -> PromptTokenizer:
     """The tokenizer, loaded once a process. Raises: ConfigError."""
-    return PromptTokenizer(folder, chat_template)
+    return PromptTokenizer(folder, chat_template, tools_bytes)
 
 
-def _begin_worker(folder: Path, chat_template: Path | None) -> None:
+def _begin_worker(folder: Path, chat_template: Path | None, tools_bytes: int) -> None:
     """Load the tokenizer; leave Ctrl-C to the gateway; end when the gateway has, however it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _loaded(folder, chat_template)
+    _loaded(folder, chat_template, tools_bytes)
 
 
 def _end_with_parent() -> None:
@@ -205,7 +210,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _in_worker(source: tuple[Path, Path | None], method: Callable[..., T], *args: object) -> T:
+def _in_worker(source: Source, method: Callable[..., T], *args: object) -> T:
     return method(_loaded(*source), *args)
 
 

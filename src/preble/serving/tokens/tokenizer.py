@@ -6,7 +6,6 @@ import json
 import sys
 from array import array
 from collections.abc import Callable
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from preble.errors import ConfigError, RequestError
 from preble.serving.endpoints.bodies import ChatBody, Text, decode_chat, decode_text
 from preble.serving.tokens.chat_template import ChatTemplate, shown_tools
 from preble.serving.tokens.joints import Joint, find_joint
+from preble.serving.tokens.known_tools import KnownTools
 
 MODEL_FILES = (
     "tokenizer.json",
@@ -30,10 +30,6 @@ MODEL_FILES = (
 )
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _NULL = msgspec.Raw(b"null")
-_NUM_KEPT_TOOLS = 32
-"""The lists of tools that came last are kept decoded."""
-_LARGEST_KEPT_TOOLS = 64 * 1024
-"""Longer lists, in bytes of JSON, are not kept."""
 _PROBES = (
     "",
     " ",
@@ -128,8 +124,9 @@ class PromptTokenizer:
     `identity`: names the contents of its files, as read.
     """
 
-    def __init__(self, folder: Path, chat_template: Path | None = None) -> None:
-        """Raises: ConfigError: a file is missing or cannot be used."""
+    def __init__(self, folder: Path, chat_template: Path | None = None, tools_bytes: int = 0) -> None:
+        """`tools_bytes`: for decoded tools. Raises: ConfigError: a file is missing or cannot be used."""
+        self._known_tools = KnownTools(tools_bytes)
         files = (*(folder / name for name in MODEL_FILES), *filter(None, [chat_template]))
         digests = [_digest(file) for file in files]
         self.encoder, self.is_fast = choose_encoder(folder / "tokenizer.json")
@@ -162,8 +159,7 @@ class PromptTokenizer:
 
     def render(self, parsed: ChatBody) -> str:
         """The prompt's text of a chat. Raises: RequestError."""
-        raw = bytes(parsed.tools)
-        tools = _known_tools(raw) if len(raw) <= _LARGEST_KEPT_TOOLS else _tools(raw)
+        tools = self._tools(bytes(parsed.tools))
         template = self._tool_template if tools else self._template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
@@ -175,6 +171,12 @@ class PromptTokenizer:
             continue_final_message=parsed.continue_final_message,
             variables=_variables(parsed),
         )
+
+    def _tools(self, raw: bytes) -> list[Any] | None:
+        is_known, tools = self._known_tools.get(raw)
+        if not is_known:
+            self._known_tools.put(raw, tools := _tools(raw))
+        return tools
 
 
 def _digest(file: Path) -> str:
@@ -201,9 +203,6 @@ def _tools(raw: bytes) -> list[Any] | None:
     """Return the tools of a chat as templates see them, None for none. Raises: RequestError."""
     tools = _decoded_list(raw, "tools")
     return shown_tools(tools) if tools else None
-
-
-_known_tools = lru_cache(_NUM_KEPT_TOOLS)(_tools)
 
 
 def _decoded_list(raw: msgspec.Raw | bytes, param: str) -> list[Any] | None:
