@@ -29,7 +29,7 @@ BODY = b'{"model": "tiny", "prompt": "hello", "max_tokens": 5}'
 
 
 def config(fakes: list[FakeReplica], **changes: Any) -> GatewayConfig:
-    return quick_config([fake.url for fake in fakes], policy="round_robin", **changes)
+    return quick_config([fake.url for fake in fakes], **{"policy": "round_robin", **changes})
 
 
 class Carrier:

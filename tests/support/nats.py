@@ -9,18 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from preble.engines.commands import free_ports
 from support.servers import require_server
-
-STARTS_WITHIN_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 class NatsServer:
     """`url`: where it listens, or will again after `start`."""
 
     def __init__(self, program: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        [self.port] = free_ports(1)  # one that no client gets while the server is down
         self.url = f"nats://127.0.0.1:{self.port}"
         self._command = [str(program), "-a", "127.0.0.1", "-p", str(self.port), *options]
         self._process: subprocess.Popen[bytes] | None = None
@@ -28,7 +26,7 @@ class NatsServer:
     def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         process = self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + STARTS_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
