@@ -71,10 +71,11 @@ class App:
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""
-        if self.pages.name_of(head.path) is not None or head.path.startswith(STORED):
-            return None
-        endpoint = endpoint_of(head.path)
+        path = head.path
+        endpoint = endpoint_of(path)
         if endpoint is None or is_upload(endpoint, head.headers):
+            return None
+        if path not in ENDPOINTS and (path.startswith(STORED) or self.pages.name_of(path) is not None):
             return None
         return PlacedClient(self._intake, endpoint, connection, head)
 

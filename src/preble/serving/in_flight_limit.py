@@ -39,9 +39,11 @@ class InFlightLimit:
         caller, count = terms.caller, terms.num_prompts
         if not again:
             self._require_room(caller, count)
-            self._key_limits.admit(caller, count, asyncio.get_running_loop().time())
-        else:
-            self._key_limits.admit_again(caller, count)
+        if caller.limits is not None:
+            if again:
+                self._key_limits.admit_again(caller, count)
+            else:
+                self._key_limits.admit(caller, count, asyncio.get_running_loop().time())
         self._count(caller, count)
 
     def leave(self, terms: Terms) -> None:
@@ -58,7 +60,8 @@ class InFlightLimit:
                 f"{self.num_admitted} prompts are being served, which is the limit; try again soon",
                 retry_after_s=self._limits.retry_after_s,
             )
-        self._require_room_of_tenant(caller, count, room - self.num_admitted)
+        if caller.tenant:
+            self._require_room_of_tenant(caller, count, room - self.num_admitted)
 
     def _count(self, caller: Caller, count: int) -> None:
         self.num_admitted += count
@@ -66,7 +69,7 @@ class InFlightLimit:
 
     def _require_room_of_tenant(self, caller: Caller, count: int, free: int) -> None:
         served = self._of_tenant[caller.tenant]
-        if caller.tenant and served + count > _TIMES_WHAT_IS_FREE * free:
+        if served + count > _TIMES_WHAT_IS_FREE * free:
             raise Overloaded(
                 f"{served} prompts of this tenant are being served; the rest of the room is for others; try again soon",
                 retry_after_s=self._limits.retry_after_s,

@@ -20,7 +20,7 @@ from preble.serving.endpoints import Endpoint, Fields
 from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.endpoints.ids import with_ids
 from preble.serving.placed import Placed
-from preble.serving.replicas.live import LiveReplicas
+from preble.serving.replicas.live import LiveReplicas, ModelReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
@@ -54,6 +54,7 @@ class Intake(ABC):
         self._config = config
         self._tokens = tokens
         self._ids = RequestIds()
+        self._loop = asyncio.get_running_loop()
         self.stored = StoredResponses(replicas)
         self.tracing: Tracing | None = None
         self._token_answers = TokenAnswers(config.tokenizer, tokens, replicas) if config.tokenizer else None
@@ -75,7 +76,7 @@ class Intake(ABC):
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         limits = PromptLimits(self._config.limits.max_prompts, self.replicas.of_model(None).longest_prompt)
-        now, salts = asyncio.get_running_loop().time(), self.replicas.take_cache_salts
+        now, salts = self._loop.time(), self.replicas.take_cache_salts
         given = (endpoint, headers, body, request_id, limits, caller, salts, now)
         is_small = len(body) <= _PARSED_AT_ONCE_BYTES
         parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
@@ -87,7 +88,7 @@ class Intake(ABC):
         self, endpoint: Endpoint, headers: Mapping[bytes, bytes], fields: Fields, request_id: str, caller: Caller
     ) -> ParsedRequest:
         """Return the request of a body that the carrier passes on as it comes, having read `fields` itself."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
 
     async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
@@ -112,9 +113,11 @@ class Intake(ABC):
 
         Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
         """
-        self.replicas.check_model(parsed.model)
         fields = parsed.fields
-        avoid = self.replicas.of_other_ranks(parsed.headers.get(RANK_HEADER))
+        of_model = self.replicas.check_model(fields.model)
+        avoid = frozenset[ReplicaId]()
+        if (rank := parsed.headers.get(RANK_HEADER)) is not None:
+            avoid = self.replicas.of_other_ranks(rank)
         if fields.continues is not None:
             holder = await self.stored.holder(fields.continues, parsed.caller)
             if holder is not None:
@@ -122,12 +125,13 @@ class Intake(ABC):
             elif parsed.caller.name:  # it may be another tenant's, and the replica would not know
                 raise UnknownResponse(f"no replica has a response with the id {fields.continues[:200]!r}")
         if fields.by_load:
-            shortest = self.replicas.of_model(fields.model).shortest_prompt
-            tokens = stand_in_tokens(int(min(fields.load_tokens, shortest)))
+            tokens = stand_in_tokens(int(min(fields.load_tokens, of_model.shortest_prompt)))
             return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
-        tokens = fields.truncated(await self._token_ids(parsed, index))
+        tokens = await self._token_ids(parsed, index, of_model)
+        if fields.truncate_prompt_tokens is not None:
+            tokens = fields.truncated(tokens)
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
-        of_model = self.replicas.of_model(fields.model)
+        of_model = self.replicas.of_model(fields.model)  # tokenizing may have taken a while
         namespace = of_model.namespace(fields.cache_salt)
         return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
 
@@ -141,25 +145,25 @@ class Intake(ABC):
             return None
         return await with_ids(parsed.path, parsed.body, request.prompt)
 
-    async def _token_ids(self, parsed: ParsedRequest, index: int) -> PackedTokens:
+    async def _token_ids(self, parsed: ParsedRequest, index: int, of_model: ModelReplicas) -> PackedTokens:
         fields = parsed.fields
         started = time.perf_counter()
         is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
-        most_tokens = self.replicas.of_model(fields.model).longest_prompt if is_long else inf
+        most_tokens = of_model.longest_prompt if is_long else inf
         if not fields.prompts:
-            tokens = await self._chat_ids(fields, most_tokens)
+            tokens = await self._chat_ids(fields, most_tokens, of_model.engine)
         elif isinstance(prompt := fields.prompts[index], (str, Raw)):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
-        self.telemetry.tokenized(self.replicas.label(fields.model), took_s := time.perf_counter() - started)
+        self.telemetry.tokenized(of_model.label, took_s := time.perf_counter() - started)
         if parsed.trace is not None:
             parsed.trace.tokenized(took_s, len(tokens) // TOKEN_BYTES)
         return tokens
 
-    async def _chat_ids(self, fields: Fields, most_tokens: float) -> PackedTokens:
+    async def _chat_ids(self, fields: Fields, most_tokens: float, engine: str) -> PackedTokens:
         chat = fields.chat
-        if fields.special_tokens_on_vllm and self.replicas.of_model(fields.model).engine == "vllm":
+        if fields.special_tokens_on_vllm and engine == "vllm":
             chat = chat[:-1] + b',"add_special_tokens":true}'
         try:
             return await self._tokens.chat(chat, fields.model, most_tokens)

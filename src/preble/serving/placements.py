@@ -62,6 +62,7 @@ class Placements:
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.observer: PlacementObserver | None = None
         self.in_flight: dict[RequestId, LocalPlaced] = {}
+        self.loop = asyncio.get_running_loop()
         self._lost: set[LocalPlaced] = set()
         """Those whose replica has left the rotation, and which may still end well there."""
 
@@ -91,7 +92,7 @@ class Placements:
         To be called every second or so. Requests whose answers come whole stay the first time, since they may be nearly
         done; they move when the replica has been tried again and still begins no answer.
         """
-        now = asyncio.get_running_loop().time()
+        now = self.loop.time()
         last_heard: dict[ReplicaId, float] = {}
         for placed in self.in_flight.values():
             if (heard_at := placed.heard_at()) is not None:
@@ -108,7 +109,7 @@ class Placements:
 class LocalPlaced(Placed):
     """A placement in the process that has the scheduler: reports go straight there."""
 
-    __slots__ = ("_may_retry_freely", "_place_again", "_placements", "_record", "_terms", "model")
+    __slots__ = ("_arrived_at", "_may_retry_freely", "_place_again", "_placements", "_record", "_terms", "model")
 
     def __init__(
         self,
@@ -122,13 +123,10 @@ class LocalPlaced(Placed):
         self.model = terms.model or next(iter(replica.info.models), "")
         self._placements = placements
         self._terms = terms
+        self._arrived_at = self.placed_at if terms.arrived_at is None else terms.arrived_at
         self._place_again = place_again
         self._record = record
         self._may_retry_freely = False
-
-    def _since_arrival(self, now: float) -> float:
-        arrived_at = self._terms.arrived_at
-        return now - (self.placed_at if arrived_at is None else arrived_at)
 
     def answered(self, status: int, retry_after_s: float = 0.0) -> None:
         super().answered(status, retry_after_s)
@@ -137,9 +135,9 @@ class LocalPlaced(Placed):
 
     def first_token(self) -> None:
         placements, request_id, replica_id = self._placements, self.placement.request_id, self.placement.replica_id
-        now = asyncio.get_running_loop().time()
+        now = placements.loop.time()
         self._record.first_token_at = now
-        since_s = (self._since_arrival(now), now - self._record.placed_at)
+        since_s = (now - self._arrived_at, now - self._record.placed_at)
         placements.telemetry.first_byte(replica_id, self.model, self._terms.caller, *since_s)
         placements.ejection.heard(replica_id, request_id, now)
         if not self._record.replica_lost:
@@ -152,7 +150,7 @@ class LocalPlaced(Placed):
             return
         placements, request_id, source = self._placements, self.placement.request_id, self.placement.replica_id
         engine = placements.replicas.engine(to)
-        now = asyncio.get_running_loop().time()
+        now = placements.loop.time()
         if not self._record.replica_lost:
             placements.scheduler.move(request_id, to, now)
             placements.timer.arm()
@@ -170,24 +168,24 @@ class LocalPlaced(Placed):
         return self._place_again(self.placement.replica_id, self._may_retry_freely)
 
     def _over(self, error: BaseException | None) -> None:
-        if error is None and self._status >= 500 and self._status not in NOT_NOW:
+        status = self._status
+        if error is None and status < 300:
+            self._end("ok")
+            return
+        if error is None and status >= 500 and status not in NOT_NOW:
             replica_id = self.placement.replica_id
-            text = f"replica {replica_id} answered with status {self._status}"
+            text = f"replica {replica_id} answered with status {status}"
             error = EngineFailed(text, replica_id=replica_id)
         if isinstance(error, EngineError):
             self._may_retry_freely = isinstance(error, EngineRefused)
             self._placements.telemetry.engine_failed(self.placement.replica_id, self.model, error)
             self._placements.replicas.suspect(self.placement.replica_id)
-        outcome = _outcome(error) if error is not None else self._outcome_of_status()
+        outcome = _outcome(error) if error is not None else "refused" if status in NOT_NOW else "rejected"
         self._end(outcome, is_engines_failure=isinstance(error, EngineError))
 
-    def _outcome_of_status(self) -> str:
-        if self._status in NOT_NOW:
-            return "refused"
-        return "ok" if self._status < 300 else "rejected"
-
     def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
-        placements, request_id, now = self._placements, self.placement.request_id, asyncio.get_running_loop().time()
+        placements, request_id = self._placements, self.placement.request_id
+        now = placements.loop.time()
         output_tokens, cached_tokens = self._output_tokens, self._cached_tokens
         if not self._record.replica_lost:
             del placements.in_flight[request_id]
@@ -203,7 +201,7 @@ class LocalPlaced(Placed):
             outcome=outcome,
             output_tokens=output_tokens,
             cached_tokens=cached_tokens,
-            e2e_s=self._since_arrival(now),
+            e2e_s=now - self._arrived_at,
         )
         if placements.observer is not None:
             placements.observer.ended(request_id, self._terms.caller, output_tokens)

@@ -37,7 +37,7 @@ class ParsedRequest:
     _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.num_prompts = max(1, len(self.fields.prompts))
+        self.num_prompts = len(self.fields.prompts) or 1
 
     @property
     def terms(self) -> Terms:

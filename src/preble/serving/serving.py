@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
@@ -262,8 +264,8 @@ class Serving(Intake):
     def admitted(self, parsed: ParsedRequest) -> Admitted:
         return Admitted(self._in_flight_limit, parsed)
 
-    async def place(self, request: Request, parsed: ParsedRequest) -> LocalPlaced:
-        return await self._turns.place(request, parsed.terms)
+    def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, LocalPlaced]:
+        return self._turns.place(request, parsed.terms)
 
     # for pages
 

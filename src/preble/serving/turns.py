@@ -108,7 +108,8 @@ class Turns:
     def place_at_once(self, request: Request, terms: Terms) -> LocalPlaced:
         """Place a request that takes no turns. Raises: NoReplicaError, PromptTooLong, UnknownModel."""
         placed = self._dispatcher.place(request, terms)
-        self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
+        if terms.caller.limits is not None:
+            self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
         self._dispatcher.placements.telemetry.had_turn(placed.model, 0.0)
         return placed
 
@@ -173,7 +174,8 @@ class Turns:
         self._call_up()
 
     def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None:
-        self._limits.charge(caller, output_tokens, self._loop.time())
+        if caller.limits is not None:
+            self._limits.charge(caller, output_tokens, self._loop.time())
         self._admission.ended(request_id, output_tokens)
         self._call_up()
 

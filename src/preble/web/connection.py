@@ -13,6 +13,7 @@ A POST that `accept` takes is served by callbacks (`preble.wire.answering`); eve
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from http import HTTPStatus
 from math import inf
 from typing import Any
@@ -145,11 +146,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._disarm()
+        self._head_by = inf
         self._wants_upgrade = self.parser.should_upgrade()
-        if self._wants_upgrade or self._refuse_bad_head():
+        headers = by_name(self.headers)
+        if self._wants_upgrade or self._refuse_bad_head(headers):
             return
-        answering = self._accepted()
+        answering = self._accepted(headers)
         if answering is not None:
             self._take(answering)
             return
@@ -165,13 +167,14 @@ class BoundedConnection(HttpToolsProtocol):
         """Whether the connection ends with the answer to the request that has just come."""
         return self._room is Access.PROBES or self._is_ending
 
-    def _refuse_bad_head(self) -> bool:
+    def _refuse_bad_head(self, headers: Mapping[bytes, bytes]) -> bool:
         """Refuse a request that the parser accepts but that cannot be served. Return whether it did."""
-        names = [name for name, _ in self.headers]
         encodings = []
-        if b"transfer-encoding" in names:
+        if b"transfer-encoding" in headers:
             encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        num_hosts = names.count(b"host")
+        num_hosts = int(b"host" in headers)
+        if len(headers) < len(self.headers):  # some come more than once
+            num_hosts = [name for name, _ in self.headers].count(b"host")
         if (
             self._room is Access.PROBES
             and self.limit is not None
@@ -203,14 +206,14 @@ class BoundedConnection(HttpToolsProtocol):
 
     # requests that are served by callbacks
 
-    def _accepted(self) -> Answering | None:
+    def _accepted(self, headers: Mapping[bytes, bytes]) -> Answering | None:
         if self.accept is None or self.parser.get_method() != b"POST":
             return None
         path = httptools.parse_url(self.url).path.decode("ascii")
         version = self.scope["http_version"] = self.parser.get_http_version()
         head = RequestHead(
             unquote(path) if "%" in path else path,
-            by_name(self.headers),
+            headers,
             is_http10=version == "1.0",
             keeps_alive=version != "1.0" and self.parser.should_keep_alive() and not self._is_last,
         )

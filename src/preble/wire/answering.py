@@ -36,6 +36,7 @@ class RequestHead:
 class ClientConnection(Protocol):
     """What an answer needs of its connection."""
 
+    loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     tasks: set[asyncio.Task[None]]
     """A server that stops waits for these, and cancels those that take too long."""
@@ -109,7 +110,7 @@ class Answering:
         """Begin to serve the request."""
         self._has_started = True
         self.on_start()
-        if self.head.expects_continue and self.more_body and not self.response_started:
+        if b"expect" in self.head.headers and self.head.expects_continue and not self.response_started:
             self._connection.transport.write(CONTINUE)
         early, self._early = self._early, []
         for data in early:

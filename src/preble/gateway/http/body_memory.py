@@ -33,17 +33,13 @@ class BodyMemoryBudget:
     @contextmanager
     def share(self) -> Iterator[BodyShare]:
         """A context with one request's reservation, released at its end."""
-        share = self.reserve()
+        share = BodyShare(self)
         failed = True
         try:
             yield share
             failed = False
         finally:
             share.release(failed=failed)
-
-    def reserve(self) -> BodyShare:
-        """Return one request's reservation, empty at first. The caller must release it."""
-        return BodyShare(self)
 
     def failed(self, size: int) -> None:
         """A request that held `size` bytes has failed."""
@@ -73,7 +69,7 @@ class BodyMemoryBudget:
 
 
 class BodyShare:
-    """The bytes that one request has taken."""
+    """The bytes that one request has taken: none at first. Whoever makes it must release it."""
 
     __slots__ = ("_room", "held", "most")
 
@@ -90,7 +86,8 @@ class BodyShare:
 
     def release(self, *, failed: bool) -> None:
         """Give everything back. `failed`: whether the request failed."""
-        self.shrink(self.held)
+        self._room.held -= self.held
+        self.held = 0
         if failed:
             self._room.failed(self.most)
 
@@ -98,4 +95,5 @@ class BodyShare:
         """Take `size` more bytes. Raises: Overloaded: there is no room now."""
         self._room.take(size)
         self.held += size
-        self.most = max(self.most, self.held)
+        if self.held > self.most:
+            self.most = self.held

@@ -28,6 +28,8 @@ NOBODY = Caller(is_admin=False)
 class KeyRing:
     """The keys that are accepted. Without any, everybody is let in and may do everything.
 
+    `has_keys`: whether anybody is asked for a key.
+
     Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
     """
 
@@ -47,11 +49,7 @@ class KeyRing:
         self._callers: Mapping[str, Caller] = {
             digest: replace(caller, secret=secrets[caller.tenant]) for digest, caller in callers.items()
         }
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether anybody is asked for a key."""
-        return bool(self._callers) or self._config.keys_file is not None
+        self.has_keys = bool(callers) or config.keys_file is not None
 
     @property
     def num_keys(self) -> int:

@@ -32,9 +32,10 @@ class LimitedBody:
 
     def add(self, piece: bytes) -> None:
         """Take the next piece. Raises: BodyTooLarge: there is far too much. Overloaded: there is no memory for it."""
-        self._size += len(piece)
+        size = len(piece)
+        self._size += size
         if self._size <= self._limit:
-            self._memory.grow(len(piece))
+            self._memory.grow(size)
             self._pieces.append(piece)
         else:
             self._pieces.clear()

@@ -13,14 +13,14 @@ _OURS = b"x-preble-"
 
 def placement_headers(placements: Sequence[Placement]) -> HeaderList:
     """Return the headers for the placements of one request's prompts: every replica and reason, all matched tokens."""
-    if len(placements) == 1:  # nearly always
-        [one] = placements
-        return _named(one.replica_id, one.reason, one.matched_tokens)
-    replicas, reasons = ({p.replica_id for p in placements}, {p.reason for p in placements})
-    return _named(",".join(sorted(replicas)), ",".join(sorted(reasons)), sum(p.matched_tokens for p in placements))
-
-
-def _named(replicas: str, reasons: str, matched_tokens: int) -> HeaderList:
+    [one, *others] = placements
+    replicas: str = one.replica_id
+    reasons: str = one.reason
+    matched_tokens = one.matched_tokens
+    if others:  # hardly ever
+        replicas = ",".join(sorted({p.replica_id for p in placements}))
+        reasons = ",".join(sorted({p.reason for p in placements}))
+        matched_tokens = sum(p.matched_tokens for p in placements)
     return [(REPLICA, replicas.encode()), (REASON, reasons.encode()), (MATCHED_TOKENS, b"%d" % matched_tokens)]
 
 

@@ -93,8 +93,11 @@ class Attempt:
         self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
         if self.is_stream:
             self._meter = self._endpoint.meter()
-        shown = 400 if self._endpoint.is_unsupported(status) else status
-        self.placed.answered(shown, retry_after_s(self._header(b"retry-after")) if status >= 400 else 0.0)
+        if status < 400:
+            self.placed.answered(status)
+        else:
+            shown = 400 if self._endpoint.is_unsupported(status) else status
+            self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
 
     def received(self, data: bytes) -> None:
         self._heard_at = now = self._loop.time()

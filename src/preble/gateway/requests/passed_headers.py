@@ -29,7 +29,9 @@ class PassedHeaders:
 
     def of(self, parsed: ParsedRequest) -> dict[str, str]:
         """Return the headers of one request, by name."""
-        named = parsed.headers.get(b"connection", b"").lower().replace(b" ", b"").split(b",")
+        named: list[bytes] = []
+        if (connection := parsed.headers.get(b"connection")) is not None:
+            named = connection.lower().replace(b" ", b"").split(b",")
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in parsed.headers.items()

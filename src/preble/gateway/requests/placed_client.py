@@ -11,7 +11,7 @@ from typing import Protocol
 from preble.config import LimitsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
 from preble.gateway.http.asgi_client import CLIENT_GONE
-from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
 from preble.gateway.http.browsers import Browsers
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
 from preble.gateway.http.limited_body import LimitedBody
@@ -68,10 +68,10 @@ class PlacedClient(Answering):
         self.request_id: str | None = None
         self.model = ""
         self.under_way: set[Attempt] = set()
-        self.memory = settings.bodies.reserve()
+        self.memory = BodyShare(settings.bodies)
         self._settings = settings
         self._tasks = connection.tasks
-        self._loop = asyncio.get_running_loop()
+        self._loop = connection.loop
         self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
         self._late_at = inf
         self._time_s = 0.0

@@ -49,7 +49,8 @@ class Relay:
             failure: EngineError | None = None
             try:
                 with replica_span(self.parsed.trace, attempt, self.headers) as headers:
-                    await attempt.carry(self._body_at(placed), headers, self.under_way)
+                    body = self.body if self.with_ids is None else self._body_at(placed, self.with_ids)
+                    await attempt.carry(body, headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
                     if attempt.answer_id is not None:
                         tenant = self.parsed.caller.tenant
@@ -69,13 +70,11 @@ class Relay:
                 raise failure
             return attempt
 
-    def _body_at(self, placed: Placed) -> bytes:
+    def _body_at(self, placed: Placed, with_ids: bytes) -> bytes:
         """Return the body for a replica. Since it was written, the request may have waited, or moved to a replica that
         nobody has checked: that one gets the text."""
-        if self.with_ids is None:
-            return self.body
         replica = self.serving.replicas.get(placed.placement.replica_id)
-        return self.with_ids if replica is not None and replica.takes_ids else self.body
+        return with_ids if replica is not None and replica.takes_ids else self.body
 
     def _may_move(self, attempt: Attempt, failure: EngineError | None) -> bool:
         if isinstance(failure, EngineRefused) or (failure is None and attempt.status in NOT_NOW):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from preble.core.types import Request
 from preble.gateway.requests.attempt import Attempt
@@ -31,15 +32,18 @@ def _traced(trace: Trace, client: PlacedClient) -> Iterator[None]:
         trace.end(client.status or getattr(failure, "status", None), failure)
 
 
-async def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Placed:
+def place(serving: Intake, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, Placed]:
     """As `Intake.place`, with the spans of the turn and the decision."""
-    if parsed.trace is None:
-        return await serving.place(request, parsed)
+    placing = serving.place(request, parsed)
+    return placing if parsed.trace is None else _traced_placing(placing, parsed.trace)
+
+
+async def _traced_placing(placing: Coroutine[Any, Any, Placed], trace: Trace) -> Placed:
     loop = asyncio.get_running_loop()
     asked_at = loop.time()
-    placed = await serving.place(request, parsed)
+    placed = await placing
     decided_at = max(placed.placed_at, asked_at)
-    parsed.trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
+    trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
     return placed
 
 

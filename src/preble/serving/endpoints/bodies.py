@@ -263,6 +263,8 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
     >>> [len(prompt) for prompt in decode_prompts(Raw(b'[[1, 2, 3], [4]]'), limits)]
     [12, 4]
     """
+    if starts_with(raw, b'"'):
+        return [raw]
     start = _LIST_START.match(raw)
     if start is None:
         return [_text(raw, param)]

@@ -176,11 +176,11 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Return every model served now, each with a replica that serves it."""
         return {name: replica for replica in self.values() for name in replica.info.models}
 
-    def check_model(self, model: str | None) -> None:
-        """Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
+    def check_model(self, model: str | None) -> ModelReplicas:
+        """As `of_model`. Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self._replicas:
             raise NoReplicaError("no replica is up")
-        self.of_model(model)
+        return self.of_model(model)
 
     def of_model(self, model: str | None) -> ModelReplicas:
         """Return the replicas of a model; every replica serves None.

@@ -7,6 +7,7 @@ them costs more than counting.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -53,6 +54,7 @@ class _OfReplica:
         self.placed_s = numbers.cell("preble_replica_ttft_seconds", replica, model)
         self.ttft = numbers.cell("preble_ttft_seconds", model)
         self.e2e = numbers.cell("preble_e2e_seconds", model)
+        self.ok = numbers.cell("preble_finished_total", model, "ok")
 
 
 class Telemetry:
@@ -79,6 +81,7 @@ class Telemetry:
         self.others = others
         self.registry = CollectorRegistry()
         self.log: Any = structlog.get_logger().bind()
+        self._logs_placements = self.log.is_enabled_for(logging.DEBUG)
         self._lines = LineRate((log or RequestLogConfig()).requests_per_s)
         self._max_tenants = config.tenants
         self._tenants: set[str] = set()
@@ -124,14 +127,15 @@ class Telemetry:
         of_replica.prompt[0] += placement.num_prompt_tokens
         of_replica.matched[0] += placement.matched_tokens
         of_replica.running[0] += 1
-        self.log.debug(
-            "placed",
-            request_id=placement.request_id,
-            replica=placement.replica_id,
-            reason=str(placement.reason),
-            prompt_tokens=placement.num_prompt_tokens,
-            matched_tokens=placement.matched_tokens,
-        )
+        if self._logs_placements:
+            self.log.debug(
+                "placed",
+                request_id=placement.request_id,
+                replica=placement.replica_id,
+                reason=str(placement.reason),
+                prompt_tokens=placement.num_prompt_tokens,
+                matched_tokens=placement.matched_tokens,
+            )
 
     def retry_denied(self) -> None:
         """A request would move, but the fleet's budget is spent."""
@@ -174,7 +178,9 @@ class Telemetry:
             of_replica.cached[0] += cached_tokens
         if outcome == "ok":
             note(of_replica.e2e, SHORT_S, e2e_s)
-        self.numbers.add("preble_finished_total", model, outcome)
+            of_replica.ok[0] += 1
+        else:
+            self.numbers.add("preble_finished_total", model, outcome)
         if caller.name:
             self._used(caller, model, outcome, placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
         if outcome in _USUAL and not self._lines.lets_through(time.monotonic()):

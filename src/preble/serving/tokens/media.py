@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import chain, groupby
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -40,10 +41,10 @@ class MediaTokens:
     def identity(self) -> str:
         return self._texts.identity
 
-    async def completion(
+    def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
-    ) -> PackedTokens:
-        return await self._texts.completion(text, add_special_tokens, model, most_tokens)
+    ) -> Coroutine[Any, Any, PackedTokens]:
+        return self._texts.completion(text, add_special_tokens, model, most_tokens)
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
         if not _may_have_media(body):
