@@ -44,12 +44,16 @@ class InFlightLimit:
                 self._key_limits.admit_again(caller, count)
             else:
                 self._key_limits.admit(caller, count, asyncio.get_running_loop().time())
-        self._count(caller, count)
+        self.num_admitted += count
+        self._of_tenant[caller.tenant] += count
 
     def leave(self, terms: Terms) -> None:
         """An admitted request is over."""
-        self._count(terms.caller, -terms.num_prompts)
-        self._key_limits.release(terms.caller, terms.num_prompts)
+        caller, count = terms.caller, terms.num_prompts
+        self.num_admitted -= count
+        self._of_tenant[caller.tenant] -= count
+        if caller.limits is not None:
+            self._key_limits.release(caller, count)
 
     def _require_room(self, caller: Caller, count: int) -> None:
         room = self._limits.max_in_flight
@@ -63,10 +67,6 @@ class InFlightLimit:
         if caller.tenant:
             self._require_room_of_tenant(caller, count, room - self.num_admitted)
 
-    def _count(self, caller: Caller, count: int) -> None:
-        self.num_admitted += count
-        self._of_tenant[caller.tenant] += count
-
     def _require_room_of_tenant(self, caller: Caller, count: int, free: int) -> None:
         served = self._of_tenant[caller.tenant]
         if served + count > _TIMES_WHAT_IS_FREE * free:
@@ -79,15 +79,16 @@ class InFlightLimit:
 class Admitted:
     """The context in which a request is admitted; see `Intake.admitted`."""
 
-    __slots__ = ("_limit", "_parsed")
+    __slots__ = ("_limit", "_parsed", "_terms")
 
     def __init__(self, limit: InFlightLimit, parsed: ParsedRequest) -> None:
         self._limit = limit
         self._parsed = parsed
+        self._terms = parsed.terms
 
     async def __aenter__(self) -> ParsedRequest:
-        self._limit.enter(self._parsed.terms)
+        self._limit.enter(self._terms)
         return self._parsed
 
     async def __aexit__(self, *_failure: object) -> None:
-        self._limit.leave(self._parsed.terms)
+        self._limit.leave(self._terms)

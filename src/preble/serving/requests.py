@@ -43,14 +43,15 @@ class ParsedRequest:
     def terms(self) -> Terms:
         """On which terms it is placed."""
         if self._terms is None:
+            priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
             self._terms = Terms(
                 self.request_id,
                 self.num_prompts,
                 self.fields.model,
                 bool(self.fields.stream),
                 self.caller,
-                _text(self.headers.get(PRIORITY)),
-                _text(self.headers.get(MAX_WAIT)),
+                None if priority is None else priority.decode("latin-1"),
+                None if max_wait is None else max_wait.decode("latin-1"),
                 self.fields.service_tier,
                 self.arrived_at,
                 self.trace is not None and self.trace.is_recording,
@@ -71,10 +72,6 @@ class ParsedRequest:
     def prompts(self) -> Sequence[Prompt]:
         """The prompts of a completion; a chat has none."""
         return self.fields.prompts
-
-
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")
 
 
 def parse_request(

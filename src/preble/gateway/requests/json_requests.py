@@ -32,7 +32,7 @@ class JsonRequests:
                 async with self._serving.admitted(parsed) as parsed:
                     client.request_id = parsed.request_id
                     client.limit(self._total_s)
-                    own = await self._serving.answer_here(client.endpoint, body)
+                    own = await self._serving.answer_here(client.endpoint, body) if client.endpoint.of_tokens else None
                     if own is not None:
                         client.reply(200, [JSON_TYPE], own)
                     else:

@@ -116,9 +116,8 @@ class PlacedClient(Answering):
             self._refuse(error)
             return
         self._late_at = inf
-        self._task = task = self._loop.create_task(self._serve(body))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._task = self._loop.create_task(self._serve(body))
+        self._tasks.add(self._task)
 
     def _refuse(self, error: PrebleError) -> None:
         """Answer a request whose body is not complete."""
@@ -221,6 +220,8 @@ class PlacedClient(Answering):
         self._is_over = True
         self._late_at = inf
         self._body.clear()
+        if self._task is not None:
+            self._tasks.discard(self._task)
         self._cause = self._task = None
         self.memory.release(failed=failed)
         self._settings.application.count(self.endpoint.counted_as, self.status, self.model)

@@ -48,9 +48,12 @@ class Relay:
             attempt = Attempt(placed, self.parsed.endpoint, self.max_answer_bytes, sink)
             failure: EngineError | None = None
             try:
-                with replica_span(self.parsed.trace, attempt, self.headers) as headers:
-                    body = self.body if self.with_ids is None else self._body_at(placed, self.with_ids)
-                    await attempt.carry(body, headers, self.under_way)
+                body = self.body if self.with_ids is None else self._body_at(placed, self.with_ids)
+                if (trace := self.parsed.trace) is None:
+                    await attempt.carry(body, self.headers, self.under_way)
+                else:
+                    with replica_span(trace, attempt, self.headers) as headers:
+                        await attempt.carry(body, headers, self.under_way)
                 if attempt.status < 500 and attempt.status not in NOT_NOW:
                     if attempt.answer_id is not None:
                         tenant = self.parsed.caller.tenant

@@ -47,15 +47,9 @@ async def _traced_placing(placing: Coroutine[Any, Any, Placed], trace: Trace) ->
     return placed
 
 
-def replica_span(
-    trace: Trace | None, attempt: Attempt, headers: Mapping[str, str]
-) -> AbstractContextManager[Mapping[str, str]]:
-    """A context with the span of one replica. Gives the headers that put the replica's own spans below it."""
-    return nullcontext(headers) if trace is None else _replica_span(trace, attempt, headers)
-
-
 @contextmanager
-def _replica_span(trace: Trace, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def replica_span(trace: Trace, attempt: Attempt, headers: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """A context with the span of one replica. Gives the headers that put the replica's own spans below it."""
     failure: BaseException | None = None
     own = trace.sent(attempt.placed.placement)
     attempt.on_first = own.first_token
