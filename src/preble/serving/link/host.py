@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,10 @@ class SchedulerSocket:
             ]
         )
 
+    def base_model(self, model: str | None) -> str:
+        """Of the replicas that serve a model. Raises: UnknownModel."""
+        return self._replicas.of_model(model).base_model
+
     def suspect(self, replica_id: str) -> None:
         """Have a replica checked."""
         self._replicas.suspect(ReplicaId(replica_id))
@@ -204,7 +208,12 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     def received(self, message: m.ToScheduler) -> None:
         self._is_silent = False
         if self in self._host.peers:
-            self._handlers[type(message)](message)
+            try:
+                self._handlers[type(message)](message)
+            except Exception as error:
+                if isinstance(error, msgspec.DecodeError) or not isinstance(message, (m.Admit, m.Place, m.PlaceAgain)):
+                    raise
+                self._refuse(message.number, error)
             return
         if not isinstance(message, m.Hello) or message.version != m.VERSION:
             raise msgspec.DecodeError(f"a carrier must send Hello with version {m.VERSION} first")
@@ -220,12 +229,15 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     # requests
 
     def _admit(self, message: m.Admit) -> None:
-        _require_new(message.number, self._admitted)
-        with self._refusing(message.number):
-            self._host.limit.enter(message.terms, again=message.again)
-            request_id = self._host.ids.claim(message.terms.request_id)
-            self._admitted[message.number] = msgspec.structs.replace(message.terms, request_id=request_id)
-            self.send(m.Admitted(message.number, request_id))
+        if message.number in self._admitted:
+            raise _used(message.number)
+        terms = message.terms
+        self._host.limit.enter(terms, again=message.again)
+        request_id = self._host.ids.claim(terms.request_id)
+        if request_id != terms.request_id:
+            terms = msgspec.structs.replace(terms, request_id=request_id)
+        self._admitted[message.number] = terms
+        self.send(m.Admitted(message.number, request_id))
 
     def _leave(self, message: m.Leave) -> None:
         terms = self._admitted.pop(message.number, None)
@@ -235,30 +247,24 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             self._host.ids.release(terms.request_id)
 
     def _place(self, message: m.Place) -> None:
-        _require_new(message.number, self._placed, self._tasks)
-        with self._refusing(message.number):
-            terms, request = self._terms(message.admitted), _request(message)
-            if self._host.turns.takes_turns(terms):
-                self._in_background(message.number, self._place_in_turn(message, request, terms))
-            else:
-                self._keep(message.number, message.admitted, self._host.turns.place_at_once(request, terms))
+        self._require_new(message.number)
+        if (terms := self._admitted.get(message.admitted)) is None:
+            raise UnknownRequest(f"request {message.admitted} is not admitted")
+        request = _request(message, self._host.base_model(terms.model))
+        if self._host.turns.takes_turns(terms):
+            self._in_background(message.number, self._place_in_turn, message, request, terms)
+        else:
+            self._keep(message.number, message.admitted, self._host.turns.place_at_once(request, terms))
 
     async def _place_in_turn(self, message: m.Place, request: Request, terms: Terms) -> None:
-        with self._refusing(message.number):
-            self._keep(message.number, message.admitted, await self._host.turns.place(request, terms))
+        self._keep(message.number, message.admitted, await self._host.turns.place(request, terms))
 
     def _place_again(self, message: m.PlaceAgain) -> None:
-        _require_new(message.number, self._placed, self._tasks)
-        with self._refusing(message.number):
-            admitted = next((number for number, failed in self._failed.items() if message.ended in failed), None)
-            if admitted is None:
-                raise UnknownRequest(f"placement {message.ended} has not failed")
-            self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
-
-    def _terms(self, number: int) -> Terms:
-        if (terms := self._admitted.get(number)) is None:
-            raise UnknownRequest(f"request {number} is not admitted")
-        return terms
+        self._require_new(message.number)
+        admitted = next((number for number, failed in self._failed.items() if message.ended in failed), None)
+        if admitted is None:
+            raise UnknownRequest(f"placement {message.ended} has not failed")
+        self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
 
     def _keep(self, number: int, admitted: int, placed: LocalPlaced) -> None:
         self._placed[number] = (placed, admitted)
@@ -308,14 +314,13 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     # everything else
 
     def _ask(self, message: m.PageRequest) -> None:
-        _require_new(message.number, self._placed, self._tasks)
-        self._in_background(message.number, self._answer(message))
+        self._require_new(message.number)
+        self._in_background(message.number, self._answer, message)
 
     async def _answer(self, message: m.PageRequest) -> None:
-        with self._refusing(message.number):
-            if self._host.answer is None:
-                raise RequestError("this scheduler process answers no HTTP requests; send them to the gateway's port")
-            self.send(await self._host.answer(message))
+        if self._host.answer is None:
+            raise RequestError("this scheduler process answers no HTTP requests; send them to the gateway's port")
+        self.send(await self._host.answer(message))
 
     def count(self) -> asyncio.Future[None]:
         """Ask for the carrier's metrics. The future is done when `readings` has them, or the connection is over."""
@@ -329,20 +334,26 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         if (future := self._counts.pop(message.number, None)) is not None and not future.done():
             future.set_result(None)
 
-    def _in_background(self, number: int, work: Any) -> None:
-        task = self._tasks[number] = self._loop.create_task(work)
+    def _in_background(self, number: int, work: Callable[..., Awaitable[None]], *given: Any) -> None:
+        task = self._tasks[number] = self._loop.create_task(self._done_or_refused(number, work, *given))
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    @contextmanager
-    def _refusing(self, number: int) -> Iterator[None]:
-        """A context whose exceptions become the answer to the message with this number."""
+    async def _done_or_refused(self, number: int, work: Callable[..., Awaitable[None]], *given: Any) -> None:
         try:
-            yield
-        except PrebleError as error:
-            self.send(m.refused(number, error))
-        except Exception:  # noqa: BLE001 (one request's trouble must not end the other requests of its carrier)
-            structlog.get_logger().exception("placing_failed")
-            self.send(m.refused(number, PrebleError("placing failed; the log has the details")))
+            await work(*given)
+        except Exception as error:  # noqa: BLE001 (see `_refuse`)
+            self._refuse(number, error)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Answer a message with an error: one request's trouble must not end the other requests of its carrier."""
+        if not isinstance(error, PrebleError):
+            structlog.get_logger().error("placing_failed", exc_info=error)
+            error = PrebleError("placing failed; the log has the details")
+        self.send(m.refused(number, error))
+
+    def _require_new(self, number: int) -> None:
+        if number in self._placed or number in self._tasks:
+            raise _used(number)
 
     def ended(self) -> None:
         self._timer.cancel()
@@ -359,13 +370,12 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._host.keep(self.readings)
 
 
-def _require_new(number: int, *used: Mapping[int, Any]) -> None:
-    """Raises: DecodeError: the number is in use, so answers to it would mean two things."""
-    if any(number in numbers for numbers in used):
-        raise msgspec.DecodeError(f"the number {number} is in use; use each number once on a connection")
+def _used(number: int) -> msgspec.DecodeError:
+    """The error of a number that is in use: answers to it would mean two things."""
+    return msgspec.DecodeError(f"the number {number} is in use; use each number once on a connection")
 
 
-def _request(message: m.Place) -> Request:
+def _request(message: m.Place, base_model: str) -> Request:
     """Raises: RequestError: the last token id is incomplete."""
     if len(message.tokens) % TOKEN_BYTES:
         raise RequestError(f"`tokens` has {len(message.tokens)} bytes; give {TOKEN_BYTES} for each id")
@@ -375,5 +385,6 @@ def _request(message: m.Place) -> Request:
         message.max_output_tokens,
         message.namespace,
         frozenset(map(ReplicaId, message.avoid)),
+        base_model,
         keeps_kv=message.keeps_kv,
     )
