@@ -29,6 +29,8 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._arrived = bytearray()
         self._out: list[bytes] = []
+        self._is_taking = False
+        """Whether messages that have come are being read: the answers to all of them are sent together."""
         self._transport: asyncio.Transport | None = None
 
     @abstractmethod
@@ -43,7 +45,7 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         """Send a message, with the others of this turn of the event loop. Drops it if the connection is over."""
         if self._transport is None:
             return
-        if not self._out:
+        if not self._out and not self._is_taking:
             self._loop.call_soon(self._flush)
         frame = _ENCODE(message)
         self._out += (LENGTH.pack(len(frame)), frame)
@@ -74,6 +76,7 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data
+        self._is_taking = True
         try:
             taken = self._take()
         except Exception as error:  # noqa: BLE001 (the peer's bytes must end no more than this connection)
@@ -81,6 +84,8 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
             structlog.get_logger().error("link_broken", error=str(error), exc_info=None if is_theirs else error)
             self.close()
             return
+        finally:
+            self._is_taking = False
         del self._arrived[:taken]
         self._flush()
 

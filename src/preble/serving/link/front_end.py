@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from preble.serving.placed import Placed
 from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.tracing import make_tracing
+from preble.serving.terms import Terms
 from preble.serving.tokens import make_token_source
 
 _OWN_ID = b"x-request-id"
@@ -90,27 +90,8 @@ class FrontEnd(Intake):
 
     # from a request to a placement
 
-    @asynccontextmanager
-    async def admitted(self, parsed: ParsedRequest) -> AsyncIterator[ParsedRequest]:
-        terms, limit = parsed.terms, self._here.limit
-        own = self._here.share_of(terms)
-        if is_led := self._link.is_up:
-            self._here.used(terms.caller, 1, 0)
-        else:
-            limit.enter(own)
-        ticket = self._link.admit(terms)
-        try:
-            if is_led and _waits(parsed):
-                request_id = await ticket.granted()
-                if request_id != parsed.request_id:
-                    parsed = dataclasses.replace(parsed, request_id=request_id)
-            self._tickets[parsed.request_id] = ticket
-            yield parsed
-        finally:
-            self._tickets.pop(parsed.request_id, None)
-            self._link.leave(ticket)
-            if not is_led:
-                limit.leave(own)
+    def admitted(self, parsed: ParsedRequest) -> _Admitted:
+        return _Admitted(self._here, self._link, self._tickets, parsed)
 
     async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
         return await self._place(request, self._tickets[parsed.request_id])
@@ -133,6 +114,51 @@ class FrontEnd(Intake):
             return placed
         except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile
             return await self._place(avoiding, ticket)
+
+
+class _Admitted:
+    """The context in which a request is admitted; see `Intake.admitted`."""
+
+    __slots__ = ("_here", "_link", "_own", "_parsed", "_ticket", "_tickets")
+
+    def __init__(
+        self, here: PlacingByLoad, link: SchedulerLink, tickets: dict[str, Ticket], parsed: ParsedRequest
+    ) -> None:
+        self._here = here
+        self._link = link
+        self._tickets = tickets
+        self._parsed = parsed
+        self._own: Terms | None = None
+        """What counts in this process, if the scheduler process was away."""
+
+    async def __aenter__(self) -> ParsedRequest:
+        terms = self._parsed.terms
+        if is_led := self._link.is_up:
+            self._here.used(terms.caller, 1, 0)
+        else:
+            own = self._here.share_of(terms)
+            self._here.limit.enter(own)
+            self._own = own
+        self._ticket = self._link.admit(terms)
+        try:
+            if is_led and _waits(self._parsed):
+                request_id = await self._ticket.granted()
+                if request_id != self._parsed.request_id:
+                    self._parsed = dataclasses.replace(self._parsed, request_id=request_id)
+        except BaseException:
+            self._leave()
+            raise
+        self._tickets[self._parsed.request_id] = self._ticket
+        return self._parsed
+
+    async def __aexit__(self, *_failure: object) -> None:
+        del self._tickets[self._parsed.request_id]
+        self._leave()
+
+    def _leave(self) -> None:
+        self._link.leave(self._ticket)
+        if self._own is not None:
+            self._here.limit.leave(self._own)
 
 
 def _waits(parsed: ParsedRequest) -> bool:

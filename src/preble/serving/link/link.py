@@ -81,7 +81,8 @@ class SchedulerLink:
         self._asked: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
         self._placed: dict[int, LinkedPlaced] = {}
         self._log = structlog.get_logger()
-        self._task = asyncio.create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
 
     async def close(self) -> None:
         """Send what waits to be sent, and end the connection for good."""
@@ -169,7 +170,7 @@ class SchedulerLink:
         if not self.is_up:
             raise SchedulerAway("the scheduler process is away; it is being started again")
         self._send(message)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._asked[number] = (future, read)
         return future
 
