@@ -75,7 +75,7 @@ class Intake(ABC):
         caller: Caller = ANYBODY,
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
-        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.of_model(None).longest_prompt)
+        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt)
         now, salts = self._loop.time(), self.replicas.take_cache_salts
         given = (endpoint, headers, body, request_id, limits, caller, salts, now)
         is_small = len(body) <= _PARSED_AT_ONCE_BYTES

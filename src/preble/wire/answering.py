@@ -60,23 +60,24 @@ class Answering:
     `response_started`, `response_complete`, `more_body`, `keep_alive`: read by uvicorn's connection.
     """
 
+    response_started = False
+    response_complete = False
+    more_body = True
+    is_streaming = False
+    """Whether `begin` has begun the answer, and `end` has not ended it."""
+    _is_chunked = False
+    _unsent = b""
+    _has_started = False
+    _is_owed = False
+    """Whether the answer is written, and will be complete when the client has read most of it."""
+    _writable: asyncio.Future[None] | None = None
+
     def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
         self.head = head
-        self.response_started = False
-        self.response_complete = False
-        self.more_body = True
         self.keep_alive = head.keeps_alive
         self._connection = connection
-        self.is_streaming = False
-        """Whether `begin` has begun the answer, and `end` has not ended it."""
-        self._is_chunked = False
-        self._unsent = b""
-        self._has_started = False
         self._early: list[bytes] = []
         """The part of the body that came before this request's turn: at most one read from the socket."""
-        self._is_owed = False
-        """Whether the answer is written, and will be complete when the client has read most of it."""
-        self._writable: asyncio.Future[None] | None = None
 
     # for subclasses
 
@@ -112,9 +113,10 @@ class Answering:
         self.on_start()
         if b"expect" in self.head.headers and self.head.expects_continue and not self.response_started:
             self._connection.transport.write(CONTINUE)
-        early, self._early = self._early, []
-        for data in early:
-            self.received(data)
+        if self._early:
+            early, self._early = self._early, []
+            for data in early:
+                self.received(data)
         if not self.more_body and not self.response_complete:
             self.on_body_end()
 

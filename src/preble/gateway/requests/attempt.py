@@ -30,31 +30,32 @@ class Attempt:
     `on_first`: called when the first token of a stream has come.
     """
 
+    status = 0
+    body = b""
+    is_stream = False
+    has_begun = False
+    answer_id: str | None = None
+    on_first: Callable[[], None] | None = None
+    flaw: EngineProtocolError | None = None
+    _meter: StreamMeter | None = None
+    _ongoing: Ongoing | None = None
+    _size = 0
+    _heard_at: float | None = None
+    _late_at = 0.0
+    _is_paused = False
+    _error: PrebleError | None = None
+    _over: asyncio.Future[None] | None = None
+
     def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
         """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None."""
         self.placed = placed
-        self.status = 0
         self.headers: HeaderList = []
-        self.body = b""
-        self.is_stream = False
-        self.has_begun = False
-        self.answer_id: str | None = None
-        self.on_first: Callable[[], None] | None = None
-        self.flaw: EngineProtocolError | None = None
         self._endpoint = endpoint
-        self._meter: StreamMeter | None = None
         self._max_answer_bytes = max_answer_bytes
         self._sink = sink
         self._loop = asyncio.get_running_loop()
-        self._ongoing: Ongoing | None = None
         self._pieces: list[bytes] = []
-        self._size = 0
-        self._heard_at: float | None = None
-        self._late_at = 0.0
         self._idle_s = placed.engine.http.timeouts.idle_s
-        self._is_paused = False
-        self._error: PrebleError | None = None
-        self._over: asyncio.Future[None] | None = None
 
     async def carry(self, body: bytes, headers: Mapping[str, str], under_way: set[Attempt]) -> None:
         """Send the request. Return at the end of the answer, when the placement has ended as well.

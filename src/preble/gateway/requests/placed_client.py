@@ -58,30 +58,31 @@ class PlacedClient(Answering):
     at work for it. `memory`: its part of the body budget.
     """
 
+    status: int | None = None
+    caller = ANYBODY
+    request_id: str | None = None
+    model = ""
+    _late_at = inf
+    _time_s = 0.0
+    _task: asyncio.Task[None] | None = None
+    _cause: PrebleError | None = None
+    """Why the task is cancelled, None if the server ends or the client has gone."""
+    _is_gone = False
+    _is_served = False
+    """Whether the task has begun."""
+    _is_over = False
+
     def __init__(
         self, settings: IntakeSettings, endpoint: Endpoint, connection: ClientConnection, head: RequestHead
     ) -> None:
         super().__init__(connection, head)
         self.endpoint = endpoint
-        self.status: int | None = None
-        self.caller = ANYBODY
-        self.request_id: str | None = None
-        self.model = ""
         self.under_way: set[Attempt] = set()
         self.memory = BodyShare(settings.bodies)
         self._settings = settings
         self._tasks = connection.tasks
         self._loop = connection.loop
         self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
-        self._late_at = inf
-        self._time_s = 0.0
-        self._task: asyncio.Task[None] | None = None
-        self._cause: PrebleError | None = None
-        """Why the task is cancelled, None if the server ends or the client has gone."""
-        self._is_gone = False
-        self._is_served = False
-        """Whether the task has begun."""
-        self._is_over = False
 
     # the body
 

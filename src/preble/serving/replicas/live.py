@@ -109,13 +109,15 @@ class ModelReplicas:
 class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
     """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them.
 
-    `take_cache_salts`: whether every live replica keeps KV of different cache salts apart.
+    `take_cache_salts`: whether every live replica keeps KV of different cache salts apart. `longest_prompt`: in tokens,
+    that one of them takes; infinity where it is not known.
     """
 
     def __init__(self) -> None:
         self._replicas: dict[ReplicaId, LiveReplica] = {}
         self._of_model: dict[str | None, ModelReplicas] = {}
         self.take_cache_salts = True
+        self.longest_prompt = inf
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
         self.on_change: Callable[[], None] = lambda: None
@@ -159,6 +161,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def _changed(self) -> None:
         self._of_model.clear()
+        self.longest_prompt = self.of_model(None).longest_prompt
         self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
         self.on_change()
 

@@ -100,8 +100,7 @@ class Telemetry:
         return in_text(states, vllm_names=self._vllm_names).encode() + generate_latest(self.registry)
 
     def _of_replica(self, replica: ReplicaId, model: str) -> _OfReplica:
-        found = self._of.get((replica, model))
-        if found is None:
+        if (found := self._of.get((replica, model))) is None:
             found = self._of[replica, model] = _OfReplica(self.numbers, replica, model)
         return found
 
@@ -121,7 +120,7 @@ class Telemetry:
 
     def placed(self, placement: Placement, model: str, took_s: float) -> None:
         """A request goes to a replica. `took_s`: for the decision."""
-        of_replica = self._of_replica(placement.replica_id, model)
+        of_replica = self._of.get((placement.replica_id, model)) or self._of_replica(placement.replica_id, model)
         note(self._placing, TINY_S, took_s)
         of_replica.reasons[placement.reason][0] += 1
         of_replica.prompt[0] += placement.num_prompt_tokens
@@ -171,7 +170,7 @@ class Telemetry:
         e2e_s: float,
     ) -> None:
         """The end of one placement. `outcome`: "aborted", or the class of an error. `e2e_s`: since arrival."""
-        of_replica = self._of_replica(placement.replica_id, model)
+        of_replica = self._of.get((placement.replica_id, model)) or self._of_replica(placement.replica_id, model)
         of_replica.running[0] -= 1
         of_replica.output[0] += output_tokens
         if cached_tokens is not None:
