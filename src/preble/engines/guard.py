@@ -46,9 +46,8 @@ def signal_group(group: int, number: signal.Signals) -> None:
 def stop_at_end_of_input(program: subprocess.Popen[bytes], grace_s: float, left: set[str]) -> None:
     while os.read(0, 4096):
         pass
-    left.update(
-        left_by(program.pid) | left_by(os.getpid())
-    )  # those of a program that has just been killed are ours now
+    # Of a program that has just been killed the descendants are ours.
+    left.update(left_by(program.pid) | left_by(os.getpid()))
     signal_group(program.pid, signal.SIGTERM)
     try:
         program.wait(grace_s)
