@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,7 @@ MAX_BYTES = 5_000
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 LONG_BODY = bytes(range(250)) * 4
 MESSAGE = b"\x01\x05topic\x01\x08" + (7).to_bytes(8, "big") + b"\x02" + len(LONG_BODY).to_bytes(8, "big") + LONG_BODY
-PING, PONG = b"\x04\x0b\x04PING\x00\x96more", b"\x04\x09\x04PONGmore"
+PING, PONG = b"\x04\x1a\x04PING\x00\x96sixteen bytes of it", b"\x04\x15\x04PONGsixteen bytes of"
 
 
 def on_rubbish() -> None:
@@ -114,12 +115,28 @@ async def subscribed_to(peer: Peer) -> AsyncIterator[Subscription]:
 
 
 async def test_a_publisher_that_falls_silent_for_good_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.01)
+    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.05)
     async with subscribed_to(peer := Peer(GREETING + READY)) as subscription:
         while not subscription.is_lost():
             assert await subscription.wait(PATIENCE_S)
         assert subscription.is_connected()
-        await eventually(lambda: b"PING" in peer.heard, "it was asked for a sign of life")
+        no_time_to_live = bytes(2)
+        await eventually(lambda: b"PING" + no_time_to_live in peer.heard, "it was asked for a sign of life")
+
+
+async def test_a_publisher_that_asks_on_and_on_and_reads_no_answer_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = "tcp://127.0.0.1:{1}".format(*listening.getsockname())
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with Subscription(KvEventEndpoints(endpoint)) as subscription:
+            publisher, _ = await asyncio.get_running_loop().sock_accept(listening)
+            with publisher, suppress(ConnectionError):
+                await asyncio.get_running_loop().sock_sendall(publisher, GREETING + READY)
+                while not subscription.is_lost():
+                    await asyncio.get_running_loop().sock_sendall(publisher, PING * 10_000)
+            while not subscription.is_lost():
+                assert await subscription.wait(20)
 
 
 async def test_what_answers_otherwise_is_tried_again_until_a_publisher_is_there() -> None:

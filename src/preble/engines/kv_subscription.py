@@ -13,7 +13,7 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message, message_of
-from preble.engines.zmtp import GREETING, NotZmtp, Subscriber, ping
+from preble.engines.zmtp import GREETING, PING, NotZmtp, Subscriber
 
 QUEUED_MESSAGES = 1024
 """Messages that wait for us before we read no more; then they wait with the publisher. Reading goes on at the half."""
@@ -210,6 +210,10 @@ class _Connection(asyncio.Protocol):
             self.is_settled.set_result(None)
         self._subscription.on_end()
 
+    def pause_writing(self) -> None:
+        """It asks on and on, and does not read our answers: they must not fill the memory."""
+        self._transport.abort()
+
     def settle(self) -> None:
         """Read, unless the connection rests or the subscription is full."""
         reads = not (self.is_full or self.rests)
@@ -229,7 +233,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         if self._silent_beats and self._subscriber.is_ready:
-            self._transport.write(ping(_BEAT_S * _LOST_AFTER_BEATS))
+            self._transport.write(PING)
         self._beat = self._loop.call_later(_BEAT_S, self._on_beat)
 
 

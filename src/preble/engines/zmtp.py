@@ -15,6 +15,9 @@ _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _NULL: Final = b"NULL".ljust(20, b"\0")
 _GREETING_BYTES: Final = 64
 _MORE, _LONG, _COMMAND = 1, 2, 4
+_MAX_CONTEXT_BYTES: Final = 16
+"""Of what a ping gives to be sent back."""
+
 _FRAME_OVERHEAD: Final = 64
 """Counted for each frame of a message beside its content, so that empty ones cannot fill the memory either."""
 
@@ -118,7 +121,7 @@ class Subscriber:
             return self._subscription
         if name == b"ERROR":
             raise NotZmtp(f"it refuses the connection: {data[1:].decode(errors='replace')}")
-        return _command(b"PONG", data[2:]) if name == b"PING" else b""
+        return _command(b"PONG", data[2 : 2 + _MAX_CONTEXT_BYTES]) if name == b"PING" else b""
 
 
 def ping(time_to_live_s: float) -> bytes:
@@ -134,3 +137,8 @@ def _frame(content: bytes, flags: int = 0) -> bytes:
     if len(content) < 256:
         return bytes([flags, len(content)]) + content
     return bytes([flags | _LONG]) + len(content).to_bytes(8, "big") + content
+
+
+PING: Final = _command(b"PING", bytes(2))
+"""Asks the peer for a sign of life. With a time in place of the zeros it would end the connection if it then heard
+nothing of us for so long, and we say nothing while it is busy."""
