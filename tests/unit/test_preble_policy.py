@@ -58,6 +58,26 @@ def test_the_delay_is_the_sum_of_its_five_terms() -> None:
     assert (placement.replica_id, placement.reason) == (B, Reason.EXPLORE)
 
 
+def decoding_slows(answer_s: float) -> float:
+    """The delay that decoding together adds on A, after 20 answers of 21 tokens that took `answer_s` each."""
+    made = cluster(A, B)
+    for i in range(20):
+        at = 20.0 * i
+        ask(made, f"old {i}", tokens(i, 300), at, only=A)
+        made.on_first_token(RequestId(f"old {i}"), at + 0.3)
+        made.on_finish(RequestId(f"old {i}"), 21, at + 0.3 + answer_s)
+    ask(made, "decodes", tokens(20, 300), 500.0, only=A)
+    made.on_first_token(RequestId("decodes"), 500.3)
+    return candidate(ask(made, "q", tokens(21, 300), 501.0), A).load_s
+
+
+def test_decoding_counts_by_the_seconds_that_answers_took_whatever_length_was_reported() -> None:
+    as_predicted_s = 20 * MODEL.iteration_s((), 1, 0)
+    as_predicted = decoding_slows(as_predicted_s)
+    assert decoding_slows(4 * as_predicted_s) == pytest.approx(4 * as_predicted)
+    assert decoding_slows(1.5 * as_predicted_s) == as_predicted
+
+
 def test_a_full_cache_makes_a_prefill_dearer_by_the_share_that_is_computed_again() -> None:
     made = cluster(A, B, capacity=500)
     computed = again = 0.0

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from preble.core.cluster.speeds import MEMORY_S, MIN_TIMES, ReplicaSpeeds
+from preble.core.cluster.speeds import MEMORY_S, MIN_OF_KIND, MIN_TIMES, ReplicaSpeeds
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
@@ -41,6 +41,26 @@ def test_a_slow_replica_is_found_by_its_times_relative_to_the_others() -> None:
 
 def test_a_profile_that_is_wrong_for_all_alike_makes_none_slow() -> None:
     assert slowness(noted(5.0, 5.5, 6.0)) is None
+
+
+@pytest.mark.parametrize("pace", [0.25, 4.0])
+def test_decodes_that_are_off_for_all_alike_do_not_slow_a_replica_with_more_of_them(pace: float) -> None:
+    speeds = ReplicaSpeeds()
+    for replica, decodes in enumerate((3, 2, 1)):
+        for i in range(MIN_OF_KIND):
+            is_decode = i % 4 < decodes
+            speeds.note(replica, pace if is_decode else 1.0, 1.0, 0.0, is_decode=is_decode)
+    assert slowness(speeds) is None
+    assert speeds.decode_pace == pace
+
+
+def test_decodes_near_the_prefills_change_nothing() -> None:
+    speeds = ReplicaSpeeds()
+    for _ in range(MIN_OF_KIND):
+        speeds.note(0, 0.7, 1.0, 0.0, is_decode=True)
+        speeds.note(1, 1.0, 1.0, 0.0, is_decode=False)
+    assert slowness(speeds) is None
+    assert speeds.decode_pace == 1.0
 
 
 def test_one_bad_time_makes_no_replica_slow() -> None:

@@ -5,6 +5,10 @@ the median of measured / predicted time on a replica, by that of a typical repli
 not disturb count (`core.placing.timing_samples`), so a long queue does not make a replica slow. A replica with so long
 a queue that nothing is undisturbed is measured by the queue: how much prefill it gets done while it has enough of it.
 
+A replica's times are of prefills and of decodes, in any mixture. Where the profile is wrong for one of them, or the
+replicas report another number of tokens than they made, the two disagree, and a replica with more decodes among its
+last times would look slower than one with fewer. So the decodes are divided by `decode_pace` first.
+
 Old times are dropped: a replica that gets no requests because it was slow counts as typical after `MEMORY_S`, and is
 tried again.
 """
@@ -28,27 +32,56 @@ MIN_TIMES: Final = 4
 ALIKE: Final = 1.5
 """Replicas whose times differ by less than this factor count as equally fast."""
 
+NUM_OF_KIND: Final = 64
+"""Latest prefills, and decodes, of the whole fleet by which the two are compared; not with fewer than `MIN_OF_KIND`."""
+
+MIN_OF_KIND: Final = 16
+
+AS_PREDICTED: Final = 2.0
+"""Decodes within this factor of the prefills agree with them. With a right profile they are between 0.6 and 1.2."""
+
 LARGEST: Final = 32.0
 _UPDATE_S: Final = 5.0
 
 
 class ReplicaSpeeds:
-    """The times of each replica. `slowness`: by replica index, 1.0 for a typical one; None while all are alike."""
+    """The times of each replica. `slowness`: by replica index, 1.0 for a typical one; None while all are alike.
+
+    `decode_pace`: measured / predicted time of the fleet's decodes, by that of its prefills; 1.0 where they agree.
+    """
 
     def __init__(self) -> None:
         self.slowness: list[float] | None = None
-        self._times: dict[ReplicaIndex, deque[tuple[float, float]]] = {}
+        self.decode_pace = 1.0
+        self._times: dict[ReplicaIndex, deque[tuple[float, float, bool]]] = {}
+        self._prefills: deque[float] = deque(maxlen=NUM_OF_KIND)
+        self._decodes: deque[float] = deque(maxlen=NUM_OF_KIND)
         self._done_s: dict[ReplicaIndex, float] = {}
         self._was_busy: set[ReplicaIndex] = set()
         self._updated_at = 0.0
 
-    def note(self, replica: ReplicaIndex, measured_s: float, predicted_s: float, now: float) -> None:
-        """Some work took `measured_s` on the replica, where the cost model predicts `predicted_s`. O(1)."""
-        if measured_s > 0 and predicted_s > 0:
-            times = self._times.get(replica)
-            if times is None:
-                times = self._times[replica] = deque(maxlen=NUM_TIMES)
-            times.append((now, measured_s / predicted_s))
+    def note(
+        self,
+        replica: ReplicaIndex,
+        measured_s: float,
+        predicted_s: float,
+        now: float,
+        *,
+        is_decode: bool | None = None,
+    ) -> None:
+        """Some work took `measured_s` on the replica, where the cost model predicts `predicted_s`. O(1).
+
+        `is_decode`: whether it was one decode, or else one prefill; None if it was neither alone.
+        """
+        if measured_s <= 0 or predicted_s <= 0:
+            return
+        times = self._times.get(replica)
+        if times is None:
+            times = self._times[replica] = deque(maxlen=NUM_TIMES)
+        ratio = measured_s / predicted_s
+        times.append((now, ratio, is_decode is True))
+        if is_decode is not None:
+            (self._decodes if is_decode else self._prefills).append(ratio)
 
     def note_prefill_done(self, replica: ReplicaIndex, predicted_s: float) -> None:
         """The replica has computed a prompt. O(1)."""
@@ -72,12 +105,13 @@ class ReplicaSpeeds:
             return
         self._note_busy(now, waiting_prefill_s)
         self._updated_at = now
+        self._forget_before(now - MEMORY_S)
+        self._compare_kinds()
+        pace = self.decode_pace
         usual: dict[ReplicaIndex, float] = {}
         for replica, times in self._times.items():
-            while times and times[0][0] < now - MEMORY_S:
-                times.popleft()
             if len(times) >= MIN_TIMES:
-                usual[replica] = median([ratio for _, ratio in times])
+                usual[replica] = median([ratio / pace if is_decode else ratio for _, ratio, is_decode in times])
         typical = median_low(usual.values()) if usual else 1.0
         factors = {replica: min(max(ratio / typical, 1 / LARGEST), LARGEST) for replica, ratio in usual.items()}
         differ = [replica for replica, factor in factors.items() if not 1 / ALIKE <= factor <= ALIKE]
@@ -87,6 +121,17 @@ class ReplicaSpeeds:
         self.slowness = [1.0] * len(waiting_prefill_s)
         for replica in differ:
             self.slowness[replica] = factors[replica]
+
+    def _forget_before(self, oldest_s: float) -> None:
+        for times in self._times.values():
+            while times and times[0][0] < oldest_s:
+                times.popleft()
+
+    def _compare_kinds(self) -> None:
+        """Find `decode_pace` anew."""
+        if min(len(self._decodes), len(self._prefills)) >= MIN_OF_KIND:
+            pace = median(self._decodes) / median(self._prefills)
+            self.decode_pace = 1.0 if 1 / AS_PREDICTED <= pace <= AS_PREDICTED else pace
 
     def _note_busy(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
         """Note the time since the last update of each replica that had more prefill waiting than it could get done."""

@@ -81,7 +81,7 @@ class TimingSamples:
         context_tokens = entry.num_decoding * num_tokens
         sample = PrefillSample(missed, num_tokens - missed, entry.num_decoding, context_tokens, entry.ttft_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
-        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
+        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now, is_decode=False)
         if self._refit is not None:
             self._refit.note_prefill(sample, now)
 
@@ -96,6 +96,6 @@ class TimingSamples:
         context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
         sample = DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
-        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now)
+        self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now, is_decode=True)
         if self._refit is not None:
             self._refit.note_decode(sample, now)

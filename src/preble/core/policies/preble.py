@@ -31,7 +31,8 @@ they had computed before (`Recomputation`). Which tokens go matters little: the 
 
 Answers differ in length, and often by what the prompt begins with. o is learned for each prefix (`PrefixHistory`). Two
 requests decode together for as long as the shorter one does; the sum over those in flight of the shorter length is at
-most o N_i and at most O_i, and near the lower of them where lengths differ much.
+most o N_i and at most O_i, and near the lower of them where lengths differ much. Lengths are as the replicas report
+them, so all decoding is multiplied by the pace at which they turned out to decode (`decode_pace`, mostly 1).
 
 Why each term is there, what it gains and what else was tried: docs/decisions/0008.
 """
@@ -88,7 +89,7 @@ class Preble:
         expected_tokens = view.expected_output_tokens
         value = self._ttft_value
         crowd = value * self._crowding * view.requests_per_s / len(replicas)
-        together_s = 2.0 * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
+        together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         loads: list[float] = []
         prefills: list[float] = []
         evictions: list[float] = []
@@ -122,7 +123,7 @@ class Preble:
     def _paid_by_others(self, view: ClusterView, best: int, output_tokens: float) -> list[tuple[int, int, float]]:
         """The pieces up to the longest match, each as start, end, and x^2: what later users of a copy pay of it."""
         hit_s = view.prefill_s(view.known_tokens)
-        hit_s += view.cost_model.decode_s(output_tokens, view.request.num_prompt_tokens)
+        hit_s += view.decode_pace * view.cost_model.decode_s(output_tokens, view.request.num_prompt_tokens)
         pieces = []
         for piece in view.pieces(best):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)

@@ -127,6 +127,11 @@ class ClusterView:
         slowness = self._cluster.speeds.slowness
         return 1.0 if slowness is None else slowness[replica]
 
+    @property
+    def decode_pace(self) -> float:
+        """How many times as long as the cost model says decoding takes, compared with prefill; 1.0 if about right."""
+        return self._cluster.speeds.decode_pace
+
     def _scaled(self, seconds: list[float]) -> list[float]:
         slowness = self._cluster.speeds.slowness
         if slowness is None:
