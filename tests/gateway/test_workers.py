@@ -20,11 +20,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from gateway.fakes import FakeReplica, gated, replicas
-from preble.config import GatewayConfig
+from preble.config import AuthConfig, GatewayConfig
 from preble.errors import ConfigError
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.workers import supervisor
+from preble.gateway.workers.process import Cover, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.serving import Serving
 from preble.web.listening import listen
@@ -344,6 +347,42 @@ async def test_a_reload_brings_no_adapter_of_ones_own_to_several_processes(tmp_p
         await eventually(lambda: gateway.logged("reload_failed") == 1)
         assert gateway.logged("needs a gateway of one process") == 1
         assert await status(gateway, "a-key") == 200
+
+
+async def test_connections_are_refused_while_the_last_requests_end(tmp_path: Path) -> None:
+    async with replicas(1) as [fake], workers(tmp_path, [fake]) as gateway, gateway.http() as http:
+        fake.script.append(gated)
+        held = asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"}))
+        await eventually(lambda: fake.running == 1)
+        gateway.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: refuses(gateway))
+        fake.gate.set()
+        assert (await held).status == 200
+        assert await gateway.process.wait() == 0
+        assert gateway.logged("graceful shutdown exceeded") == 0
+
+
+async def refuses(gateway: Gateway) -> bool:
+    url = URL(gateway.url)
+    try:
+        _, writer = await asyncio.open_connection(url.host, url.port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
+
+
+def test_no_front_end_stands_in_for_another_that_has_ended_as_it_should() -> None:
+    settings = Settings(GatewayConfig(), KeyRing(AuthConfig()))
+    one = supervisor._Workers(settings, 2, None, Path(), [], takes_over=False, log=("error", "json"))
+    dead, living = one._front_ends
+    dead._has_died = True
+    given: list[object] = []
+    living.order = given.append  # type: ignore[method-assign]
+    one._cover()
+    one._is_stopping = True
+    one._cover()
+    assert given == [Cover((0,))]
 
 
 async def status(gateway: Gateway, key: str) -> int:

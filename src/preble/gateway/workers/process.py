@@ -193,6 +193,8 @@ async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -
             orders.cover = _Covering(server, listeners).cover
             orders.follow(app)
             await orders.stop.wait()
+            for listener in listeners:
+                listener.close()  # as all processes do: from now on connections are refused
     finally:
         await front_end.close()
 

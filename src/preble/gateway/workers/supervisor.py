@@ -114,7 +114,7 @@ class _Workers:
         self._sources = sources
         self._listeners = listeners
         self._log = structlog.get_logger()
-        self._is_draining = False
+        self._is_draining = self._is_stopping = False
 
         def start(name: str, number: int | None) -> Start:
             given = () if number is None else tuple(listeners)
@@ -126,7 +126,9 @@ class _Workers:
         ]
 
     def _cover(self) -> None:
-        """Have the first living front end accept connections in place of the dead ones."""
+        """Have the first living front end accept connections in place of the dead ones, unless all are to end."""
+        if self._is_stopping:
+            return
         dead = tuple(number for number, front_end in enumerate(self._front_ends) if front_end.is_dead)
         living = [front_end for front_end in self._front_ends if not front_end.is_dead]
         for front_end in living:
@@ -147,8 +149,9 @@ class _Workers:
             tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
             await self._until_stopped(stop, reload, known)
         finally:
+            self._is_stopping = True
             for listener in self._listeners:
-                listener.close()  # from now on nobody is let in
+                listener.close()
             grace_s = self._config.timeouts.shutdown_s + _MARGIN_S
             await asyncio.gather(*(front_end.stop(grace_s) for front_end in self._front_ends))
             await self._scheduler.stop(grace_s)
