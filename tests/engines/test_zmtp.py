@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
+from preble.core.types import EventsLost, ReplicaId
 from preble.engines import kv_subscription
-from preble.engines.kv_sockets import KvEventEndpoints, Message
+from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
 from preble.engines.kv_subscription import QUEUED_MESSAGES, Subscription
 from preble.engines.zmtp import GREETING, NotZmtp, Subscriber
 from support.waiting import PATIENCE_S, eventually
@@ -78,15 +82,70 @@ def test_rubbish_raises_nothing_else_and_fills_no_memory() -> None:
         assert len(subscriber._buffer) < 2 * MAX_BYTES
 
 
-async def test_a_publisher_on_a_socket_file_is_followed(tmp_path: Path) -> None:
+async def first_message_at(endpoint: str) -> Message:
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher:
-        publisher.bind(f"ipc://{tmp_path}/events")
-        with Subscription(KvEventEndpoints(f"ipc://{tmp_path}/events")) as subscription:
-            assert await publisher.recv() == b"\x01"
+        publisher.bind(endpoint)
+        with Subscription(KvEventEndpoints(endpoint)) as subscription:
+            await publisher.recv()
             await publisher.send_multipart([b"", bytes(8), b"x"])
             while (message := subscription.take(on_rubbish)) is None:
-                await subscription.wait(PATIENCE_S)
-            assert message == Message(0, b"x")
+                assert await subscription.wait(20)
+            return message
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_abstract", [False, True], ids=["file", "abstract name"])
+def test_a_publisher_on_a_local_socket_is_followed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], is_abstract: bool, tmp_path: Path
+) -> None:
+    place = f"@{tmp_path}" if is_abstract else f"{tmp_path}/events"
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(first_message_at(f"ipc://{place}")) == Message(0, b"x")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("tcp://127.0.0.1:99999", "port must be 0-65535"),
+        ("tcp://no\0name:1", "null"),
+        ("tcp://127.0.0.1:1", "127.0.0.1"),
+        (f"ipc:///{'long' * 100}", "too long"),
+        ("ipc:///no/such/file", "No such file"),
+    ],
+)
+async def test_a_stream_that_cannot_connect_says_why_and_may_still_be_closed(endpoint: str, reason: str) -> None:
+    with capture_logs() as logs:
+        stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(endpoint), lost_after_s=0.2)
+        async for event in stream.events():
+            if isinstance(event, EventsLost):
+                stream.close()
+    [line] = logs
+    assert (line["event"], line["endpoint"]) == ("kv_events_not_connected", endpoint)
+    assert reason in line["reason"]
+
+
+async def test_an_address_for_past_events_that_zmq_refuses_has_none() -> None:
+    with pytest.raises(ReplayUnavailable, match="cannot connect"):
+        await anext(replayed(KvEventEndpoints("tcp://127.0.0.1:1", f"ipc:///{'long' * 100}"), 0, 20))
+
+
+async def to_the_end_of(stream: KvEventStream) -> None:
+    async for _ in stream.events():
+        pass
+
+
+async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_subscription, "MAX_MESSAGE_BYTES", 1_000)
+    with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher, capture_logs() as logs:
+        port = publisher.bind_to_random_port("tcp://127.0.0.1")
+        stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(f"tcp://127.0.0.1:{port}"))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(to_the_end_of(stream))
+            await publisher.recv()
+            await publisher.send_multipart([b"", bytes(8), bytes(1_001)])
+            await eventually(lambda: any(line["event"] == "kv_events_given_up" for line in logs), "it says so")
+            stream.close()
+    assert any("1001 bytes" in line["reason"] for line in logs)
 
 
 class Peer(asyncio.Protocol):

@@ -305,6 +305,8 @@ class KvEventStream:
                     async with aclosing(self._follow(self._subscription)) as events:
                         async for event in events:
                             yield event
+                    if self._subscription.is_lost() and self._subscription.trouble:
+                        self._say_why("kv_events_given_up", self._subscription)
         finally:
             self._closed = True
 
@@ -315,9 +317,12 @@ class KvEventStream:
                 while not subscription.is_connected() and not self._closed:
                     await subscription.wait(None)
         except TimeoutError:
-            self._intake.say_once("kv_events_not_connected", endpoint=self._endpoints.endpoint)
+            self._say_why("kv_events_not_connected", subscription)
             return False
         return True
+
+    def _say_why(self, event: str, subscription: Subscription) -> None:
+        self._intake.say_once(event, endpoint=self._endpoints.endpoint, reason=subscription.trouble)
 
     async def _follow(self, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
         """Everything from being in step to losing the connection."""

@@ -80,7 +80,7 @@ async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) ->
 
     Some can be missing in the middle: the publisher's own queue to us may overflow.
 
-    Raises: ReplayUnavailable: none for `timeout_s`; what came until then is good.
+    Raises: ReplayUnavailable: none for `timeout_s`, or no endpoint for them; what came until then is good.
     """
     if endpoints.replay is None:
         raise ReplayUnavailable("the engine keeps no past events (no replay endpoint)")
@@ -88,7 +88,10 @@ async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) ->
     dealer = _context().socket(zmq.DEALER)
     try:
         _configure(dealer)
-        dealer.connect(endpoints.replay)
+        try:
+            dealer.connect(endpoints.replay)
+        except zmq.ZMQError as error:
+            raise ReplayUnavailable(f"ZMQ cannot connect to {endpoints.replay}: {error}") from error
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         while (message := await _next_replayed(dealer, timeout_s)) is not None:
             yield message

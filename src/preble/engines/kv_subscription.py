@@ -6,6 +6,7 @@ So a message costs one turn of the loop, and a quiet replica a sign of life ever
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -44,7 +45,11 @@ class Subscription:
     """
 
     def __init__(self, endpoints: KvEventEndpoints) -> None:
-        """Connects within a running event loop, and tries again until it can."""
+        """Connects within a running event loop, and tries again until it can.
+
+        `trouble`: why there is no connection; empty while there is one, and after the peer has ended it.
+        """
+        self.trouble = "no answer"
         self._endpoint = endpoints.endpoint
         self._topic = endpoints.topic.encode()
         self._loop = asyncio.get_running_loop()
@@ -115,6 +120,7 @@ class Subscription:
     def on_ready(self) -> None:
         """The connection is made, and the publisher knows what we want."""
         self._connected = True
+        self.trouble = ""
         self.wake()
 
     def on_messages(self, messages: list[list[bytes]]) -> None:
@@ -142,7 +148,8 @@ class Subscription:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     self._connection = await self._opened()
                     await self._connection.is_settled
-            except (OSError, OverflowError, UnicodeError):  # TimeoutError is an OSError; a port or host may be none
+            except (OSError, OverflowError, ValueError) as error:  # a port or host may be none
+                self.trouble = str(error) or self.trouble
                 if self._connection is not None:
                     self._connection.abort()
             if not self._connected:
@@ -156,12 +163,21 @@ class Subscription:
             return _Connection(self, self._topic)
 
         if kind == "ipc":
-            path = "\0" + address[1:] if address.startswith("@") else address
-            _, opened = await self._loop.create_unix_connection(connection, path)
+            opened = await self._opened_file(connection, "\0" + address[1:] if address[0] == "@" else address)
         else:
             host, _, port = address.rpartition(":")
             _, opened = await self._loop.create_connection(connection, host.strip("[]"), int(port))
         return opened
+
+    async def _opened_file(self, connection: Callable[[], _Connection], path: str) -> _Connection:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.setblocking(False)
+            made.connect(path)  # at once or not at all; uvloop itself takes no abstract names, which begin with \0
+            return (await self._loop.create_unix_connection(connection, sock=made))[1]
+        except BaseException:
+            made.close()
+            raise
 
 
 class _Connection(asyncio.Protocol):
@@ -189,7 +205,8 @@ class _Connection(asyncio.Protocol):
         self._silent_beats = 0
         try:
             messages, answer = self._subscriber.feed(data)
-        except NotZmtp:
+        except NotZmtp as error:
+            self._subscription.trouble = str(error)
             self._transport.abort()
             return
         if answer:
