@@ -1,6 +1,6 @@
-"""What an SGLang replica says of its own load, as it pushes it (`--load-publish-endpoint`).
+"""The load that an SGLang replica pushes (`--load-publish-endpoint`).
 
-A gauge, not a history: the newest reading is the truth, so nothing that was missed is asked for, unlike KV events.
+Only the newest reading counts, so missed ones are not asked for, unlike KV events.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ReservationTable(Mapping[str, Reservation]):
         return len(self._reservations)
 
     def add(self, reservation: Reservation, now: float) -> None:
-        """A request has been placed. No reservation of its id may be held."""
+        """Add the reservation of a placed request, whose id must be free."""
         assert reservation.reservation_id not in self._reservations
         self._reservations[reservation.reservation_id] = reservation
         self._leases.hold(reservation.reservation_id, now + reservation.lease_s)

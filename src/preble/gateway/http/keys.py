@@ -30,7 +30,7 @@ class KeyRing:
 
     `has_keys`: whether anybody is asked for a key.
 
-    Requests are compared by the hash of what they give, so the time that takes says nothing about any key.
+    Keys are compared by their hashes, so the time of a check reveals nothing about a key.
     """
 
     def __init__(self, config: AuthConfig, classes: tuple[str, ...] = ()) -> None:

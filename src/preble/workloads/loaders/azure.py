@@ -1,6 +1,6 @@
 """Azure's public LLM inference traces (2023, 2024): CSV with arrival times and lengths, and no content.
 
-Prompts are made up and share nothing, for the trace does not say what they had in common.
+Prompts are made up and share nothing, because the trace does not say what they had in common.
 """
 
 from __future__ import annotations
