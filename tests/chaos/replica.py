@@ -10,20 +10,25 @@ import asyncio
 import random
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
 from preble.engines.emulator import EmulatorConfig, run, server
-from preble.engines.emulator.app import EmulatorApp, Handler
-from preble.engines.emulator.web import Receive, Scope, Send, read_body
+from preble.engines.emulator.app import EmulatorApp
+from preble.engines.emulator.web import Exchange, Receive, Scope, Send
 
 PROFILE = "tiny-cpu"
 MODEL = "tiny"
 WELL = "well"
 SLOW_S = 1.0
 BLOCK = 16
+Way = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
 _CACHED = re.compile(rb'"cached_tokens":\d+')
+
+
+def exchange(scope: Scope, receive: Receive, send: Send) -> Exchange:
+    return Exchange(scope, receive, send, PROFILE)
 
 
 class MoodyApp(EmulatorApp):
@@ -34,7 +39,7 @@ class MoodyApp(EmulatorApp):
         self._fingerprint = self._generating._fingerprint = sys.argv[1]
         self._way = WELL
         self._is_well = asyncio.Event()
-        self._ways: Mapping[str, Handler] = {
+        self._ways: Mapping[str, Way] = {
             "500": self._fail,
             "error": self._error_as_answer,
             "garbage": self._garbage,
@@ -48,23 +53,23 @@ class MoodyApp(EmulatorApp):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path == "/way":
-            await self._set(scope, receive, send)
+            await self._set(exchange(scope, receive, send))
         elif self._way == "unwell" and path in ("/health", "/v1/models"):
-            await self._sender.json(send, {"error": {"message": "unwell"}}, 503)
+            await exchange(scope, receive, send).json({"error": {"message": "unwell"}}, 503)
         elif path.endswith("/completions") and self._way in self._ways:
             await self._ways[self._way](scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
-    async def _set(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._way = (await read_body(receive)).decode()
+    async def _set(self, asked: Exchange) -> None:
+        self._way = (await asked.read()).decode()
         if self._way == WELL:
             self._is_well.set()
         else:
             self._is_well.clear()
         if self._way == "events":
             await self._publish_lies()
-        await self._sender.json(send, {"way": self._way})
+        await asked.json({"way": self._way})
 
     async def _publish_lies(self) -> None:
         """Claims of blocks that nobody asked for, without their parents, removals of unknown ones, and a gap."""
@@ -80,17 +85,17 @@ class MoodyApp(EmulatorApp):
             publisher._seq += 3
 
     async def _fail(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.json(send, {"error": {"message": "CUDA error"}}, 500)
+        await exchange(scope, receive, send).json({"error": {"message": "CUDA error"}}, 500)
 
     async def _error_as_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.json(send, {"error": {"message": "CUDA error"}})
+        await exchange(scope, receive, send).json({"error": {"message": "CUDA error"}})
 
     async def _garbage(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._sender.whole(send, b"<html>" + b"x" * 20_000, b"text/html")
+        await exchange(scope, receive, send).whole(b"<html>" + b"x" * 20_000, b"text/html")
 
     async def _busy(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = b'{"error": {"message": "busy"}}'
-        await self._sender._start(send, 429, b"application/json", (b"retry-after", b"1"))
+        await exchange(scope, receive, send)._start(429, b"application/json", (b"retry-after", b"1"))
         await send({"type": "http.response.body", "body": message})
 
     async def _slow(self, scope: Scope, receive: Receive, send: Send) -> None:
