@@ -13,13 +13,12 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config import HealthConfig, ReplicaConfig
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
-from preble.gateway.server import serving
+from support.gateways import gateway_before, idle
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VLLM, VllmPair, require_vllm
 from support.servers import ROOT, require_server
-from support.waiting import eventually
 
 FOLDER = Path(__file__).parent / "scripts"
 VLLM_PACKAGES = VLLM.parents[1] / "lib" / "python3.11" / "site-packages"
@@ -41,17 +40,11 @@ pytestmark = pytest.mark.timeout(TEST_TIMEOUT_S)
 
 
 @asynccontextmanager
-async def gateway_before(urls: Sequence[str]) -> AsyncIterator[str]:
-    config = GatewayConfig(
-        replicas=tuple(map(ReplicaConfig, urls)),
-        port=0,
-        health=HealthConfig(check_interval_s=1.0, retry_min_s=0.05, retry_max_s=0.5),
-        parity=ParityConfig(enabled=False),
-    )
-    async with serving(config) as gateway:
-        await eventually(lambda: len(gateway.serving.replicas) == len(urls))
+async def ready_gateway(urls: Sequence[str]) -> AsyncIterator[str]:
+    health = HealthConfig(check_interval_s=1.0, retry_min_s=0.05, retry_max_s=0.5)
+    async with gateway_before(list(map(ReplicaConfig, urls)), health=health) as gateway:
         yield gateway.url
-        await eventually(lambda: gateway.serving.num_in_flight == 0 and gateway.serving.num_admitted == 0)
+        await idle(gateway)
 
 
 @asynccontextmanager
@@ -59,7 +52,7 @@ async def before_emulated_replicas() -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         config = EmulatorConfig(profile="tiny-cpu", speed=50.0, kv_tokens=16384, model="tiny")
         servers = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(2)]
-        yield await stack.enter_async_context(gateway_before([server.url for server in servers]))
+        yield await stack.enter_async_context(ready_gateway([server.url for server in servers]))
 
 
 async def run(command: Sequence[str], *, emulated: bool, within_s: float = TAKES_LONG_S) -> str:
@@ -125,7 +118,7 @@ async def test_a_client_works_unchanged_before_emulated_replicas(script: str) ->
 @pytest.mark.parametrize("script", ON_VLLM)
 async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, script: str) -> None:
     command = command_of(script)
-    async with gateway_before(vllm_pair.urls) as url:
+    async with ready_gateway(vllm_pair.urls) as url:
         assert (await run([*command, url, "tiny"], emulated=False)).endswith("ok\n")
 
 
@@ -133,7 +126,7 @@ async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, sc
 @pytest.mark.vllm
 @pytest.mark.parametrize(("backend", "path"), [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")])
 async def test_vllms_own_benchmark_runs(vllm_pair: VllmPair, backend: str, path: str) -> None:
-    async with gateway_before(vllm_pair.urls) as url:
+    async with ready_gateway(vllm_pair.urls) as url:
         model = str(ROOT / ".engines" / "models" / "tiny-llama")
         output = await run(
             [

@@ -17,6 +17,7 @@ from support.waiting import eventually
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 ANSWER = HEAD + b"Content-Length: 2\r\n\r\nok"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+BEGUN = CHUNKED + b"2\r\nhi\r\n"
 SHORT = HttpTimeouts(first_byte_s=0.2, idle_s=0.2, control_s=0.2)
 FOREVER = 3600.0
 
@@ -43,6 +44,30 @@ class Peer:
         await self.writer.drain()
 
 
+Script = Callable[[Peer, int], Awaitable[None]]
+
+
+def leaves_after(sent: bytes) -> Script:
+    """Ends the connection when it has answered this to the first request."""
+
+    async def script(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(sent)
+
+    return script
+
+
+def stays_after(sent: bytes) -> Script:
+    """Is silent when it has answered this to the first request, until the client closes."""
+
+    async def script(peer: Peer, _: int) -> None:
+        await peer.request()
+        await peer.answer(sent)
+        await peer.request()
+
+    return script
+
+
 class Server:
     """Runs `script(peer, number of the connection)` for each connection."""
 
@@ -53,7 +78,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(script: Callable[[Peer, int], Awaitable[None]]) -> AsyncIterator[Server]:
+async def serving(script: Script) -> AsyncIterator[Server]:
     server = Server()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -125,23 +150,14 @@ async def test_a_connection_is_used_again_after_a_body_that_was_read_to_its_end(
 
 
 async def test_leaving_before_the_end_closes_the_connection() -> None:
-    async def endless(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
-        await peer.request()
-
-    async with serving(endless) as server, client_of(server.url) as client:
+    async with serving(stays_after(BEGUN)) as server, client_of(server.url) as client:
         async with client.send("/v1/completions", b"{}", {}) as response:
             assert await anext(response.chunks()) == b"hi"
         await eventually(lambda: server.closed_by_client == 1, "the engine sees that we are gone")
 
 
 async def test_being_cancelled_while_waiting_for_an_answer_closes_the_connection() -> None:
-    async def silent(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.request()
-
-    async with serving(silent) as server, client_of(server.url) as client:
+    async with serving(stays_after(b"")) as server, client_of(server.url) as client:
         task = asyncio.create_task(body_of(client))
         await eventually(lambda: bool(server.peers and server.peers[0].requests), "the request arrived")
         task.cancel()
@@ -168,10 +184,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_new_connection_broken_before_any_answer_is_gone_and_the_request_is_not_sent_again(
     unhurried: None,
 ) -> None:
-    async def hang_up(peer: Peer, _: int) -> None:
-        await peer.request()
-
-    async with serving(hang_up) as server, client_of(server.url) as client:
+    async with serving(leaves_after(b"")) as server, client_of(server.url) as client:
         with pytest.raises(EngineGone):
             await body_of(client)
         assert len(server.peers) == 1
@@ -212,11 +225,7 @@ async def test_a_server_that_accepts_breaks_and_then_refuses_is_gone_not_refusin
 
 
 async def test_a_connection_broken_in_the_middle_of_the_body_is_gone() -> None:
-    async def half(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
-
-    async with serving(half) as server, client_of(server.url) as client:
+    async with serving(leaves_after(BEGUN)) as server, client_of(server.url) as client:
         async with client.send("/v1/completions", b"{}", {}) as response:
             chunks = response.chunks()
             assert await anext(chunks) == b"hi"
@@ -227,12 +236,7 @@ async def test_a_connection_broken_in_the_middle_of_the_body_is_gone() -> None:
 
 @pytest.mark.parametrize("sent", [b"", CHUNKED], ids=["nothing", "only the head"])
 async def test_an_engine_that_sends_no_first_byte_times_out(sent: bytes) -> None:
-    async def slow(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.answer(sent)
-        await asyncio.sleep(FOREVER)
-
-    async with serving(slow) as server, client_of(server.url, SHORT) as client:
+    async with serving(stays_after(sent)) as server, client_of(server.url, SHORT) as client:
         with pytest.raises(EngineTimeout):
             await body_of(client)
         assert len(server.peers) <= 1, "not sent again"
@@ -272,14 +276,9 @@ async def test_an_engine_that_does_not_answer_a_body_that_is_complete_times_out(
 
 
 async def test_an_engine_that_falls_silent_times_out() -> None:
-    async def silent(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.answer(CHUNKED + b"2\r\nhi\r\n")
-        await asyncio.sleep(FOREVER)
-
     timeouts = HttpTimeouts(idle_s=0.2)
     async with (
-        serving(silent) as server,
+        serving(stays_after(BEGUN)) as server,
         client_of(server.url, timeouts) as client,
         client.send("/v1/completions", b"{}", {}) as response,
     ):
@@ -291,11 +290,7 @@ async def test_an_engine_that_falls_silent_times_out() -> None:
 
 @pytest.mark.parametrize("rubbish", [b"220 mail ready\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x00" * 100 + b"\r\n\r\n"])
 async def test_a_server_that_does_not_speak_http_breaks_the_protocol(rubbish: bytes) -> None:
-    async def talk(peer: Peer, _: int) -> None:
-        await peer.request()
-        await peer.answer(rubbish)
-
-    async with serving(talk) as server, client_of(server.url) as client:
+    async with serving(leaves_after(rubbish)) as server, client_of(server.url) as client:
         with pytest.raises(EngineProtocolError):
             await body_of(client)
 
@@ -313,11 +308,7 @@ async def test_an_answer_of_our_own_that_never_ends_is_cut_off() -> None:
 
 
 async def test_a_question_of_our_own_times_out() -> None:
-    async def slow(peer: Peer, _: int) -> None:
-        await peer.request()
-        await asyncio.sleep(FOREVER)
-
-    async with serving(slow) as server, client_of(server.url, SHORT) as client:
+    async with serving(stays_after(b"")) as server, client_of(server.url, SHORT) as client:
         with pytest.raises(EngineTimeout):
             await client.ask("/health")
 

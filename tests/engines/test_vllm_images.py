@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.engines.launch import Fleet
 from preble.engines.media import identifier_of
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
+from support.gateways import gateway_before
 from support.images import chat_about, image_part
 from support.own_vllm import make_tiny_llava, own_vllm, with_torchvision
 from support.replicas import BLOCK_SIZE, MODEL_NAME, TEST_TIMEOUT_S
-from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -27,14 +27,10 @@ IMAGE = 64
 
 @asynccontextmanager
 async def gateway_to(url: str, tokenizer: Path | None) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
-    config = GatewayConfig(
-        replicas=(ReplicaConfig(url),),
-        port=0,
-        tokenizer=tokenizer and str(tokenizer),
-        parity=ParityConfig(enabled=False),
-    )
-    async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-        await eventually(lambda: len(gateway.serving.replicas) == 1, "it has joined")
+    async with (
+        gateway_before([ReplicaConfig(url)], tokenizer=tokenizer and str(tokenizer)) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
         yield gateway, http
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.fakes import FakeReplica
 from preble.gateway.server import Gateway
-from support.gateways import quick_gateway
+from support.gateways import idle, quick_gateway
 from support.waiting import eventually
 
 
@@ -36,8 +36,7 @@ class Served:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight any more, and have the scheduler check itself."""
-        await eventually(lambda: self.gateway.serving.num_in_flight == 0 and self.gateway.serving.num_admitted == 0)
-        self.scheduler.check()
+        await idle(self.gateway)
 
     async def complete(self, **fields: Any) -> tuple[int, dict[str, Any], dict[str, str]]:
         """Status, body and lower-cased headers of a completion."""

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -17,6 +15,7 @@ from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.errors import ConfigError
 from preble.web.listening import inherited, listen
+from support.load import load
 from support.waiting import PATIENCE_S, eventually
 
 ON_GIVEN_SOCKET = """
@@ -68,44 +67,6 @@ class Process:
         return await self.process.wait()
 
 
-class Load:
-    """Clients that ask, whole and streamed, one request after the other. `wrong`: what was no whole answer."""
-
-    def __init__(self) -> None:
-        self.answered = 0
-        self.wrong: list[str] = []
-
-    async def go_on(self, url: str) -> None:
-        async with aiohttp.ClientSession(url) as http:
-            while True:
-                body = {"model": "tiny", "prompt": "hello", "stream": self.answered % 2 == 0}
-                try:
-                    async with http.post("/v1/completions", json=body) as answer:
-                        text = await answer.text()
-                        if answer.status != 200 or (body["stream"] and "[DONE]" not in text):
-                            self.wrong.append(f"{answer.status} {text}")
-                except aiohttp.ClientError as error:
-                    self.wrong.append(repr(error))
-                self.answered += 1
-
-    async def some_more(self) -> None:
-        target = self.answered + 40
-        await eventually(lambda: self.answered >= target)
-
-
-@asynccontextmanager
-async def load(url: str) -> AsyncIterator[Load]:
-    """Four such clients, within the context."""
-    one = Load()
-    tasks = [asyncio.create_task(one.go_on(url)) for _ in range(4)]
-    try:
-        yield one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="passes a socket to a process")
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_no_request_is_lost_when_a_new_gateway_takes_over_the_socket(workers: int) -> None:
@@ -114,13 +75,13 @@ async def test_no_request_is_lost_when_a_new_gateway_takes_over_the_socket(worke
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with replicas(1) as [one]:
             current = await Process.start(one, listener, workers)
-            async with load(url) as clients:
-                await clients.some_more()
+            async with load(lambda: aiohttp.ClientSession(url)) as clients:
+                await clients.some_more(40)
                 for _ in range(2):
                     following = await Process.start(one, listener, workers)
                     assert await current.stop() == 0
                     current = following
-                    await clients.some_more()
+                    await clients.some_more(40)
             assert await current.stop(signal.SIGINT) == 0
             assert clients.wrong == []
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config import HealthConfig, ReplicaConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import CacheCleared, ReplicaId, Request
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.profiles import load_profile
+from support.gateways import gateway_before, idle
 from support.waiting import eventually
 
 BLOCK = 16
@@ -54,9 +55,8 @@ class Cluster:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight, and have the scheduler check itself."""
-        await eventually(lambda: self.gateway.serving.num_in_flight == 0 and self.gateway.serving.num_admitted == 0)
+        await idle(self.gateway)
         assert self.scheduler.snapshot().num_in_flight == 0
-        self.scheduler.check()
 
 
 @asynccontextmanager
@@ -68,12 +68,9 @@ async def cluster(
         fleet = await stack.enter_async_context(Fleet(launch))
         model = CostModel(load_profile("tiny-cpu"))
         scheduler = GlobalScheduler(make_policy(policy), model, report_grace_s=report_grace_s)
-        config = GatewayConfig(
-            replicas=tuple(map(ReplicaConfig, fleet.urls)), port=0, health=HEALTH, parity=ParityConfig(enabled=False)
-        )
-        gateway = await stack.enter_async_context(serving(config, scheduler))
+        members = list(map(ReplicaConfig, fleet.urls))
+        gateway = await stack.enter_async_context(gateway_before(members, scheduler, health=HEALTH))
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
-        await eventually(lambda: len(gateway.serving.replicas) == replicas)
         yield Cluster(fleet, gateway, scheduler, http)
 
 

@@ -20,11 +20,12 @@ from yarl import URL
 
 from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, replicas, running, status
-from preble.config import AuthConfig, GatewayConfig, HealthConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.serving.endpoints.table import ENDPOINTS
+from support.gateways import gateway_before, idle
 from support.waiting import eventually
 
 LONG = "Of what a long story tells, most is told twice, and this is how it goes on. " * 20
@@ -65,19 +66,11 @@ async def emulated(count: int = 2, **changes: Any) -> AsyncIterator[Emulated]:
     async with AsyncExitStack() as stack:
         config = EmulatorConfig(profile="tiny-cpu", speed=50.0, kv_tokens=16384)
         servers = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(count)]
-        settings = GatewayConfig(
-            replicas=tuple(ReplicaConfig(server.url) for server in servers),
-            port=0,
-            health=HEALTH,
-            parity=ParityConfig(enabled=False),
-            **changes,
-        )
-        gateway = await stack.enter_async_context(serving(settings))
+        replicas = [ReplicaConfig(server.url) for server in servers]
+        gateway = await stack.enter_async_context(gateway_before(replicas, health=HEALTH, **changes))
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
-        await eventually(lambda: len(gateway.serving.replicas) == count)
         yield Emulated(gateway, http, servers)
-        await eventually(lambda: gateway.serving.num_in_flight == 0 and gateway.serving.num_admitted == 0)
-        gateway.serving.scheduler.check()
+        await idle(gateway)
 
 
 PLACED: dict[str, dict[str, Any]] = {

@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ReplicaConfig
+from preble.config import ParityConfig, ReplicaConfig
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.gateway.server import serving
+from support.gateways import gateway_before
 from support.own_sglang import own_sglang
 from support.own_vllm import own_vllm
 from support.replicas import KV_TOKENS, MODEL_NAME, TEST_TIMEOUT_S
@@ -38,9 +38,11 @@ async def check_two_ranks(options: LaunchOptions, in_whole_blocks: int, *, repor
     """`in_whole_blocks`: of a prompt of 150 tokens."""
     async with Fleet(options) as fleet:
         [url] = fleet.urls
-        config = GatewayConfig(replicas=(ReplicaConfig(url),), port=0, policy="round_robin")
-        async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-            await eventually(lambda: len(gateway.serving.replicas) == 2, "both ranks have joined")
+        settings = {"policy": "round_robin", "parity": ParityConfig()}
+        async with (
+            gateway_before([ReplicaConfig(url)], joined=2, **settings) as gateway,
+            aiohttp.ClientSession(gateway.url) as http,
+        ):
 
             async def complete(start: int, **headers: str) -> tuple[int, str, int]:
                 """Status, rank and the tokens that it had cached."""

@@ -9,9 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
+from support.gateways import gateway_before
 from support.images import AFTER, QUESTION, chat_about
 from support.waiting import eventually
 
@@ -50,17 +51,12 @@ async def asking(events_port: int | None, **settings: Any) -> AsyncIterator[Aski
     emulated = EmulatorConfig(
         profile="tiny-cpu", speed=50.0, events_port=events_port, image_tokens=IMAGE, block_size=BLOCK, kv_tokens=16_000
     )
-    async with EmulatorServer(emulated) as replica:
-        config = GatewayConfig(
-            replicas=(ReplicaConfig(replica.url),),
-            port=0,
-            profile="tiny-cpu",
-            parity=ParityConfig(enabled=False),
-            **settings,
-        )
-        async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-            await eventually(lambda: len(gateway.serving.replicas) == 1, "it has joined")
-            yield Asking(replica, gateway, http)
+    async with (
+        EmulatorServer(emulated) as replica,
+        gateway_before([ReplicaConfig(replica.url)], profile="tiny-cpu", **settings) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+        yield Asking(replica, gateway, http)
 
 
 @pytest.fixture(params=[0, None], ids=["with events", "without events"])

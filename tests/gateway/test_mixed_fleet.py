@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, SchedulerConfig
-from preble.gateway.server import Gateway, serving
+from preble.config import ReplicaConfig, SchedulerConfig
+from preble.gateway.server import Gateway
+from support.gateways import gateway_before, idle
 from support.questions import prompt_of
 from support.replicas import MODEL_NAME, TEST_TIMEOUT_S, TINY_MODEL, VllmPair
-from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -20,16 +20,12 @@ pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(TEST_TIM
 @pytest.fixture
 async def gateway(vllm_pair: VllmPair, sglang_url: str) -> AsyncIterator[Gateway]:
     replicas = (ReplicaConfig(vllm_pair.urls[0]), ReplicaConfig(sglang_url))
-    parity = ParityConfig(enabled=False)
     # A prompt counts as held for longer than a busy machine needs to report it.
     scheduler = SchedulerConfig(report_grace_s=60.0)
-    config = GatewayConfig(
-        replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity, scheduler=scheduler
-    )
-    async with serving(config) as running:
-        await eventually(lambda: len(running.serving.replicas) == 2)
+    settings = {"tokenizer": str(TINY_MODEL), "profile": "tiny-cpu", "scheduler": scheduler}
+    async with gateway_before(replicas, **settings) as running:
         yield running
-        await eventually(lambda: running.serving.num_in_flight == 0)
+        await idle(running)
 
 
 async def complete(http: aiohttp.ClientSession, **fields: Any) -> tuple[dict[str, Any], str, int]:

@@ -16,12 +16,11 @@ import pytest
 from aiohttp import web
 
 from preble import plugins
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines import Engine, HttpClient, connect, registry
 from preble.errors import ConfigError
-from preble.gateway.server import serving
-from support.waiting import eventually
+from support.gateways import gateway_before
 from support.web_app import listening
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "own-engine.md"
@@ -63,14 +62,13 @@ async def server() -> AsyncIterator[str]:
 
 async def answered(url: str, engine: str) -> dict[str, Any]:
     """What a client of the gateway gets from this server, with this adapter."""
-    config = GatewayConfig(
-        replicas=(ReplicaConfig(url),), engine=engine, port=0, policy="round_robin", parity=ParityConfig(enabled=False)
-    )
-    async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-        await eventually(lambda: len(gateway.serving.replicas) == 1)
-        async with http.post("/v1/completions", json={"model": "m", "prompt": [1, 2, 3]}) as answer:
-            assert answer.status == 200, await answer.text()
-            body: dict[str, Any] = await answer.json()
+    async with (
+        gateway_before([ReplicaConfig(url)], engine=engine, policy="round_robin") as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+        http.post("/v1/completions", json={"model": "m", "prompt": [1, 2, 3]}) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        body: dict[str, Any] = await answer.json()
     return body
 
 

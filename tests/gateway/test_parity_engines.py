@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
-from preble.gateway.server import Gateway, serving
+from preble.config import ParityConfig, ReplicaConfig
+from preble.gateway.server import Gateway
 from preble.serving.parity.report import Check, Finding, Outcome, ParityReport
+from support.gateways import gateway_before
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
-from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -32,16 +32,8 @@ def urls(vllm_pair: VllmPair, sglang_url: str) -> tuple[str, str]:
 @asynccontextmanager
 async def before(urls: tuple[str, ...], tokenizer: Path | None = TINY_MODEL, **replica: Any) -> AsyncIterator[Gateway]:
     """A gateway that has checked its replicas."""
-    config = GatewayConfig(
-        replicas=tuple(ReplicaConfig(url, **replica) for url in urls),
-        port=0,
-        tokenizer=None if tokenizer is None else str(tokenizer),
-        profile="tiny-cpu",
-        parity=SETTINGS,
-    )
-    async with serving(config) as gateway:
-        live = gateway.serving.replicas
-        await eventually(lambda: len(live) == len(urls))
+    settings = {"tokenizer": tokenizer and str(tokenizer), "profile": "tiny-cpu", "parity": SETTINGS}
+    async with gateway_before([ReplicaConfig(url, **replica) for url in urls], **settings) as gateway:
         async with aiohttp.ClientSession(gateway.url) as http, http.post("/debug/parity") as answer:
             assert answer.status == 200
         yield gateway

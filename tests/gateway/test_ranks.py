@@ -10,10 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config import HealthConfig, ParityConfig, ReplicaConfig
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.serving.replicas.rotation import Rotation
+from support.gateways import gateway_before
 from support.waiting import eventually
 
 NUM_RANKS = 2
@@ -48,21 +49,14 @@ class Ranks:
 
 
 @asynccontextmanager
-async def ranks(
-    policy: str = "preble", *, parity: bool = False, health: HealthConfig | None = None
-) -> AsyncIterator[Ranks]:
+async def ranks(policy: str = "preble", **settings: Any) -> AsyncIterator[Ranks]:
     config = EmulatorConfig(profile="tiny-cpu", speed=50.0, events_port=0, data_parallel_size=NUM_RANKS)
     async with EmulatorServer(config) as emulated:
-        gateway_config = GatewayConfig(
-            replicas=(ReplicaConfig(emulated.url),),
-            port=0,
-            profile="tiny-cpu",
-            policy=policy,
-            parity=ParityConfig(enabled=parity),
-            health=health or HealthConfig(),
-        )
-        async with serving(gateway_config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-            await eventually(lambda: len(gateway.serving.replicas) == NUM_RANKS, "both ranks have joined")
+        settings |= {"profile": "tiny-cpu", "policy": policy}
+        async with (
+            gateway_before([ReplicaConfig(emulated.url)], joined=NUM_RANKS, **settings) as gateway,
+            aiohttp.ClientSession(gateway.url) as http,
+        ):
             yield Ranks(emulated, gateway, http)
 
 
@@ -83,7 +77,7 @@ async def test_a_prefix_is_found_again_on_its_rank() -> None:
 
 
 async def test_the_events_of_each_rank_are_those_of_its_own_cache() -> None:
-    async with ranks("round_robin", parity=True) as gateway:
+    async with ranks("round_robin", parity=ParityConfig()) as gateway:
 
         async def are_verified() -> bool:
             return [page["parity"] for page in await gateway.pages()] == ["verified"] * NUM_RANKS

@@ -11,12 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.core.types import unpack_tokens
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.serving import ENDPOINTS
 from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.tokens.tokenizer import PromptTokenizer
+from support.gateways import gateway_before, idle
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
 
@@ -59,19 +60,16 @@ BLOCK = 32
 
 
 @asynccontextmanager
-async def gateway_before(urls: Sequence[str], **changes: Any) -> AsyncIterator[Gateway]:
-    replicas = tuple(map(ReplicaConfig, urls))
-    config = GatewayConfig(replicas=replicas, port=0, parity=ParityConfig(enabled=False), **changes)
-    async with serving(config) as gateway:
-        await eventually(lambda: len(gateway.serving.replicas) == len(urls))
+async def before(urls: Sequence[str], **settings: Any) -> AsyncIterator[Gateway]:
+    async with gateway_before(list(map(ReplicaConfig, urls)), **settings) as gateway:
         yield gateway
-        await eventually(lambda: gateway.serving.num_in_flight == 0)
+        await idle(gateway)
 
 
 @pytest.fixture
 async def http(vllm_pair: VllmPair) -> AsyncIterator[aiohttp.ClientSession]:
     async with (
-        gateway_before(vllm_pair.urls, tokenizer=str(TINY_MODEL)) as gateway,
+        before(vllm_pair.urls, tokenizer=str(TINY_MODEL)) as gateway,
         aiohttp.ClientSession(gateway.url) as session,
     ):
         yield session
@@ -156,7 +154,7 @@ async def test_output_has_the_structure_that_was_asked_for(http: aiohttp.ClientS
 
 @pytest.mark.sglang
 async def test_sglangs_own_endpoint_is_placed_by_its_prompt(sglang_url: str) -> None:
-    async with gateway_before([sglang_url]) as gateway, aiohttp.ClientSession(gateway.url) as http:
+    async with before([sglang_url]) as gateway, aiohttp.ClientSession(gateway.url) as http:
         body = {"text": f"{time.time_ns()} {LONG}", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
         answer, _ = await post(http, "/generate", **body)
         assert answer["meta_info"]["completion_tokens"] == 3

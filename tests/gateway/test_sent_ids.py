@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TokenizerConfig
-from preble.gateway.server import Gateway, serving
+from preble.config import ParityConfig, ReplicaConfig, TokenizerConfig
+from preble.gateway.server import Gateway
 from preble.serving import intake
 from preble.serving.endpoints.ids import with_ids
 from preble.serving.parity.answers import SPECIAL, every_script
+from support.gateways import gateway_before
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL
-from support.waiting import eventually
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -55,16 +55,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 @asynccontextmanager
 async def before(url: str, *, send_ids: bool) -> AsyncIterator[Gateway]:
     """A gateway that has checked the replica."""
-    config = GatewayConfig(
-        replicas=(ReplicaConfig(url),),
-        port=0,
-        tokenizer=str(TINY_MODEL),
-        profile="tiny-cpu",
-        parity=PARITY,
-        tokenizing=TokenizerConfig(send_ids=send_ids),
-    )
-    async with serving(config) as gateway:
-        await eventually(lambda: len(gateway.serving.replicas) == 1)
+    models = {"tokenizer": str(TINY_MODEL), "profile": "tiny-cpu", "tokenizing": TokenizerConfig(send_ids=send_ids)}
+    async with gateway_before([ReplicaConfig(url)], parity=PARITY, **models) as gateway:
         async with aiohttp.ClientSession(gateway.url) as http, http.post("/debug/parity") as answer:
             assert answer.status == 200
         assert [live.takes_ids for live in gateway.serving.replicas.values()] == [send_ids]

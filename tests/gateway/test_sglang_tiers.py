@@ -9,7 +9,7 @@ import pytest
 from preble.engines.launch import Fleet
 from support.own_sglang import own_sglang
 from support.replicas import TEST_TIMEOUT_S
-from support.tiers import PROMPT, WHOLE, cached, gateway_to, in_step, overwrite
+from support.tiers import check_the_hosts_memory
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -21,9 +21,4 @@ HOST_MEMORY = (
 
 async def test_what_only_the_hosts_memory_has_is_expected_and_found(tmp_path: Path) -> None:
     async with Fleet(own_sglang(tmp_path, *HOST_MEMORY)) as fleet:
-        [url] = fleet.urls
-        async with gateway_to(fleet.urls, tmp_path) as gateway:
-            assert (await cached(gateway.url, PROMPT))[2] == 0
-            await overwrite(url)
-            await in_step(gateway)
-            assert (await cached(gateway.url, PROMPT))[1:] == (WHOLE, WHOLE)
+        await check_the_hosts_memory(fleet.urls, tmp_path)

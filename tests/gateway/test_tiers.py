@@ -7,16 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
-import msgspec
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
-from preble.core.costs.model import CostModel
-from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.registry import make_policy
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.gateway.server import Gateway, serving
-from preble.profiles import load_profile
+from preble.gateway.server import Gateway
+from support.tiers import gateway_to, loading_profile
 from support.waiting import eventually
 
 BLOCK = 16
@@ -26,12 +21,7 @@ PROMPT = list(range(10 * BLOCK + 1))
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
-    """Of a replica that loads faster than it computes."""
-    slow = load_profile("tiny-cpu")
-    file = tmp_path / "loading.json"
-    fast = msgspec.json.decode(msgspec.json.encode(slow)) | {"host_load_s_per_token": 1e-7}
-    file.write_bytes(msgspec.json.encode(fast | {"store_load_s_per_token": 2e-7}))
-    return file
+    return loading_profile(tmp_path)
 
 
 class Fleet:
@@ -82,18 +72,10 @@ async def fleet(profile: Path, number: int, **settings: object) -> AsyncIterator
             **settings,  # type: ignore[arg-type]
         )
         replicas = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(number)]
-        gateway_config = GatewayConfig(
-            replicas=tuple(
-                ReplicaConfig(server.url, kv_store="shared" if "store" in settings else "") for server in replicas
-            ),
-            port=0,
-            parity=ParityConfig(enabled=False),
-        )
-        # What an answer has shown counts for this long, whatever events say: here not at all.
-        scheduler = GlobalScheduler(make_policy("preble"), CostModel(load_profile(str(profile))), report_grace_s=0.0)
-        gateway = await stack.enter_async_context(serving(gateway_config, scheduler))
+        store = "shared" if "store" in settings else ""
+        urls = [server.url for server in replicas]
+        gateway = await stack.enter_async_context(gateway_to(urls, profile, store))
         http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
-        await eventually(lambda: len(gateway.serving.replicas) == number, "they have joined")
         yield Fleet(replicas, gateway, http)
 
 

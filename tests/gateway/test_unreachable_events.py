@@ -9,10 +9,11 @@ from typing import Any
 
 import aiohttp
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ParityConfig, ReplicaConfig
 from preble.engines import connect
 from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
+from support.gateways import gateway_before
 from support.relay import TcpRelay
 from support.waiting import eventually
 
@@ -72,14 +73,9 @@ async def behind(*, cut: bool, parity: bool = False) -> AsyncIterator[Behind]:
         async with TcpRelay(own.endpoint) as relay:
             if cut:
                 await relay.cut()
-            config = GatewayConfig(
-                replicas=(ReplicaConfig(emulated.url, kv_events=relay.address, kv_events_replay=own.replay),),
-                port=0,
-                profile="tiny-cpu",
-                parity=ParityConfig(enabled=parity),
-            )
-            async with serving(config) as gateway, aiohttp.ClientSession(gateway.url) as http:
-                await eventually(lambda: len(gateway.serving.replicas) == 1, "it has joined")
+            replica = ReplicaConfig(emulated.url, kv_events=relay.address, kv_events_replay=own.replay)
+            settings = {"profile": "tiny-cpu", "parity": ParityConfig(enabled=parity)}
+            async with gateway_before([replica], **settings) as gateway, aiohttp.ClientSession(gateway.url) as http:
                 yield Behind(gateway, http, relay)
 
 

@@ -12,15 +12,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, unpack_tokens
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.profiles import load_profile
 from preble.serving.endpoints.ids import with_ids
 from preble.serving.tokens.tokenizer import PromptTokenizer
+from support.gateways import gateway_before, idle
 from support.questions import Replica, VllmReplica
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
@@ -67,14 +68,11 @@ def e2(report_grace_s: float) -> GlobalScheduler:
 @asynccontextmanager
 async def before(vllm_pair: VllmPair, scheduler: GlobalScheduler | None = None) -> AsyncIterator[Gateway]:
     """A gateway in front of both replicas; at the end nothing may be in flight."""
-    replicas = tuple(ReplicaConfig(url) for url in vllm_pair.urls)
-    parity = ParityConfig(enabled=False)
-    config = GatewayConfig(replicas=replicas, port=0, tokenizer=str(TINY_MODEL), profile="tiny-cpu", parity=parity)
-    async with serving(config, scheduler) as running:
-        await eventually(lambda: len(running.serving.replicas) == 2)
+    replicas = [ReplicaConfig(url) for url in vllm_pair.urls]
+    async with gateway_before(replicas, scheduler, tokenizer=str(TINY_MODEL), profile="tiny-cpu") as running:
         await events_flow(running.url, vllm_pair.urls)
         yield running
-        await eventually(lambda: running.serving.num_in_flight == 0)
+        await idle(running)
 
 
 async def events_flow(gateway_url: str, replicas: tuple[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from preble.engines.launch import Fleet
 from support.own_vllm import SUPPORT, own_vllm
 from support.replicas import TEST_TIMEOUT_S
-from support.tiers import PROMPT, WHOLE, cached, gateway_to, in_step, overwrite
+from support.tiers import PROMPT, WHOLE, cached, check_the_hosts_memory, gateway_to, in_step, loading_profile
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -39,12 +39,7 @@ def offloading(spec: str, **more: object) -> tuple[str, str]:
 async def test_what_only_the_hosts_memory_has_is_expected_and_found(tmp_path: Path) -> None:
     path = [SUPPORT / "vllm_host_memory"]
     async with Fleet(own_vllm(tmp_path, *offloading("HostMemorySpec"), path=path)) as fleet:
-        [url] = fleet.urls
-        async with gateway_to(fleet.urls, tmp_path) as gateway:
-            assert (await cached(gateway.url, PROMPT))[2] == 0
-            await overwrite(url)
-            await in_step(gateway)
-            assert (await cached(gateway.url, PROMPT))[1:] == (WHOLE, WHOLE)
+        await check_the_hosts_memory(fleet.urls, tmp_path)
 
 
 async def test_what_one_replica_has_stored_the_other_is_expected_to_load(tmp_path: Path) -> None:
@@ -54,7 +49,7 @@ async def test_what_one_replica_has_stored_the_other_is_expected_to_load(tmp_pat
     path = [SUPPORT / "vllm_host_memory"]
     async with (
         Fleet(own_vllm(tmp_path, *extra, path=path, replicas=2)) as fleet,
-        gateway_to(fleet.urls, tmp_path, STORE) as gateway,
+        gateway_to(fleet.urls, loading_profile(tmp_path), STORE) as gateway,
     ):
         first, _, found = await cached(gateway.url, PROMPT)
         assert found == 0

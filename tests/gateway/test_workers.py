@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -31,6 +30,7 @@ from preble.gateway.workers.process import Cover, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.serving import Serving
 from preble.web.listening import listen
+from support.load import load
 from support.processes import children
 from support.waiting import PATIENCE_S, eventually
 
@@ -145,50 +145,6 @@ def write(config: Path, fakes: list[FakeReplica], key: str, *, top: str = TOP, m
     fresh.replace(config)
 
 
-class Load:
-    """Clients that ask, whole and streamed, until `ends`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self.wrong: list[str] = []
-        self.reasons: Counter[str] = Counter()
-        self.answered = 0
-        self.ends = False
-
-    async def go_on(self) -> None:
-        async with self._gateway.http() as http:
-            while not self.ends:
-                body = {"model": "tiny", "prompt": "hello", "stream": self.answered % 2 == 0}
-                try:
-                    async with http.post("/v1/completions", json=body) as answer:
-                        text = await answer.text()
-                        if answer.status != 200 or (body["stream"] and "[DONE]" not in text):
-                            self.wrong.append(f"{answer.status} {text}")
-                        self.reasons[answer.headers.get("x-preble-reason", "")] += 1
-                except aiohttp.ClientError as error:
-                    self.wrong.append(repr(error))
-                self.answered += 1
-
-    async def some_more(self, count: int = 20) -> None:
-        target = self.answered + count
-        await eventually(lambda: self.answered >= target)
-
-
-@asynccontextmanager
-async def load(gateway: Gateway, clients: int = 4) -> AsyncIterator[Load]:
-    """At the end each client gets its last answer: what it left would be counted here and not at a replica."""
-    one = Load(gateway)
-    tasks = [asyncio.create_task(one.go_on()) for _ in range(clients)]
-    try:
-        yield one
-        one.ends = True
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def nothing_is_left(gateway: Gateway) -> bool:
     lines = (await gateway.metrics()).splitlines()
     left = [line for line in lines if line.startswith(("preble_in_flight{", "preble_prompts_admitted"))]
@@ -201,7 +157,7 @@ def total(metrics: str, name: str) -> float:
 
 async def test_several_processes_answer_as_one_and_end_together(tmp_path: Path) -> None:
     async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
-        async with load(gateway, 8) as clients:
+        async with load(gateway.http, 8) as clients:
             await clients.some_more(60)
         assert clients.wrong == []
         await eventually(lambda: nothing_is_left(gateway))
@@ -215,7 +171,7 @@ async def test_several_processes_answer_as_one_and_end_together(tmp_path: Path) 
             async with http.get("/debug/decisions") as answer:
                 assert len((await answer.json())["decisions"]) == 20
         before = len(fakes[0].requests)
-        async with load(gateway) as clients:
+        async with load(gateway.http) as clients:
             await clients.some_more()
         assert clients.wrong == [] and len(fakes[0].requests) == before, "whichever front end is asked"
         pids = gateway.processes().values()
@@ -226,7 +182,7 @@ async def test_several_processes_answer_as_one_and_end_together(tmp_path: Path) 
 async def test_a_killed_front_end_loses_its_own_requests_and_is_started_again(tmp_path: Path) -> None:
     async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
         old = gateway.processes()
-        async with load(gateway, 8) as clients:
+        async with load(gateway.http, 8) as clients:
             await clients.some_more()
             os.kill(old["front-0"], signal.SIGKILL)
             lost = len(clients.wrong)
@@ -244,7 +200,7 @@ async def test_a_killed_scheduler_process_loses_no_request(tmp_path: Path) -> No
     async with replicas(2) as fakes, workers(tmp_path, fakes) as gateway:
         fakes[0].script.append(gated)
         fakes[1].script.append(gated)
-        async with gateway.http() as http, load(gateway, 6) as clients:
+        async with gateway.http() as http, load(gateway.http, 6) as clients:
             held = [asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"})) for _ in range(2)]
             await eventually(lambda: sum(fake.running for fake in fakes) >= 2)
             os.kill(gateway.processes()["scheduler"], signal.SIGKILL)

@@ -11,7 +11,7 @@ from picker.gateway_by_hand import Exchange, GatewayByHand, gateway_to
 from preble.config import PickerConfig, TimeoutsConfig
 from preble.gateway.server import Gateway
 from preble.picker.server import Picker, picking
-from support.gateways import quick_gateway
+from support.gateways import idle, quick_gateway
 from support.waiting import eventually
 
 
@@ -30,9 +30,8 @@ class Picking:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight any more, and have the scheduler check itself."""
-        serving, bodies = self.serving, self.gateway.bodies
-        await eventually(lambda: (serving.num_in_flight, serving.num_admitted, bodies.held) == (0, 0, 0))
-        self.serving.scheduler.check()
+        await eventually(lambda: self.gateway.bodies.held == 0)
+        await idle(self.gateway)
 
     def in_flight(self) -> dict[str, int]:
         """By endpoint."""

@@ -13,7 +13,7 @@ from preble.config import AuthConfig
 from preble.gateway.server import Gateway
 from preble.selection.server import selecting
 from preble.selection.service import SelectionService
-from support.gateways import quick_gateway
+from support.gateways import idle, quick_gateway
 from support.waiting import eventually
 
 
@@ -38,10 +38,8 @@ class Selecting:
 
     async def idle(self) -> None:
         """Wait until nothing is in flight any more, and have everything check itself."""
-        serving = self.serving
-        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        await idle(self.gateway)
         self.service.reservations.check()
-        serving.scheduler.check()
 
     def outcomes(self, request_id: str) -> list[str | None]:
         return [decision.outcome for decision in self.serving.recent.of_request(request_id)]

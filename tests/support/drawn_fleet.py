@@ -6,14 +6,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from preble.config import GatewayConfig, HealthConfig, ParityConfig, ReplicaConfig
+from preble.config import HealthConfig, ReplicaConfig
 from preble.core.types import PackedTokens, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.engines import Engine
 from preble.engines.adapter import EngineInfo
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.serving.terms import Terms
-from support.waiting import eventually
+from support.gateways import gateway_before
 
 MODEL = "qwen3-32b"
 KV_TOKENS = 400_000
@@ -61,19 +62,12 @@ class Day:
 
 
 @asynccontextmanager
-async def drawn_fleet(count: int, **changes: object) -> AsyncIterator[Gateway]:
+async def drawn_fleet(count: int, **changes: Any) -> AsyncIterator[Gateway]:
     """A gateway before `count` such replicas, gpu-1 and so on."""
     width = len(str(count))
     urls = (f"http://gpu-{number:0{width}}:8000" for number in range(1, count + 1))
-    config = GatewayConfig(
-        replicas=tuple(ReplicaConfig(url, engine=f"{__name__}:DrawnEngine") for url in urls),
-        port=0,
-        health=HealthConfig(check_interval_s=60.0),
-        parity=ParityConfig(enabled=False),
-        **changes,  # type: ignore[arg-type]
-    )
-    async with serving(config) as gateway:
-        await eventually(lambda: len(gateway.serving.replicas) == count, "all replicas are in the rotation")
+    replicas = [ReplicaConfig(url, engine=f"{__name__}:DrawnEngine") for url in urls]
+    async with gateway_before(replicas, health=HealthConfig(check_interval_s=60.0), **changes) as gateway:
         yield gateway
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
+from preble.config import ReplicaConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints
-from preble.gateway.server import Gateway, serving
+from preble.gateway.server import Gateway
 from preble.profiles import load_profile
 from support.belief import newest_message
+from support.gateways import gateway_before
 from support.replicas import KV_TOKENS, MODEL_NAME
 from support.waiting import eventually
 
@@ -28,23 +29,23 @@ WHOLE = 640
 PROMPT = list(range(1000, 1000 + WHOLE + 5))
 
 
-@asynccontextmanager
-async def gateway_to(urls: Sequence[str], tmp_path: Path, store: str = "") -> AsyncIterator[Gateway]:
-    """A gateway that knows that loading is faster than computing, and believes answers no longer than events."""
+def loading_profile(tmp_path: Path) -> Path:
+    """Of a replica that loads faster than it computes."""
     profile = tmp_path / "loading.json"
     fast = msgspec.json.decode(msgspec.json.encode(load_profile("tiny-cpu"))) | {
         "host_load_s_per_token": 1e-7,
         "store_load_s_per_token": 2e-7,
     }
     profile.write_bytes(msgspec.json.encode(fast))
-    config = GatewayConfig(
-        replicas=tuple(ReplicaConfig(url, kv_store=store) for url in urls),
-        port=0,
-        parity=ParityConfig(enabled=False),
-    )
+    return profile
+
+
+@asynccontextmanager
+async def gateway_to(urls: Sequence[str], profile: Path, store: str = "") -> AsyncIterator[Gateway]:
+    """A gateway that knows that loading is faster than computing, and believes answers no longer than events."""
+    replicas = [ReplicaConfig(url, kv_store=store) for url in urls]
     scheduler = GlobalScheduler(make_policy("preble"), CostModel(load_profile(str(profile))), report_grace_s=0.0)
-    async with serving(config, scheduler) as gateway:
-        await eventually(lambda: len(gateway.serving.replicas) == len(urls), "they have joined")
+    async with gateway_before(replicas, scheduler) as gateway:
         yield gateway
 
 
@@ -74,3 +75,13 @@ async def overwrite(url: str) -> None:
     """Fill the engine's own memory with other prompts."""
     for seed in range(4 * KV_TOKENS // 1000):
         await cached(url, random.Random(seed).choices(range(100, 4000), k=1000))
+
+
+async def check_the_hosts_memory(urls: Sequence[str], tmp_path: Path) -> None:
+    """Check that a prompt that only the one replica's host memory still has is expected there, and found."""
+    [url] = urls
+    async with gateway_to(urls, loading_profile(tmp_path)) as gateway:
+        assert (await cached(gateway.url, PROMPT))[2] == 0
+        await overwrite(url)
+        await in_step(gateway)
+        assert (await cached(gateway.url, PROMPT))[1:] == (WHOLE, WHOLE)

@@ -17,7 +17,6 @@ from preble.gateway.server import Gateway
 from preble.selection.openapi import routes_page
 from preble.selection.routes import OPENAPI, TABLE, Call, Route, route_path
 from preble.selection.service import SelectionService
-from preble.serving import JSON_TYPE
 
 _DECODED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
@@ -44,13 +43,13 @@ class SelectionPages:
         """Answer a path that has a name. Raises: PrebleError, ClientGone."""
         path, name = route_path(client.path)
         if path == OPENAPI:
-            await client.reply(200, [JSON_TYPE], msgspec.json.encode(routes_page()))
+            await client.reply_json(200, routes_page())
             return
         route = TABLE[path].get("GET" if method == "HEAD" else method)
         if route is None:
             await not_allowed(client, method, TABLE[path])
         elif route.changes_workers and not self._gateway.keys.has_keys:
-            await client.reply(403, NO_ADMINS.headers(), NO_ADMINS.body())
+            await client.fail(NO_ADMINS)
         else:
             await self._answer(route, name, client)
 
@@ -63,7 +62,7 @@ class SelectionPages:
             if inspect.isawaitable(answer):
                 async with client.watched():
                     answer = await answer
-            await client.reply(route.status, [JSON_TYPE], msgspec.json.encode(answer))
+            await client.reply_json(route.status, answer)
 
 
 async def _decoded(body: bytes, kind: type) -> Any:

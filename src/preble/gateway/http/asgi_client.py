@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from preble.errors import BodyTooSlow
 from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
-from preble.serving import ANYBODY, ErrorForm, ErrorStyle, HeaderList
+from preble.serving import ANYBODY, JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
 from preble.web.connection import BODY_OVER
 from preble.wire.heads import by_name
 
@@ -128,6 +130,10 @@ class AsgiClient:
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def reply_json(self, status: int, page: object) -> None:
+        """Send a whole answer, encoded as JSON."""
+        await self.reply(status, [JSON_TYPE], msgspec.json.encode(page))
 
     async def begin(self, status: int, headers: HeaderList) -> None:
         """Begin a streamed answer."""

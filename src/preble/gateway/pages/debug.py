@@ -11,7 +11,7 @@ from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.serving import JSON_TYPE, LiveReplica, MemberRow, Outcome, ParityReport, Serving
+from preble.serving import LiveReplica, MemberRow, Outcome, ParityReport, Serving
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"
@@ -98,13 +98,13 @@ class DebugPages:
             page = ParityPage([r.parity for r in self._serving.replicas.values() if r.parity is not None])
         else:
             raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
-        await client.reply(200, [JSON_TYPE], msgspec.json.encode(page))
+        await client.reply_json(200, page)
 
     async def check_parity(self, client: AsgiClient) -> None:
         """Check every live replica now; answers with the reports. Raises: ClientGone."""
         async with client.watched():
             reports = await self._serving.check_parity()
-        await client.reply(200, [JSON_TYPE], msgspec.json.encode(ParityPage(reports)))
+        await client.reply_json(200, ParityPage(reports))
 
     def _of_request(self, request_id: str) -> DecisionsPage:
         decisions = self._serving.recent.of_request(request_id)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
-
 from preble.errors import UnknownModel
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.serving import JSON_TYPE, LiveReplica, Serving
+from preble.serving import LiveReplica, Serving
 
 MODELS = "/v1/models"
 
@@ -24,7 +22,7 @@ class ModelPages:
     async def list(self, client: AsgiClient) -> None:
         """The models that the live replicas serve."""
         data = [self._card(name, replica) for name, replica in sorted(self._serving.replicas.models().items())]
-        await client.reply(200, [JSON_TYPE], msgspec.json.encode({"object": "list", "data": data}))
+        await client.reply_json(200, {"object": "list", "data": data})
 
     async def one(self, client: AsgiClient) -> None:
         """The model that the path names. Raises: UnknownModel."""
@@ -32,7 +30,7 @@ class ModelPages:
         models = self._serving.replicas.models()
         if name not in models:
             raise UnknownModel(f"no replica serves the model {name[:200]!r}; {MODELS} lists those that are served")
-        await client.reply(200, [JSON_TYPE], msgspec.json.encode(self._card(name, models[name])))
+        await client.reply_json(200, self._card(name, models[name]))
 
     def _card(self, name: str, replica: LiveReplica) -> dict[str, Any]:
         info = replica.info

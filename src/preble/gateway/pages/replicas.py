@@ -13,7 +13,7 @@ from preble.errors import ConfigError, RequestError
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.refusals import NO_ADMINS
 from preble.gateway.pages.front import Front
-from preble.serving import JSON_TYPE, MemberRow, Serving, SourceRow, UnknownReplica
+from preble.serving import MemberRow, Serving, SourceRow, UnknownReplica
 from preble.web.urls import server_url
 
 REPLICAS = "/replicas"
@@ -50,7 +50,7 @@ class ReplicaPages:
 
     async def list(self, client: AsgiClient) -> None:
         """Answer GET."""
-        await _reply(client, 200, self.page())
+        await client.reply_json(200, self.page())
 
     async def add(self, client: AsgiClient) -> None:
         """Answer POST: 201 if the replica was not wanted before, else 200. Raises: RequestError."""
@@ -61,7 +61,7 @@ class ReplicaPages:
             is_new = self._serving.add_replica(replica)
         except ConfigError as error:
             raise RequestError(str(error)) from error
-        await _reply(client, 201 if is_new else 200, self._serving.members.row(replica.url))
+        await client.reply_json(201 if is_new else 200, self._serving.members.row(replica.url))
 
     async def drain(self, client: AsgiClient) -> None:
         """Answer POST to `DRAIN` and `UNDRAIN`. Raises: RequestError."""
@@ -70,7 +70,7 @@ class ReplicaPages:
         url, members = _url(client.query), self._serving.members
         (members.wanted.drain if client.path == DRAIN else members.wanted.undrain)(url)
         members.reconcile()
-        await _reply(client, 200, members.row(url))
+        await client.reply_json(200, members.row(url))
 
     async def remove(self, client: AsgiClient) -> None:
         """Answer DELETE: 202 if requests still run there, else 200. Raises: RequestError."""
@@ -79,18 +79,14 @@ class ReplicaPages:
         url, members = _url(client.query), self._serving.members
         members.remove(url, at_once=_is_set(client.query, "now"))
         try:
-            await _reply(client, 202, members.row(url))
+            await client.reply_json(202, members.row(url))
         except UnknownReplica:
-            await _reply(client, 200, Removed(url))
+            await client.reply_json(200, Removed(url))
 
     async def _is_refused(self, client: AsgiClient) -> bool:
         if not self._front.keys.has_keys:
-            await client.reply(403, NO_ADMINS.headers(), NO_ADMINS.body())
+            await client.fail(NO_ADMINS)
         return not self._front.keys.has_keys
-
-
-async def _reply(client: AsgiClient, status: int, page: msgspec.Struct) -> None:
-    await client.reply(status, [JSON_TYPE], msgspec.json.encode(page))
 
 
 def _replica(body: bytes) -> ReplicaConfig:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 import preble
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.pages.front import Front
-from preble.serving import JSON_TYPE, METRICS_CONTENT_TYPE, Serving
+from preble.serving import METRICS_CONTENT_TYPE, Serving
 
 HEALTH = ("/health", "/healthz", "/livez", "/ping")
 READY = ("/ready", "/readyz")
@@ -25,7 +23,7 @@ class StatusPages:
 
     async def health(self, client: AsgiClient) -> None:
         """Answer as long as the process does."""
-        await client.reply(200, [JSON_TYPE], b'{"status":"ok"}')
+        await client.reply_json(200, {"status": "ok"})
 
     async def ready(self, client: AsgiClient) -> None:
         """Answer whether requests are welcome; to an admin, also each replica's state."""
@@ -42,11 +40,11 @@ class StatusPages:
         caller = self._front.keys.caller(client.headers)
         if caller is not None and caller.is_admin:
             page["members"] = {row.url: {"state": row.state, "last_error": row.last_error} for row in rows}
-        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
+        await client.reply_json(200 if status == "ready" else 503, page)
 
     async def version(self, client: AsgiClient) -> None:
         """Answer with the version of Preble."""
-        await client.reply(200, [JSON_TYPE], msgspec.json.encode({"version": preble.__version__}))
+        await client.reply_json(200, {"version": preble.__version__})
 
     async def metrics(self, client: AsgiClient) -> None:
         """Answer with every metric, for Prometheus."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-import msgspec
-
 from preble.config import GatewayConfig
 from preble.gateway.app import App
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE
 from preble.gateway.pages.status import HEALTH, READY, VERSION
-from preble.serving import JSON_TYPE, FrontEnd, SchedulerAway, Serving, endpoint_of
+from preble.serving import FrontEnd, SchedulerAway, Serving, endpoint_of
 
 _LARGEST_BYTES = 64 * 1024
 """The longest body of a request that is passed on: no page takes more."""
@@ -58,7 +56,7 @@ class FrontApp(App):
         count = len(self._front_end.replicas)
         status = "draining" if self.is_draining else "ready" if count else "no replica is up"
         page = {"status": status, "replicas": count, "scheduler": "away"}
-        await client.reply(200 if status == "ready" else 503, [JSON_TYPE], msgspec.json.encode(page))
+        await client.reply_json(200 if status == "ready" else 503, page)
 
     def _count(self, client: AsgiClient) -> None:
         """Count a request, unless the scheduler process answers it and so counts it."""
