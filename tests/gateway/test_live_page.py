@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import replicas
 from preble.config import AuthConfig
+from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages import live
 from support.browser import Tab, browser
 from support.drawn_fleet import Day, drawn_fleet, work
@@ -84,17 +84,17 @@ async def test_a_replica_that_is_down_is_in_the_picture_with_its_error(serve: Se
 async def test_the_stream_ends_with_the_key_and_with_the_gateway(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "EVERY_S", 0.01)
     async with replicas(1) as [one], serve([one], auth=AUTH) as gateway:
+        config, keys = gateway.gateway.config, gateway.gateway.keys
         for end in ("key", "gateway"):
             async with gateway.http.get("/ui/events", headers=ADMIN) as answer:
                 await anext(pictures(answer))
                 if end == "key":
-                    config = gateway.gateway.config
-                    without = msgspec.structs.replace(config, auth=AuthConfig(admin_keys=("another",)))
-                    gateway.gateway._app.reconfigure(without, gateway.gateway.keys)
+                    another = KeyRing(AuthConfig(admin_keys=("another",)), config.queue.classes)
+                    gateway.gateway._app.reconfigure(config, another)
                 else:
                     gateway.gateway.drain()
                 await answer.content.read()  # comes to its end
-            gateway.gateway._app.reconfigure(gateway.gateway.config, gateway.gateway.keys)
+            gateway.gateway._app.reconfigure(config, keys)
 
 
 async def test_so_many_may_watch_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
