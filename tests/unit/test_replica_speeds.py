@@ -54,12 +54,13 @@ def test_decodes_that_are_off_for_all_alike_do_not_slow_a_replica_with_more_of_t
     assert speeds.decode_pace == pace
 
 
-def test_decodes_near_the_prefills_change_nothing() -> None:
+@pytest.mark.parametrize(("decode", "prefill"), [(0.6, 1.1), (0.6, 3.0), (3.0, 3.0), (0.3, 0.3)])
+def test_decodes_as_predicted_or_as_far_off_as_prefills_are_left_as_they_are(decode: float, prefill: float) -> None:
     speeds = ReplicaSpeeds()
     for _ in range(MIN_OF_KIND):
-        speeds.note(0, 0.7, 1.0, 0.0, is_decode=True)
-        speeds.note(1, 1.0, 1.0, 0.0, is_decode=False)
-    assert slowness(speeds) is None
+        speeds.note(0, decode, 1.0, 0.0, is_decode=True)
+        speeds.note(0, prefill, 1.0, 0.0, is_decode=False)
+    speeds.update(10.0, IDLE)
     assert speeds.decode_pace == 1.0
 
 

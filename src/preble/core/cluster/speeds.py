@@ -38,7 +38,8 @@ NUM_OF_KIND: Final = 64
 MIN_OF_KIND: Final = 16
 
 AS_PREDICTED: Final = 2.0
-"""Decodes within this factor of the prefills agree with them. With a right profile they are between 0.6 and 1.2."""
+"""Decodes within this factor of the prediction, or of the prefills, count as right. With a right profile they take 0.6
+to 1.2 times the prediction."""
 
 LARGEST: Final = 32.0
 _UPDATE_S: Final = 5.0
@@ -128,10 +129,11 @@ class ReplicaSpeeds:
                 times.popleft()
 
     def _compare_kinds(self) -> None:
-        """Find `decode_pace` anew."""
+        """Find `decode_pace` anew. Prefills alone may take longer because full batches hold them back."""
         if min(len(self._decodes), len(self._prefills)) >= MIN_OF_KIND:
-            pace = median(self._decodes) / median(self._prefills)
-            self.decode_pace = 1.0 if 1 / AS_PREDICTED <= pace <= AS_PREDICTED else pace
+            decodes = median(self._decodes)
+            pace = decodes / median(self._prefills)
+            self.decode_pace = 1.0 if _as_predicted(decodes) or _as_predicted(pace) else pace
 
     def _note_busy(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
         """Note the time since the last update of each replica that had more prefill waiting than it could get done."""
@@ -143,3 +145,7 @@ class ReplicaSpeeds:
                 self.note(replica, elapsed_s, max(self._done_s.get(replica, 0.0), elapsed_s / LARGEST), now)
             (self._was_busy.add if is_busy else self._was_busy.discard)(replica)
         self._done_s.clear()
+
+
+def _as_predicted(ratio: float) -> bool:
+    return 1 / AS_PREDICTED <= ratio <= AS_PREDICTED
