@@ -121,11 +121,12 @@ def verdict_table() -> Table:
     rows = [(name, *_compared(by, case), goal) for name, (case, goal) in COMPARED.items()]
     for name, tokens, goal in (("8 KB", gateway_cost.SHORT, "1.0 × SMG"), ("100 KB", gateway_cost.LONG, "")):
         rows.append((f"added to the first byte, {name}", *_compared(by_added, tokens), goal))
-    columns = ("", *(f"{arm.program} {arm.setting}" for arm in VERDICT), "× sglang-router", "× SMG", "goal, at most")
+    columns = ("", "Preble", "Preble, 1 worker", "sglang-router", "SMG", "× sglang-router", "× SMG", "goal, at most")
     return Table(columns, rows, caption=_conditions(known("gateway")))
 
 
 VERDICT = (gateway_cost.OURS, gateway_cost.DEFAULT, gateway_cost.THEIRS, gateway_cost.SHEPHERD)
+"""In the order of the table's columns."""
 
 
 def _compared(by: Mapping[tuple[gateway_cost.Arm, Any], float], case: Any) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Measure the figures of docs/howto/sizing.md and fill them in; what a request costs is that of docs/performance.md.
+"""Measure the figures of docs/howto/sizing.md and fill them in; the others are those of docs/performance.md.
 
-    python benchmarks/repro/sizing.py           # about two minutes; leave the machine alone meanwhile
+    python benchmarks/repro/sizing.py           # a minute; leave the machine alone meanwhile
     python benchmarks/repro/sizing.py --fill    # only fill the page in from the kept results
 
 Run it with the compiled core (`make native`, then `.native/bin/python`), which users of the wheel have.
@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "micro"))
 
 import gateway_cost  # noqa: E402
-import kv_streams  # noqa: E402
 import place  # noqa: E402
 
 PAGE = ROOT / "docs" / "howto" / "sizing.md"
@@ -44,9 +43,9 @@ async def start_kib(arm: gateway_cost.Arm, folder: Path) -> float:
         return running.kib
 
 
-def placing(trace: str, replicas: int, evictions: str) -> place.Result:
-    """How fast the default policy places."""
-    return place.Run(trace, replicas, PLACED, evictions, BUDGET_MIB, SEED, policy="preble").measure()
+def placing(replicas: int) -> place.Result:
+    """How fast the default policy places long prompts with all their KV events."""
+    return place.Run("video", replicas, PLACED, "events", BUDGET_MIB, SEED, policy="preble").measure()
 
 
 def measured() -> dict[str, Any]:
@@ -56,16 +55,15 @@ def measured() -> dict[str, Any]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as folder:
         memory = [uvloop.run(start_kib(arm, Path(folder))) for arm in (gateway_cost.OURS, gateway_cost.DEFAULT)]
-    placed = [placing(trace, count, "belief") for trace in place.SHAPES for count in FLEETS]
-    events = [placing("video", count, "events") for count in FLEETS]
-    streams = uvloop.run(kv_streams.idle(QUIET_STREAMS))
-    made = {"core": core, "load": round(load, 2), "seed": SEED, "start_kib": memory, "streams": streams}
-    return made | {"placed": [asdict(row) for row in placed], "events": [asdict(row) for row in events]}
+    events = [asdict(placing(count)) for count in FLEETS]
+    return {"core": core, "load": round(load, 2), "seed": SEED, "start_kib": memory, "events": events}
 
 
 def values(kept: dict[str, Any]) -> dict[str, str]:
     """What the page says, by the names of its markers."""
     costs, added = performance.gateway_rows()
+    placed = [asdict(compiled) for compiled, _ in performance.preble_rows()]
+    [streams] = [row for row in performance.known("kv_streams")["idle"] if row["streams"] == QUIET_STREAMS]
     by = {(cost.arm, cost.case): cost.request_us for cost in costs}
     ours, default, whole = gateway_cost.OURS, gateway_cost.DEFAULT, gateway_cost.WHOLE
     [added_us] = [r.first_byte_p50_us for r in added if (r.arm, r.case.tokens) == (default, gateway_cost.SHORT)]
@@ -87,9 +85,9 @@ def values(kept: dict[str, Any]) -> dict[str, str]:
         "long": f"{ms(long_us)} more",
         "ids": f"{ms(abs(ids_us))} {'more' if ids_us > 0 else 'less'}",
         "log": ms(max(log_us, 0.0)),
-        **{f"placed-{count}": least(kept["placed"], count) for count in FLEETS},
+        **{f"placed-{count}": least(placed, count) for count in FLEETS},
         **{f"events-{count}": least(kept["events"], count) for count in FLEETS},
-        "quiet-streams": f"{kept['streams']['core']:.1%}".replace("%", " %"),
+        "quiet-streams": f"{streams['core']:.1%}".replace("%", " %"),
         "added": ms(added_us),
         "start": f"{kept['start_kib'][0] / 1024:.0f} MB",
         "default-start": f"{kept['start_kib'][1] / 1024:.0f} MB",
