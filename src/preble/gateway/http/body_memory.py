@@ -17,7 +17,7 @@ class BodyMemoryBudget:
     """The budget for the bodies that are arriving or being served. `most`: in bytes."""
 
     def __init__(self, most: int, *, retry_after_s: float) -> None:
-        self._most = most
+        self.most = most
         self._retry_after_s = retry_after_s
         self.held = 0
         """Bytes taken now."""
@@ -27,7 +27,7 @@ class BodyMemoryBudget:
 
     def configure(self, most: int, *, retry_after_s: float) -> None:
         """Keep to this budget from now on."""
-        self._most = most
+        self.most = most
         self._retry_after_s = retry_after_s
 
     @contextmanager
@@ -51,21 +51,19 @@ class BodyMemoryBudget:
         Exceptions and cancelled tasks keep the frames of their request, and so its bodies, in cycles. With the rare
         full collections of a gateway such garbage would stay for long. Takes a twentieth of the time at most.
         """
-        if self._failed <= self._most // 8 or (started := time.perf_counter()) < self._collect_at:
+        if self._failed <= self.most // 8 or (started := time.perf_counter()) < self._collect_at:
             return
         self._failed = 0
         gc.collect()
         ended = time.perf_counter()
         self._collect_at = ended + _TIMES_ITS_OWN * (ended - started)
 
-    def take(self, size: int) -> None:
-        """Raises: Overloaded: there is no room now."""
-        if self.held + size > self._most:
-            raise Overloaded(
-                f"requests of {self.held} bytes are being served, and {self._most} is the limit; try again soon",
-                retry_after_s=self._retry_after_s,
-            )
-        self.held += size
+    def full(self) -> Overloaded:
+        """Return the error of a request for which there is no room."""
+        return Overloaded(
+            f"requests of {self.held} bytes are being served, and {self.most} is the limit; try again soon",
+            retry_after_s=self._retry_after_s,
+        )
 
 
 class BodyShare:
@@ -93,7 +91,9 @@ class BodyShare:
 
     def grow(self, size: int) -> None:
         """Take `size` more bytes. Raises: Overloaded: there is no room now."""
-        self._room.take(size)
+        if self._room.held + size > self._room.most:
+            raise self._room.full()
+        self._room.held += size
         self.held += size
         if self.held > self.most:
             self.most = self.held

@@ -115,6 +115,7 @@ class Attempt:
             self._fail(error)
 
     def ended(self) -> None:
+        self._ongoing = None
         try:
             if self._meter is None:
                 self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)

@@ -76,9 +76,8 @@ class PlacingByLoad:
         return msgspec.structs.replace(terms, caller=_shared(terms.caller, self._share))
 
     def used(self, caller: Caller, num_requests: int, num_tokens: int) -> None:
-        """Count what a key used here while the scheduler process counted: that is as it were used elsewhere."""
-        if caller.limits is not None:
-            self._key_limits.used_elsewhere(caller.name, num_requests, num_tokens, self._loop.time())
+        """Count what a limited key used here while the scheduler process counted: that is as it were used elsewhere."""
+        self._key_limits.used_elsewhere(caller.name, num_requests, num_tokens, self._loop.time())
 
     def use(self, rows: Iterable[LinkedReplica]) -> None:
         """Set the table to the scheduler process's list."""

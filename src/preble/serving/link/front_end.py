@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from preble.config import GatewayConfig
 from preble.core.types import Request
@@ -93,8 +94,8 @@ class FrontEnd(Intake):
     def admitted(self, parsed: ParsedRequest) -> _Admitted:
         return _Admitted(self._here, self._link, self._tickets, parsed)
 
-    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
-        return await self._place(request, self._tickets[parsed.request_id])
+    def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, Placed]:
+        return self._place(request, self._tickets[parsed.request_id])
 
     async def _place(self, request: Request, ticket: Ticket) -> Placed:
         caller = ticket.terms.caller
@@ -102,8 +103,9 @@ class FrontEnd(Intake):
             placed = await self._link.place(request, ticket, partial(self._place_again, request, ticket))
         except SchedulerAway:
             return self._here.place(request, ticket.terms)
-        self._here.used(caller, 0, request.num_prompt_tokens)
-        placed.on_end = partial(self._here.used, caller, 0)
+        if caller.limits is not None:
+            self._here.used(caller, 0, request.num_prompt_tokens)
+            placed.on_end = partial(self._here.used, caller, 0)
         return placed
 
     async def _place_again(self, request: Request, ticket: Ticket, ended: LinkedPlaced) -> Placed:
@@ -134,7 +136,8 @@ class _Admitted:
     async def __aenter__(self) -> ParsedRequest:
         terms = self._parsed.terms
         if is_led := self._link.is_up:
-            self._here.used(terms.caller, 1, 0)
+            if terms.caller.limits is not None:
+                self._here.used(terms.caller, 1, 0)
         else:
             own = self._here.share_of(terms)
             self._here.limit.enter(own)

@@ -37,17 +37,26 @@ class SchedulerAway(NoReplicaError):
 class Ticket:
     """The admission of one request. `refusal`: the error if it was refused. `terms`: with the id that it got."""
 
-    __slots__ = ("answered", "number", "refusal", "terms")
+    __slots__ = ("_is_answered", "_waiting", "number", "refusal", "terms")
 
     def __init__(self, number: int, terms: Terms) -> None:
         self.number = number
         self.terms = terms
         self.refusal: BaseException | None = None
-        self.answered = asyncio.Event()
+        self._is_answered = False
+        self._waiting: asyncio.Future[None] | None = None
+
+    def answered(self) -> None:
+        """The answer has come, or none will."""
+        self._is_answered = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     async def granted(self) -> str:
-        """Wait for the answer; return the request's id. Raises: the refusal."""
-        await self.answered.wait()
+        """Wait for the answer; return the request's id. Call it once. Raises: the refusal."""
+        if not self._is_answered:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         if self.refusal is not None:
             raise self.refusal
         return self.terms.request_id
@@ -216,13 +225,13 @@ class SchedulerLink:
         if (ticket := self._tickets.get(message.number)) is not None:
             if message.request_id != ticket.terms.request_id:
                 ticket.terms = msgspec.structs.replace(ticket.terms, request_id=message.request_id)
-            ticket.answered.set()
+            ticket.answered()
 
     def _refused(self, message: m.Refused) -> None:
         error = m.error_of(message.kind, message.text, message.details)
         if (ticket := self._tickets.get(message.number)) is not None:
             ticket.refusal = error
-            ticket.answered.set()
+            ticket.answered()
         elif message.number in self._asked:
             future, _ = self._asked.pop(message.number)
             if not future.done():
@@ -304,7 +313,7 @@ class SchedulerLink:
             if not future.done():
                 future.set_exception(SchedulerAway("the scheduler process has ended; it is being started again"))
         for ticket in self._tickets.values():
-            ticket.answered.set()  # the request goes on; the scheduler process counts it when it is back
+            ticket.answered()  # the request goes on; the scheduler process counts it when it is back
 
 
 class _Connection(FrameProtocol[m.FromScheduler]):
@@ -345,7 +354,7 @@ class LinkedPlaced(Placed):
         self._link = link
         self._again = again
         self.number = number
-        self.on_end: Callable[[int], None] = lambda output_tokens: None
+        self.on_end: Callable[[int], None] | None = None
         """Called at the end, with the tokens generated."""
         self.told_at: float | None = None
         """The last `heard_at` that the scheduler process knows."""
@@ -367,7 +376,8 @@ class LinkedPlaced(Placed):
         kind = None if error is None else (m.kind_of(error), str(error))
         counts = (self._status, self._retry_after_s, self._output_tokens, self._cached_tokens)
         self._link.report(self, m.Ended(self.number, kind, *counts), is_last=True)
-        self.on_end(self._output_tokens)
+        if self.on_end is not None:
+            self.on_end(self._output_tokens)
 
 
 Again = Callable[[LinkedPlaced], Awaitable[Placed]]
