@@ -93,12 +93,13 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         """Read the messages that are whole; return how many bytes they took."""
         at = 0
         with memoryview(self._arrived) as arrived:
-            while len(arrived) >= at + LENGTH.size:
+            size_arrived = len(arrived)
+            while size_arrived >= at + LENGTH.size:
                 [size] = LENGTH.unpack_from(arrived, at)
                 if size > MOST_BYTES:
                     raise msgspec.DecodeError(f"a message of {size} bytes; at most {MOST_BYTES} are accepted")
                 end = at + LENGTH.size + size
-                if len(arrived) < end:
+                if size_arrived < end:
                     break
                 with arrived[at + LENGTH.size : end] as frame:
                     message = self._decode(frame)
