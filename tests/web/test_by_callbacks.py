@@ -229,6 +229,15 @@ def test_who_is_refused_is_not_asked_to_go_on_and_his_body_is_nobodys_request() 
     assert client.complete == []
 
 
+def test_no_body_is_asked_for_that_came_before_its_turn() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/first", b"") + post(b"/second", b"hello", more=b"expect: 100-continue\r\n"))
+    client.served[0].answer()
+    client.loop.turn()
+    assert client.complete[1] == ("/second", b"hello")
+    assert CONTINUE not in client.transport.written
+
+
 def test_ten_thousand_refused_requests_behind_a_slow_one_are_answered_one_after_the_other() -> None:
     client = Client(at_once=False)
     client.send(post(b"/", b"slow"))

@@ -24,7 +24,7 @@ class RequestHead:
 
     @property
     def expects_continue(self) -> bool:
-        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+        return b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
 
     @property
     def declared_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Answering:
         """Begin to serve the request."""
         self._has_started = True
         self.on_start()
-        if b"expect" in self.head.headers and self.head.expects_continue and not self.response_started:
+        if self.more_body and self.head.expects_continue and not self.response_started:
             self._connection.transport.write(CONTINUE)
         if self._early:
             early, self._early = self._early, []
