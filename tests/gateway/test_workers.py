@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -355,6 +356,21 @@ async def test_no_process_and_no_socket_outlives_the_first_one(tmp_path: Path, m
         await gateway.process.wait()
         await eventually(lambda: not any(is_alive(pid) for pid in pids))
     await asyncio.to_thread(folder.rmdir)  # it is empty
+
+
+async def test_the_scheduler_process_comes_back_though_its_folder_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(mkdtemp())
+    monkeypatch.setenv("TMPDIR", str(folder))
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        [private] = await asyncio.to_thread(lambda: [*folder.iterdir()])
+        await asyncio.to_thread(shutil.rmtree, private)
+        os.kill(gateway.processes()["scheduler"], signal.SIGKILL)
+        await eventually(lambda: gateway.logged("carrier_connected") == 4)
+        await eventually(lambda: is_ready(gateway))
+        assert await gateway.stop() == 0
+    await asyncio.to_thread(folder.rmdir)
 
 
 def is_alive(pid: int) -> bool:

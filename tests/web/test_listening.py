@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from preble.errors import ConfigError
+from preble.web import listening
 from preble.web.listening import is_open_to_network, listen, listen_shared
 
 
@@ -68,3 +69,25 @@ def accepted(sock: socket.socket, stack: contextlib.ExitStack) -> Iterator[socke
     with contextlib.suppress(BlockingIOError):
         while True:
             yield stack.enter_context(sock.accept()[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others share one socket")
+def test_no_other_gateway_gets_in_while_one_opens_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    monkeypatch.setattr(listening, "listen", lambda *_: first)
+    make, tried = socket.socket, []
+
+    def make_after_another_has_tried(*kind: int) -> socket.socket:
+        with make() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+        tried.append(kind)
+        return make(*kind)
+
+    monkeypatch.setattr(listening.socket, "socket", make_after_another_has_tried)
+    sockets = listen_shared("127.0.0.1", port, 3)
+    assert len(sockets) == 3 and len(tried) == 2
+    for one in sockets:
+        one.close()

@@ -48,18 +48,17 @@ def listen_shared(host: str, port: int, count: int) -> list[socket.socket]:
     Where the system does not do that, one socket, on which all have to accept.
     Raises: ConfigError: as `listen`, also where other processes share the port already.
     """
-    alone = listen(host, port)
+    first = listen(host, port)  # alone: so it is refused where another gateway shares the port
     if sys.platform != "linux" or count == 1:
-        return [alone]
-    address, family = alone.getsockname(), alone.family
-    alone.close()  # it has found out that the port is free
-    sockets: list[socket.socket] = []
+        return [first]
+    sockets = [first]
     try:
-        for _ in range(count):
-            sockets.append(one := socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for _ in range(count - 1):
+            sockets.append(one := socket.socket(first.family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            one.bind(address)
+            one.bind(first.getsockname())
             one.listen(_BACKLOG)
             one.setblocking(False)
     except OSError as error:

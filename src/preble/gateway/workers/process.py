@@ -162,6 +162,8 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
     serving = await Serving.start(config, log_losses=log_losses, process=start.name)
     try:
         app = App(config, serving, start.settings.keys)
+        if start.path.parent.name.startswith(PRIVATE):  # who cleans up temporary files may have removed it
+            start.path.parent.mkdir(mode=0o700, exist_ok=True)
         await serving.listen(start.path, partial(answer_passed_on, app))
         orders.orphaned = partial(_remove, start.path)
         orders.follow(app)
