@@ -5,13 +5,13 @@
 The events are those of simulated replicas (A100, Mistral-7B) under tool use, 12.5 requests a second each, which is what
 400 replicas have at 5,000 requests a second. Another process publishes them over ZMQ in vLLM's form, one message an
 iteration. *Received*: subscribing, decoding, and following them (`KvEventStream`). *Indexed*: that, and the scheduler's
-index. CPU time of this process, all its threads; the rounds of both run in turns.
+index. Each in bursts, as many messages as come together under load, and with one message every 2.5 ms, as four replicas
+publish them. CPU time of this process, all its threads; the rounds of all run in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+import uvloop
 import zmq
 
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
@@ -36,14 +37,17 @@ from preble.workloads import WorkloadPlan
 PROFILE = "a100-mistral-7b"
 REPLICAS, RATE_OF_ONE, REQUESTS, ROUNDS = 4, 12.5, 3000, 5
 FLEET, FLEET_RATE = 400, 5000.0
+BURST, BURST_PAUSE_S, PACE_S = 100, 0.005, 0.0025
 BLOCK = 16
 WATCHED = ReplicaId("r0")
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """CPU time in microseconds, medians of the rounds. `cores`: of 400 replicas at 5,000 requests a second."""
+    """CPU time in microseconds, medians of the rounds. `paced`: a message every PACE_S, not in bursts. `cores`: of 400
+    replicas at 5,000 requests a second."""
 
     what: str
+    paced: bool
     us_a_message: float
     us_a_request: float
     cores: float
@@ -75,23 +79,23 @@ def recorded() -> tuple[list[list[KvEvent]], int]:
 
 
 def publish(messages: list[bytes], pipe: Connection) -> None:
-    """In another process: send all of them each time that the pipe says so."""
+    """In another process: send all of them each time that the pipe says how many at once; 0 is the end."""
     with zmq.Context() as context, context.socket(zmq.PUB) as socket:
         socket.setsockopt(zmq.SNDHWM, 0)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         pipe.send(port)
-        while pipe.recv():
+        while (at_once := pipe.recv()) > 0:
             time.sleep(1.0)  # the subscription has to get here
             for number, message in enumerate(messages):
                 socket.send_multipart([b"", number.to_bytes(8, "big"), message])
-                if number % 100 == 99:
-                    time.sleep(0.005)  # as fast as they are taken: the queue of a subscription is bounded
+                if not (number + 1) % at_once:
+                    time.sleep(BURST_PAUSE_S if at_once > 1 else PACE_S)
 
 
-async def take(port: int, pipe: Connection, last: int, on_event: Callable[[KvEvent], object]) -> float:
+async def take(port: int, pipe: Connection, at_once: int, last: int, on_event: Callable[[KvEvent], object]) -> float:
     """CPU time until the last message has been taken."""
     stream = KvEventStream(WATCHED, KvEventEndpoints(f"tcp://127.0.0.1:{port}"), idle_check_s=1e6)
-    pipe.send(True)
+    pipe.send(at_once)
     began = time.process_time()
     async for event in stream.events():
         on_event(event)
@@ -112,22 +116,24 @@ def main() -> int:
     process = multiprocessing.get_context("spawn").Process(target=publish, args=(messages, there), daemon=True)
     process.start()
     port = here.recv()
-    seconds: dict[str, list[float]] = {"received": [], "indexed": []}
+    seconds: dict[tuple[str, bool], list[float]] = {}
     for _ in range(ROUNDS):
-        scheduler = make_scheduler(SchedulerSettings(), load_profile(PROFILE))
-        scheduler.add_replica(ReplicaSpec(WATCHED, None, None, BLOCK, reports_events=True), 0.0)
+        for paced in (False, True):
+            scheduler = make_scheduler(SchedulerSettings(), load_profile(PROFILE))
+            scheduler.add_replica(ReplicaSpec(WATCHED, None, None, BLOCK, reports_events=True), 0.0)
 
-        def index(event: KvEvent, scheduler=scheduler) -> None:  # type: ignore[no-untyped-def]
-            (scheduler.on_stored if isinstance(event, BlocksStored) else scheduler.on_evicted)(event, 0.0)
+            def index(event: KvEvent, scheduler=scheduler) -> None:  # type: ignore[no-untyped-def]
+                (scheduler.on_stored if isinstance(event, BlocksStored) else scheduler.on_evicted)(event, 0.0)
 
-        for what, on_event in (("received", lambda event: None), ("indexed", index)):
-            seconds[what].append(asyncio.run(take(port, here, len(messages) - 1, on_event)))
-    here.send(False)
+            for what, on_event in (("received", lambda event: None), ("indexed", index)):
+                taking = take(port, here, 1 if paced else BURST, len(messages) - 1, on_event)
+                seconds.setdefault((what, paced), []).append(uvloop.run(taking))
+    here.send(0)
     process.join()
     costs = []
-    for what, of_it in seconds.items():
+    for (what, paced), of_it in seconds.items():
         us = 1e6 * median(of_it)
-        costs.append(Cost(what, us / len(messages), us / requests, us / requests * FLEET_RATE / 1e6))
+        costs.append(Cost(what, paced, us / len(messages), us / requests, us / requests * FLEET_RATE / 1e6))
     result = Result(len(messages), requests, stored, costs)
     text = msgspec.json.format(msgspec.json.encode(result), indent=1)
     print(text.decode())
