@@ -11,7 +11,15 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from support.replicas import RunningReplicas, VllmPair, require_sglang, require_vllm, running_sglang, running_vllm_pair
+from support.replicas import (
+    RunningReplicas,
+    VllmPair,
+    require_sglang,
+    require_vllm,
+    running_sglang,
+    running_vllm_embedding,
+    running_vllm_pair,
+)
 
 OTHERS = ("vllm", "sglang", "envoy", "ray", "clients")
 """Marks of tests that start processes of other projects."""
@@ -67,6 +75,18 @@ def vllm_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="session")
+def vllm_embedding(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningReplicas]:
+    """A real vLLM replica that embeds with the tiny model, started once a session (15 to 80 s) and shared. Mark tests
+    that use it `vllm` and give them a timeout of 600 s."""
+    require_vllm()
+    say(request, "starting a real vLLM replica that embeds")
+    with running_vllm_embedding(tmp_path_factory.mktemp("vllm-embedding-logs")) as replicas:
+        yield replicas
+
+
+@pytest.fixture(scope="session")
 def sglang(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas]:
     """A real SGLang replica of the tiny model, started once a session (20 to 110 s) and shared; it orders its waiting
     requests as Preble does. Mark tests that use it `sglang` and give them a timeout of 600 s."""
@@ -107,7 +127,7 @@ def shared_engines_are_there(request: pytest.FixtureRequest) -> None:
     It needs those among its fixtures, and those that are values of its parameters.
     """
     parameters = request.node.callspec.params.values() if hasattr(request.node, "callspec") else ()
-    for name in ("vllm_pair", "sglang"):
+    for name in ("vllm_pair", "vllm_embedding", "sglang"):
         if name in request.fixturenames or name in parameters:
             deaths.extend(f"before {request.node.nodeid}: {log}" for log in request.getfixturevalue(name).revive())
 

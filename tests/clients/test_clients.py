@@ -17,7 +17,15 @@ from preble.config import HealthConfig, ReplicaConfig
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
 from support.gateways import gateway_before, idle
-from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VLLM, VllmPair, require_vllm
+from support.replicas import (
+    EMBEDDING_MODEL,
+    TEST_TIMEOUT_S,
+    TINY_MODEL,
+    VLLM,
+    RunningReplicas,
+    VllmPair,
+    require_vllm,
+)
 from support.servers import ROOT, require_server
 
 FOLDER = Path(__file__).parent / "scripts"
@@ -26,9 +34,12 @@ VLLM_PACKAGES = VLLM.parents[1] / "lib" / "python3.11" / "site-packages"
 
 TAKES_LONG_S = 240
 """On a busy machine: some of these libraries take tens of seconds to import."""
-ON_VLLM = ["openai_sdk.py", "anthropic_sdk.py", "langchain_openai_chat.py", "litellm_calls.py", "sdks.mjs"]
 SCRIPTS = [
-    *ON_VLLM,
+    "openai_sdk.py",
+    "anthropic_sdk.py",
+    "langchain_openai_chat.py",
+    "litellm_calls.py",
+    "sdks.mjs",
     "llama_index_calls.py",
     "instructor_calls.py",
     "llm_command.py",
@@ -55,12 +66,12 @@ async def before_emulated_replicas() -> AsyncIterator[str]:
         yield await stack.enter_async_context(ready_gateway([server.url for server in servers]))
 
 
-async def run(command: Sequence[str], *, emulated: bool, within_s: float = TAKES_LONG_S) -> str:
+async def run(command: Sequence[str], embedding_model: str = EMBEDDING_MODEL, *, within_s: float = TAKES_LONG_S) -> str:
     """Run a client to its end. Return what it prints; it must succeed."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PREBLE_")}
-    environ |= {"PREBLE_EMULATED": "1"} if emulated else {}
     environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "CLIENTS": str(ROOT / ".servers" / "node-clients")}
     environ |= {"ENGINE_PACKAGES": str(VLLM_PACKAGES), "TOKENIZER": str(TINY_MODEL), "PYTHONFAULTHANDLER": "1"}
+    environ |= {"EMBEDDING_MODEL": embedding_model}
     # A file: what the client has started may hold a pipe open for ever.
     with TemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
@@ -102,7 +113,7 @@ def command_of(script: str) -> list[str]:
 async def test_a_client_that_hangs_is_ended_with_all_that_it_started() -> None:
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import signal; signal.pause()'])"
     with pytest.raises(AssertionError, match="does not end within"):
-        await run([sys.executable, "-c", hangs], emulated=True, within_s=0.5)
+        await run([sys.executable, "-c", hangs], within_s=0.5)
 
 
 @pytest.mark.clients
@@ -110,16 +121,18 @@ async def test_a_client_that_hangs_is_ended_with_all_that_it_started() -> None:
 async def test_a_client_works_unchanged_before_emulated_replicas(script: str) -> None:
     command = command_of(script)
     async with before_emulated_replicas() as url:
-        assert (await run([*command, url, "tiny"], emulated=True)).endswith("ok\n")
+        assert (await run([*command, url, "tiny"], embedding_model="tiny")).endswith("ok\n")
 
 
 @pytest.mark.clients
 @pytest.mark.vllm
-@pytest.mark.parametrize("script", ON_VLLM)
-async def test_a_client_works_unchanged_before_real_vllm(vllm_pair: VllmPair, script: str) -> None:
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_a_client_works_unchanged_before_real_vllm(
+    vllm_pair: VllmPair, vllm_embedding: RunningReplicas, script: str
+) -> None:
     command = command_of(script)
-    async with ready_gateway(vllm_pair.urls) as url:
-        assert (await run([*command, url, "tiny"], emulated=False)).endswith("ok\n")
+    async with ready_gateway([*vllm_pair.urls, *vllm_embedding.urls]) as url:
+        assert (await run([*command, url, "tiny"])).endswith("ok\n")
 
 
 @pytest.mark.clients
@@ -134,7 +147,6 @@ async def test_vllms_own_benchmark_runs(vllm_pair: VllmPair, backend: str, path:
                 *("--endpoint", path, "--base-url", url, "--model", "tiny", "--tokenizer", model),
                 *("--dataset-name", "random", "--random-input-len", "40", "--random-output-len", "4"),
                 *("--num-prompts", "4", "--disable-tqdm"),
-            ],
-            emulated=False,
+            ]
         )
     assert "Successful requests:" in output and output.split("Successful requests:")[1].split()[0] == "4", output

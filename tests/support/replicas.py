@@ -1,6 +1,7 @@
-"""Two real vLLM replicas and a real SGLang one for a whole test session; `support/questions.py` asks them.
+"""Real replicas for a whole test session: two of vLLM, one of SGLang, and a vLLM that embeds.
 
 The first is plain vLLM; the second and SGLang order their waiting requests as Preble does and run two requests at once.
+`support/questions.py` asks them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ VLLM = ROOT / ".engines" / "vllm" / "bin" / "vllm"
 SGLANG = ROOT / ".engines" / "sglang" / "bin" / "python"
 TINY_MODEL = ROOT / ".engines" / "models" / "tiny-llama"
 MODEL_NAME = "tiny"
+EMBEDDING_MODEL = "tiny-embedding"
+"""The same weights, served for embeddings."""
+
 BLOCK_SIZE = 32
 """Of the vLLM replicas."""
 
@@ -36,8 +40,15 @@ MAX_MODEL_LEN = 2048
 PLACES = 2
 """Requests that the second replica runs at once."""
 
-TOKENS_IN = ("--enable-scale-out",)
-"""Turns on vLLM's `/inference/v1/generate`."""
+EVERYTHING = (
+    *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
+    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+)
+"""Turns on vLLM's `/inference/v1/generate` and tool calls. Random weights would write white space for ever."""
+
+VLLM_ENVIRON = {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "TORCH_COMPILE_DISABLE": "1"}
+"""The pair keeps responses, and compiles nothing: the first request for logprobs would wait minutes for a compiler."""
+
 WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
 READY_TIMEOUT_S = 600.0
 TEST_TIMEOUT_S = 1500.0
@@ -87,6 +98,16 @@ def running_sglang(log_dir: Path) -> Iterator[RunningReplicas]:
     options = options_of_one("sglang", SGLANG, log_dir, extra_args=("--max-running-requests", str(PLACES)))
     with mock.patch.dict(os.environ, PREBLE_QUEUE_ORDER="groups"):
         fleet = Fleet(options)
+    with running(fleet) as loop:
+        yield RunningReplicas(fleet.replicas, loop)
+
+
+@contextmanager
+def running_vllm_embedding(log_dir: Path) -> Iterator[RunningReplicas]:
+    """Start one vLLM replica that embeds, stop it."""
+    pooling = ("--runner", "pooling")
+    options = options_of_one("vllm", VLLM, log_dir, served_model_name=EMBEDDING_MODEL, device="cpu", extra_args=pooling)
+    fleet = Fleet(options)
     with running(fleet) as loop:
         yield RunningReplicas(fleet.replicas, loop)
 
@@ -147,8 +168,9 @@ class VllmPair(RunningReplicas):
 def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
     options = options_of_one("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
-    plain = Fleet(replace(options, extra_args=TOKENS_IN))
-    with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=(*WITH_PREBLE, *TOKENS_IN)))
+    with mock.patch.dict(os.environ, VLLM_ENVIRON):
+        plain = Fleet(replace(options, extra_args=EVERYTHING))
+        with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=(*WITH_PREBLE, *EVERYTHING)))
     with running(plain, with_preble) as loop:
         yield VllmPair((*plain.replicas, *with_preble.replicas), loop)
 

@@ -31,7 +31,6 @@ except litellm.NotFoundError:
     pass
 else:
     raise AssertionError("no NotFoundError")
-if "PREBLE_EMULATED" in os.environ:
-    vectors = litellm.embedding(model=f"openai/{model}", input=["a", "b"], **base).data
-    assert len(vectors) == 2
+vectors = litellm.embedding(model=f"openai/{os.environ['EMBEDDING_MODEL']}", input=["a", "b"], **base).data
+assert len(vectors) == 2
 print("ok")

@@ -9,15 +9,17 @@ import sys
 import openai
 
 url, model = sys.argv[1:]
+embedding_model = os.environ["EMBEDDING_MODEL"]
 client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "enum": [1, 2]}},
     "required": ["city", "days"],
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
+LOOK = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}, "max_tokens": 200}
 
 
 def chats() -> None:
@@ -44,14 +46,14 @@ def structured() -> None:
 
 
 def tools() -> None:
-    answer = client.chat.completions.create(model=model, messages=HI, tools=[TOOL], max_tokens=200)
+    answer = client.chat.completions.create(model=model, messages=HI, **LOOK)
     [call] = answer.choices[0].message.tool_calls
     assert call.function.name == "look" and set(json.loads(call.function.arguments)) == {"city", "days"}
     result = {"role": "tool", "tool_call_id": call.id, "content": "a cat"}
     after = [*HI, answer.choices[0].message.model_dump(exclude_none=True), result]
-    answer = client.chat.completions.create(model=model, messages=after, tools=[TOOL], max_tokens=5)
+    answer = client.chat.completions.create(model=model, messages=after, tools=[TOOL], tool_choice="none", max_tokens=5)
     assert answer.choices[0].message.content and not answer.choices[0].message.tool_calls
-    with client.chat.completions.stream(model=model, messages=HI, tools=[TOOL], max_tokens=200) as stream:
+    with client.chat.completions.stream(model=model, messages=HI, **LOOK) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls[0].function.name == "look"
     logged = client.chat.completions.create(model=model, messages=HI, max_tokens=2, logprobs=True, top_logprobs=1)
@@ -75,9 +77,9 @@ def stored() -> None:
 
 
 def embeddings() -> None:
-    vectors = [row.embedding for row in client.embeddings.create(model=model, input=["a", "b"]).data]
+    vectors = [row.embedding for row in client.embeddings.create(model=embedding_model, input=["a", "b"]).data]
     assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 1
-    raw = client.embeddings.create(model=model, input="a", encoding_format="base64").data[0].embedding
+    raw = client.embeddings.create(model=embedding_model, input="a", encoding_format="base64").data[0].embedding
     assert len(base64.b64decode(raw)) == 4 * len(vectors[0])
 
 
@@ -109,9 +111,8 @@ chats()
 errors()
 responses()
 asyncio.run(many())
-if "PREBLE_EMULATED" in os.environ:
-    structured()
-    tools()
-    stored()
-    embeddings()
+structured()
+tools()
+stored()
+embeddings()
 print("ok")

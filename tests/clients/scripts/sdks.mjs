@@ -47,11 +47,11 @@ assert.ok(spoken);
 assert.equal((await streamed.usage).outputTokens, 5);
 await assert.rejects(generateText({ ...asked, model: vercel("none") }), { statusCode: 404 });
 
-if (process.env.PREBLE_EMULATED) {
-  const inputSchema = jsonSchema({ type: "object", properties: { at: { type: "integer" } }, required: ["at"] });
-  const called = await generateText({ ...asked, maxOutputTokens: 100, tools: { look: tool({ inputSchema }) } });
-  assert.ok(Number.isInteger(called.toolCalls[0].input.at));
-  const vectors = await openai.embeddings.create({ model, input: ["a", "b"] });
-  assert.equal(vectors.data.length, 2);
-}
+const at = { type: "integer", enum: [1, 2] };
+const inputSchema = jsonSchema({ type: "object", properties: { at }, required: ["at"] });
+const look = { tools: { look: tool({ inputSchema }) }, toolChoice: { type: "tool", toolName: "look" } };
+const called = await generateText({ ...asked, maxOutputTokens: 100, ...look });
+assert.ok(Number.isInteger(called.toolCalls[0].input.at));
+const vectors = await openai.embeddings.create({ model: process.env.EMBEDDING_MODEL, input: ["a", "b"] });
+assert.equal(vectors.data.length, 2);
 console.log("ok");
