@@ -26,8 +26,8 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events import LARGE_BYTES, EventIntake, KvEventStream
+from preble.engines.kv_sockets import KvEventEndpoints, Message
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_wire import decode_large
 from preble.engines.media import mark_of
@@ -495,6 +495,18 @@ async def test_other_tasks_go_on_while_a_large_message_is_decoded_and_applied() 
             turns += 1
         await eventually(lambda: len(follower.cached) == 30 * 2_000, "all of it is applied")
     assert turns > 30, "at least one for each event in it"
+
+
+@pytest.mark.parametrize("count", [3_000, 5_000, 12_000], ids=["at once", "in turns", "by a thread"])
+async def test_a_message_of_any_size_is_applied_in_order(count: int) -> None:
+    blocks = range(0, 2 * count, 2)
+    payload = msgspec.msgpack.encode([0.0, [stored(*blocks), removed(0), removed(2)]])
+    intake = EventIntake(REPLICA, reset_keeps_host=True)
+    is_small, is_large = intake.is_small(Message(0, payload)), len(payload) > LARGE_BYTES
+    assert (is_small, is_large) == {3_000: (True, False), 5_000: (False, False), 12_000: (False, True)}[count]
+    first, second = await intake.accept(Message(0, payload))
+    assert isinstance(first, BlocksStored) and first.block_hashes == tuple(blocks)
+    assert isinstance(second, BlocksEvicted) and second.block_hashes == (0, 2)
 
 
 async def test_a_thread_decodes_many_small_events_between_two_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
