@@ -21,13 +21,14 @@ QUICK = HealthConfig(check_interval_s=0.05, failures=2, retry_min_s=0.02, retry_
 async def gateway_before(
     replicas: Sequence[ReplicaConfig],
     scheduler: GlobalScheduler | None = None,
+    /,
     *,
     joined: int | None = None,
     **settings: Any,
 ) -> AsyncIterator[Gateway]:
     """A running gateway, once these replicas have joined: `joined` of them, where each is several ranks.
 
-    It checks no parity, unless `settings` say so.
+    It checks no parity, unless `settings` say so, whose own `scheduler` is the section of that name.
     """
     settings = {"parity": ParityConfig(enabled=False), **settings}
     async with serving(GatewayConfig(replicas=tuple(replicas), port=0, **settings), scheduler) as gateway:
