@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import structlog
 
@@ -43,6 +44,8 @@ collect_ignore = [f"support/{name}" for name in (*PROGRAMS, "torchvision_on_cpu"
 def pytest_configure() -> None:
     # A shell ignores SIGINT in what it runs in the background, and every process that a test starts inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("however slow the machine is", deadline=None)
+    hypothesis.settings.load_profile("however slow the machine is")
 
 
 def say(request: pytest.FixtureRequest, what: str) -> None:
