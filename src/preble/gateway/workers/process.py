@@ -164,6 +164,8 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
         app = App(config, serving, start.settings.keys)
         if start.path.parent.name.startswith(PRIVATE):  # who cleans up temporary files may have removed it
             start.path.parent.mkdir(mode=0o700, exist_ok=True)
+        if start.path.exists():  # of a process that died: what front ends know of replicas is better than nothing
+            await until_one_is_up(serving, config.health.check_timeout_s)
         await serving.listen(start.path, partial(answer_passed_on, app))
         orders.orphaned = partial(_remove, start.path)
         orders.follow(app)
