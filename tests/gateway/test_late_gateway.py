@@ -13,7 +13,7 @@ from preble.engines.launch import Fleet, LaunchOptions
 from support.own_sglang import own_sglang
 from support.own_vllm import own_vllm
 from support.replicas import TEST_TIMEOUT_S
-from support.tiers import PROMPT, WHOLE, cached, gateway_to
+from support.tiers import PROMPT, WHOLE, cached, gateway_to, loading_profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -41,6 +41,6 @@ async def test_what_was_cached_before_the_replay_begins_is_learned_from_answers(
         assert (await cached(url, PROMPT))[2] == 0
         for start in range(2000, 2600, 100):
             await cached(url, range(start, start + 70))
-        async with gateway_to([url], tmp_path) as gateway:
+        async with gateway_to([url], loading_profile(tmp_path)) as gateway:
             assert (await cached(gateway.url, [*PROMPT, 1]))[1:] == (0, WHOLE), "nobody can have told the gateway"
             assert (await cached(gateway.url, [*PROMPT, 2]))[1:] == (WHOLE, WHOLE)
