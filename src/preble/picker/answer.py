@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM
 from preble.gateway.http.retry_after import retry_after_s
-from preble.serving import Endpoint, Placed
+from preble.serving import Endpoint, Placed, share_usage
 
 
 class PickedAnswer:
@@ -59,7 +59,7 @@ class PickedAnswer:
     def report(self) -> None:
         """Report the tokens of a stream so far."""
         if self._has_begun:
-            self._report(*self._meter.tokens())
+            share_usage(self._placed, *self._meter.tokens())
 
     def _flaw_of_whole(self) -> EngineProtocolError | None:
         if len(self._whole) >= self._most_bytes:
@@ -69,11 +69,5 @@ class PickedAnswer:
         except EngineProtocolError as error:
             return error
         if usage is not None:
-            self._report(usage.output_tokens or 0, usage.cached_tokens)
+            share_usage(self._placed, usage.output_tokens or 0, usage.cached_tokens)
         return None
-
-    def _report(self, output_tokens: int, cached_tokens: int | None) -> None:
-        """Report the tokens. A list of prompts shares its output tokens evenly; its cached tokens are unknown."""
-        count = len(self._placed)
-        for one in self._placed:
-            one.usage(output_tokens // count, cached_tokens if count == 1 else None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from preble.core.types import Placement, ReplicaId
 from preble.engines import Engine
-from preble.serving import Fields, ParsedRequest, Placed
+from preble.serving import Fields, ParsedRequest, Placed, share_usage
 
 
 class Reservation:
@@ -70,9 +70,7 @@ class Reservation:
 
     def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
         """The tokens so far. Several prompts share the output tokens evenly; which one hit the cache is unknown."""
-        count = len(self._placed)
-        for index, one in enumerate(self._placed):
-            one.usage((output_tokens + index) // count, cached_tokens if count == 1 else None)
+        share_usage(self._placed, output_tokens, cached_tokens)
 
     def end(self, status: int, error: BaseException | None, retry_after_s: float = 0.0) -> None:
         """It is over: well, or with an error. `status`: of the replica's answer, with its `Retry-After`."""

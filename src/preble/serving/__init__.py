@@ -32,7 +32,7 @@ from preble.serving.link.protocol import PageAnswer, PageRequest
 from preble.serving.parity.report import Outcome, ParityReport
 from preble.serving.peers import NewBus
 from preble.serving.picture import Picture
-from preble.serving.placed import NOT_NOW, Placed
+from preble.serving.placed import NOT_NOW, Placed, share_usage
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
@@ -82,4 +82,5 @@ __all__ = [
     "endpoint_of",
     "error_form",
     "in_style",
+    "share_usage",
 ]

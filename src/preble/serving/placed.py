@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from preble.core.types import Placement, ReplicaId
 from preble.engines import Engine
@@ -103,6 +103,16 @@ class Placed(ABC):
     @abstractmethod
     def _over(self, error: BaseException | None) -> None:
         """The placement has ended, with this error if not well. Called once."""
+
+
+def share_usage(placed: Sequence[Placed], output_tokens: int, cached_tokens: int | None) -> None:
+    """Report the tokens so far of one answer to a list of prompts.
+
+    The prompts share the output tokens evenly; which of several hit the cache is unknown.
+    """
+    count = len(placed)
+    for index, one in enumerate(placed):
+        one.usage((output_tokens + index) // count, cached_tokens if count == 1 else None)
 
 
 def _unheard() -> None:
