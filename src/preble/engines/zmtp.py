@@ -124,11 +124,6 @@ class Subscriber:
         return _command(b"PONG", data[2 : 2 + _MAX_CONTEXT_BYTES]) if name == b"PING" else b""
 
 
-def ping(time_to_live_s: float) -> bytes:
-    """Send a ping. The peer may close the connection if it hears nothing from us for that long."""
-    return _command(b"PING", int(time_to_live_s * 10).to_bytes(2, "big"))
-
-
 def _command(name: bytes, data: bytes) -> bytes:
     return _frame(bytes([len(name)]) + name + data, _COMMAND)
 
