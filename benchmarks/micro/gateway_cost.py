@@ -112,8 +112,8 @@ class Case:
 
     def requests(self, usual: int) -> int:
         """In a round: fewer where each takes long, two a connection where there are many."""
-        slow = self.tokens >= HUGE or (self.connections == 1 and self.events)
-        return max(2 * self.connections, 4 if slow else usual)
+        times_as_long = max(1.0, self.tokens / 8_000, self.events / 50, 8 * bool(self.events) / self.connections)
+        return max(2 * self.connections, int(usual / times_as_long))
 
     def settle_s(self, count: int) -> float:
         """After the last of `count` answers, until the KV events have arrived, also if one replica has all prompts."""
@@ -439,7 +439,7 @@ def _version(router: Path | None) -> str | None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=24, help="requests of each kind in a round (default: 24)")
+    parser.add_argument("--requests", type=int, default=96, help="requests of each kind in a round (default: 96)")
     parser.add_argument("--rounds", type=int, default=8, help="rounds; the cheapest counts (default: 8)")
     add_common_options(parser)
     return parser.parse_args()
