@@ -29,7 +29,7 @@ from preble.core.types import (
 from preble.engines.kv_events import LARGE_BYTES, EventIntake, KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints, Message
 from preble.engines.kv_subscription import Subscription
-from preble.engines.kv_wire import decode_large
+from preble.engines.kv_wire import WireRemoved, decode_large
 from preble.engines.media import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
@@ -514,7 +514,8 @@ async def test_a_thread_decodes_many_small_events_between_two_pauses(monkeypatch
     pauses: list[float] = []
     monkeypatch.setattr("preble.engines.kv_wire.time.sleep", pauses.append)
     payload = msgspec.msgpack.encode([0.0, [removed(block) for block in range(5_000)], 0])
-    assert len(await decode_large(payload, pytest.fail)) == 5_000
+    [run] = await decode_large(payload, pytest.fail)
+    assert isinstance(run, WireRemoved) and len(run.block_hashes) == 5_000
     assert len(payload) / 32_000 < len(pauses) < len(payload) / 4_000
 
 

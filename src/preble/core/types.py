@@ -7,11 +7,11 @@ hashable, immutable, shared without copying and compared at memcmp speed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Final, NewType
+from typing import Final, NewType, overload
 
 ReplicaId = NewType("ReplicaId", str)
 RequestId = NewType("RequestId", str)
@@ -22,6 +22,8 @@ BlockHash = int | bytes
 """An engine's own name for a KV block; opaque, unique only within one replica."""
 
 TOKEN_BYTES: Final = 4
+HASH_BYTES: Final = 8
+"""Of a packed token id, and of a packed block hash."""
 _LONGEST_NAMESPACE: Final = 64
 """The longest namespace that is kept as it is, in characters."""
 
@@ -44,6 +46,51 @@ def unpack_tokens(packed: bytes) -> Sequence[int]:
     [7, 4096]
     """
     return array("I", packed)
+
+
+class PackedHashes(Sequence[BlockHash]):
+    """Block hashes of 64 bits each, native-endian in one piece: equal to a tuple of the same integers.
+
+    >>> hashes = PackedHashes(array("Q", [3, 2**64 - 1]).tobytes())
+    >>> hashes == (3, 2**64 - 1), hashes[0], hashes[1:] == (2**64 - 1,), len(hashes)
+    (True, 3, True, 2)
+    """
+
+    __slots__ = ("packed", "signed")
+
+    def __init__(self, packed: bytes, signed: bool = False) -> None:
+        """`signed`: whether they are integers with a sign."""
+        self.packed = packed
+        self.signed = signed
+
+    def unpacked(self) -> Sequence[int]:
+        return array("q" if self.signed else "Q", self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed) // HASH_BYTES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.unpacked())
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        found = self.unpacked()[at]
+        return found if isinstance(found, int) else tuple(found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+BlockHashes = tuple[BlockHash, ...] | PackedHashes
 
 
 def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) -> str:
@@ -219,7 +266,7 @@ class BlocksStored:
     """
 
     replica_id: ReplicaId
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: BlockHashes
     parent: BlockHash | None
     tokens: PackedTokens
     block_size: int
@@ -232,7 +279,7 @@ class BlocksEvicted:
     """A replica has one copy less of each of these blocks. `tier`: where it was, None for the engine's memory."""
 
     replica_id: ReplicaId
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: BlockHashes
     tier: Tier | None = None
 
 
@@ -241,7 +288,7 @@ class BlocksDemoted:
     """These blocks have left the engine's memory; a copy is left in `tier`, from where the replica can load it."""
 
     replica_id: ReplicaId
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: BlockHashes
     tier: Tier = Tier.HOST
 
 
@@ -250,7 +297,7 @@ class BlocksShared:
     """The replica has put copies of these blocks, in any order, into its store: all replicas on it can load them."""
 
     replica_id: ReplicaId
-    block_hashes: tuple[BlockHash, ...]
+    block_hashes: BlockHashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,11 @@ from itertools import groupby
 import structlog
 
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
+from preble.engines.kv_packed import decode
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_translation import KvTranslation
-from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, WireRemoved, decode_batch, decode_large
+from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_large
 
 __all__ = ["KvEventCounters", "KvEventEndpoints", "KvEventStream"]
 
@@ -155,12 +156,12 @@ class EventIntake:
         self._note_start(message)
         changes: list[KvEvent] = []
         if len(message.payload) <= LARGE_BYTES:
-            events = decode_batch(message.payload, self._on_bad)
+            events = decode(message.payload, self._on_bad)
             await asyncio.sleep(0)
         else:
             events = await decode_large(message.payload, self._on_bad)
         time_slice = TimeSlice()
-        for event in in_runs(events):
+        for event in events:
             changes += self._changes(event, is_past)
             await time_slice.over()
         self._note_end(message)
@@ -169,8 +170,8 @@ class EventIntake:
     def accept_small(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
         """As `accept`, without a pause."""
         self._note_start(message)
-        events = decode_batch(message.payload, self._on_bad)
-        changes = [change for event in in_runs(events) for change in self._changes(event, is_past)]
+        events = decode(message.payload, self._on_bad)
+        changes = [change for event in events for change in self._changes(event, is_past)]
         self._note_end(message)
         return merged(changes)
 
@@ -416,24 +417,6 @@ class KvEventStream:
                 return
             stuck_at = intake.line.last if intake.line.last == before else None
         intake.say_once("replay_makes_no_progress", replays=MAX_REPLAYS)
-
-
-def in_runs(events: Sequence[WireEvent]) -> Sequence[WireEvent]:
-    """The same events, removals that follow one another as one: vLLM sends one for each block."""
-    if len(events) < 2:
-        return events
-    runs: list[WireEvent] = []
-    for event in events:
-        last = runs[-1] if runs else None
-        if isinstance(event, WireRemoved) and isinstance(last, WireRemoved) and _is_alike(event, last):
-            last.block_hashes += event.block_hashes
-        else:
-            runs.append(event)
-    return runs
-
-
-def _is_alike(one: WireRemoved, other: WireRemoved) -> bool:
-    return one.medium == other.medium and one.group_idx == other.group_idx
 
 
 def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:

@@ -15,12 +15,14 @@ from itertools import groupby, takewhile
 from preble.core.types import (
     TOKEN_BYTES,
     BlockHash,
+    BlockHashes,
     BlocksDemoted,
     BlocksEvicted,
     BlocksShared,
     BlocksStored,
     CacheCleared,
     KvEvent,
+    PackedHashes,
     PackedTokens,
     ReplicaId,
     Tier,
@@ -99,13 +101,13 @@ class KvTranslation:
     def _stored(self, event: WireStored) -> Sequence[KvEvent]:
         if not self._is_ours(event):
             return ()
-        hashes, parent = tuple(event.block_hashes), event.parent_block_hash
+        hashes, parent = _kept(event.block_hashes), event.parent_block_hash
         namespace, usable = self._namespace(event)
-        tokens = _packed(_marked(event), usable * event.block_size, event.block_size)
+        tokens = _packed(event, usable * event.block_size)
         usable = len(tokens) // TOKEN_BYTES // event.block_size
         if usable < len(hashes) and len(self._unmatchable) < MAX_BLOCKS:
             self._unmatchable.update(hashes[usable:])
-        named = hashes[:usable]
+        named = hashes if usable == len(hashes) else tuple(hashes[:usable])
         if not named:
             return ()
         cut = self.past_is_cut
@@ -130,7 +132,7 @@ class KvTranslation:
         return ()
 
     def _put_into_store(self, blocks: Sequence[BlockHash]) -> Sequence[KvEvent]:
-        shared = tuple(self._matchable(blocks))
+        shared = self._matchable(blocks)
         self._shared_early |= dict.fromkeys(shared)
         if len(self._shared_early) > MAX_SHARED_EARLY:
             self._shared_early = dict.fromkeys(list(self._shared_early)[-MAX_SHARED_EARLY // 2 :])
@@ -142,7 +144,7 @@ class KvTranslation:
         if event.medium in _HOST_MEDIA:
             gone = tuple(block for block in event.block_hashes if self._on_host.pop(block, False))
             return [BlocksEvicted(self._replica_id, gone, Tier.HOST)] if gone else ()
-        blocks = tuple(self._matchable(event.block_hashes))
+        blocks = self._matchable(event.block_hashes)
         if len(blocks) < len(event.block_hashes):
             self._unmatchable.difference_update(event.block_hashes)
         if blocks and not self._on_host:
@@ -156,14 +158,16 @@ class KvTranslation:
         self._on_host |= dict.fromkeys(blocks, True)
         return BlocksDemoted(self._replica_id, blocks, Tier.HOST)
 
-    def _matchable(self, blocks: Iterable[BlockHash]) -> Iterable[BlockHash]:
-        return (block for block in blocks if block not in self._unmatchable) if self._unmatchable else blocks
+    def _matchable(self, blocks: Iterable[BlockHash]) -> BlockHashes:
+        if not self._unmatchable:
+            return _kept(blocks)
+        return tuple(block for block in blocks if block not in self._unmatchable)
 
     def _engine_cleared(self) -> Sequence[KvEvent]:
         """The engine's memory is empty, which does not say that its host's is."""
         if not self._reset_keeps_host or not self._on_host:
             return [self.clear()]
-        in_both = tuple(self._matchable(block for block, there_only in self._on_host.items() if not there_only))
+        in_both = self._matchable((block for block, there_only in self._on_host.items() if not there_only))
         self._on_host = dict.fromkeys(self._on_host, True)
         demoted = [BlocksDemoted(self._replica_id, in_both, Tier.HOST)] if in_both else []
         return [*demoted, CacheCleared(self._replica_id, engine_only=True)]
@@ -217,21 +221,28 @@ def _as_medium(key: object) -> tuple[str, int] | None:
     return None
 
 
-def _marked(event: WireStored) -> list[int]:
+def _kept(blocks: Iterable[BlockHash]) -> BlockHashes:
+    return blocks if isinstance(blocks, PackedHashes) else tuple(blocks)
+
+
+def _marked(event: WireStored, token_ids: list[int]) -> list[int]:
     """Its token ids, with a mark where an image, video or sound begins."""
     if not _has_extra_keys(event):
-        return event.token_ids
-    token_ids = event.token_ids.copy()
+        return token_ids
+    marked = token_ids.copy()
     for block in range(len(event.block_hashes)):
         for medium in filter(None, map(_as_medium, _extra_keys(event, block))):
             identifier, offset = medium
             if 0 <= offset < event.block_size:
-                token_ids[run_start(event.token_ids, block * event.block_size + offset)] = mark_of(identifier)
-    return token_ids
+                marked[run_start(token_ids, block * event.block_size + offset)] = mark_of(identifier)
+    return marked
 
 
-def _packed(token_ids: Sequence[int], count: int, block_size: int) -> PackedTokens:
-    """The first `count` of them, up to the first block with an id that is a hash."""
+def _packed(event: WireStored, count: int) -> PackedTokens:
+    """The first `count` of its token ids, up to the first block with one that is a hash."""
+    if isinstance(event.token_ids, bytes):
+        return PackedTokens(event.token_ids[: count * TOKEN_BYTES])
+    token_ids, block_size = _marked(event, event.token_ids), event.block_size
     try:
         return pack_tokens(token_ids[:count])
     except OverflowError:

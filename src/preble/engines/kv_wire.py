@@ -10,15 +10,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from preble.core.types import BlockHash
+from preble.core.types import BlockHash, PackedHashes, PackedTokens
 
 TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Wider than a model's: SGLang puts hashes in the place of images."""
+
+if TYPE_CHECKING:
+    Hashes = list[BlockHash] | PackedHashes
+    TokenIds = list[int] | PackedTokens
+else:  # msgspec makes lists, `kv_packed` the other
+    Hashes = list[BlockHash]
+    TokenIds = list[TokenId]
 
 _MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
 
@@ -29,9 +36,9 @@ class WireStored(Struct, tag="BlockStored", tag_field="type"):
     What their hashes cover beside tokens: `extra_keys`, per block (vLLM), or `cache_salt` (SGLang).
     """
 
-    block_hashes: list[BlockHash]
+    block_hashes: Hashes
     parent_block_hash: BlockHash | None
-    token_ids: list[TokenId]
+    token_ids: TokenIds
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
@@ -49,9 +56,16 @@ class WireStored(Struct, tag="BlockStored", tag_field="type"):
 class WireRemoved(Struct, tag="BlockRemoved", tag_field="type"):
     """One copy of each of these blocks is gone."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: Hashes
     medium: str | None = None
     group_idx: int | None = None
+
+    def has_joined(self, other: WireRemoved) -> bool:
+        """Take in the blocks of another removal; False if it is of another kind."""
+        if self.medium != other.medium or self.group_idx != other.group_idx or not isinstance(self.block_hashes, list):
+            return False
+        self.block_hashes += other.block_hashes
+        return True
 
 
 class WireCleared(Struct, tag="AllBlocksCleared", tag_field="type"):
@@ -122,19 +136,33 @@ async def decode_large(payload: bytes, on_bad: Callable[[Malformed | UnknownEven
     events = await loop.run_in_executor(_decoder, partial(_decode_one_by_one, payload, bad.append, pauses=True))
     for each in bad:
         on_bad(each)
-    return events
+    return _in_runs(events)
 
 
 def decode_batch(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> Sequence[WireEvent]:
-    """The events of one message, without those that cannot be read: `on_bad` is called with each of them."""
+    """The events of one message, without those that cannot be read: `on_bad` is called with each of them.
+
+    Removals that follow one another and are alike are one event: vLLM sends one for each block.
+    """
     try:
         # What vLLM sends in practice, in one go; five times faster than event by event.
         events = _map_batches.decode(payload).events
         for event in events:
             _check(event)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Malformed):
-        return _decode_one_by_one(payload, on_bad)
-    return events
+        events = _decode_one_by_one(payload, on_bad)
+    return _in_runs(events)
+
+
+def _in_runs(events: Sequence[WireEvent]) -> Sequence[WireEvent]:
+    if len(events) < 2:
+        return events
+    runs: list[WireEvent] = []
+    for event in events:
+        last = runs[-1] if runs else None
+        if not (isinstance(event, WireRemoved) and isinstance(last, WireRemoved) and last.has_joined(event)):
+            runs.append(event)
+    return runs
 
 
 def _decode_one_by_one(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from struct import error, pack
 
 from preble.core.prefixes.cache_entry import NAME_BYTES, CacheEntry, IndexSize
-from preble.core.types import BlockHash
+from preble.core.types import BlockHash, PackedHashes
 
 
 def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
@@ -26,6 +26,8 @@ def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
     >>> len(pack_names([-(2**63), b"an engine's hash", 2**64 - 1]))
     12
     """
+    if isinstance(block_hashes, PackedHashes):
+        return array("I", block_hashes.packed)[::2].tobytes()
     for kind in ("q", "Q"):  # vLLM's hashes have 64 bits without a sign, SGLang's with one
         try:
             return array("I", pack(f"{len(block_hashes)}{kind}", *block_hashes))[::2].tobytes()
