@@ -304,6 +304,22 @@ def test_a_whole_answer_counts_as_complete_once_it_has_been_read() -> None:
     assert one.response_complete and len(client.complete) == 2
 
 
+def test_an_answer_that_is_written_at_once_leaves_the_connection_idle_for_as_long_as_any() -> None:
+    client = Client()
+    client.send(post(b"/", b""))
+    client.connection.on_time(client.connection.timeout_keep_alive - 1)
+    assert not client.transport.closed
+    client.connection.on_time(client.connection.timeout_keep_alive)
+    assert client.transport.closed
+
+
+def test_nothing_is_served_after_the_last_answer_of_a_connection() -> None:
+    client = Client()
+    client.send(post(b"/last", b"a", more=b"connection: close\r\n") + post(b"/more", b"b"))
+    assert client.complete == [("/last", b"a")]
+    assert client.transport.closed and client.transport.written.count(KEPT) == 1
+
+
 def test_an_idle_connection_is_closed_in_time_and_one_that_is_served_is_not() -> None:
     client = Client(at_once=False)
     client.send(post(b"/", b""))

@@ -63,10 +63,10 @@ class App:
         self.keys = keys
         self._metrics_need_key = config.auth.metrics_need_key
         self._uploads = Uploads(self._serving, config)
-        answer = JsonRequests(self._serving, config).answer
+        begin = JsonRequests(self._serving, config).begin
         self._browsers = Browsers(config.browsers.origins) if config.browsers.origins else None
         self._intake = IntakeSettings(
-            answer, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
+            begin, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
         )
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:

@@ -296,10 +296,10 @@ async def accepting(app: App, sock: socket.socket, config: GatewayConfig) -> Asy
 
 async def _abort_rest(server: Server) -> None:
     """Abort the requests that still run after the grace."""
-    server.stop_rest()
+    if count := server.stop_rest():
+        structlog.get_logger().warning("requests_aborted", count=count)
     tasks = set(server.server_state.tasks)
     for task in tasks:
         task.cancel()
     if tasks:
-        structlog.get_logger().warning("requests_aborted", count=len(tasks))
         await asyncio.wait(tasks, timeout=_ABORT_S)

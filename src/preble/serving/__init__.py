@@ -25,7 +25,7 @@ from preble.serving.endpoints import (
     error_form,
     in_style,
 )
-from preble.serving.intake import Intake
+from preble.serving.intake import Admission, Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
 from preble.serving.link.protocol import PageAnswer, PageRequest
@@ -39,7 +39,7 @@ from preble.serving.replicas.wanted import UnknownReplica
 from preble.serving.requests import ParsedRequest
 from preble.serving.serving import Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
-from preble.serving.telemetry.tracing import Trace
+from preble.serving.telemetry.tracing import ReplicaSpan, Trace
 
 __all__ = [
     "ANYBODY",
@@ -51,6 +51,7 @@ __all__ = [
     "MOST_TOKENS",
     "NOT_NOW",
     "OTHER",
+    "Admission",
     "Caller",
     "Endpoint",
     "ErrorForm",
@@ -71,6 +72,7 @@ __all__ = [
     "Placed",
     "Prompt",
     "PromptTokensDetails",
+    "ReplicaSpan",
     "SchedulerAway",
     "Serving",
     "SourceRow",

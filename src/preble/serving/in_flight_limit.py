@@ -8,6 +8,7 @@ from collections import Counter
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.serving.callers import Caller
+from preble.serving.intake import Admission
 from preble.serving.key_limits import KeyLimits
 from preble.serving.requests import ParsedRequest
 from preble.serving.terms import Terms
@@ -76,8 +77,8 @@ class InFlightLimit:
             )
 
 
-class Admitted:
-    """The context in which a request is admitted; see `Intake.admitted`."""
+class Admitted(Admission):
+    """The admission of one request in this process."""
 
     __slots__ = ("_limit", "_parsed", "_terms")
 
@@ -86,9 +87,9 @@ class Admitted:
         self._parsed = parsed
         self._terms = parsed.terms
 
-    async def __aenter__(self) -> ParsedRequest:
+    async def enter(self) -> ParsedRequest:
         self._limit.enter(self._terms)
         return self._parsed
 
-    async def __aexit__(self, *_failure: object) -> None:
+    def leave(self) -> None:
         self._limit.leave(self._terms)

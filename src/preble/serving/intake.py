@@ -7,7 +7,7 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from math import inf
 
 from msgspec import Raw
@@ -39,6 +39,27 @@ _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
 
 
+class Admission(ABC):
+    """What lets one request be placed and answered, from `enter` to `leave`; also a context."""
+
+    @abstractmethod
+    async def enter(self) -> ParsedRequest:
+        """Return the request to serve: with a new id if a request of another process has the same one.
+
+        Raises: Overloaded: there is no room now. RequestError: there never is.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The request is over. Call it once after `enter`."""
+
+    async def __aenter__(self) -> ParsedRequest:
+        return await self.enter()
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self.leave()
+
+
 class Intake(ABC):
     """Takes requests in and has them placed, by `Serving` in this process or by another process. Carriers use this.
 
@@ -64,7 +85,15 @@ class Intake(ABC):
 
         Within the context, no other request of this process has the id.
         """
+        return self._ids.taken(headers)
+
+    def take_id(self, headers: Mapping[bytes, bytes]) -> str:
+        """As `request_id`, until `release_id`."""
         return self._ids.take(headers)
+
+    def release_id(self, request_id: str) -> None:
+        """The request with this id is over."""
+        self._ids.release(request_id)
 
     async def parse(
         self,
@@ -101,12 +130,9 @@ class Intake(ABC):
         return await self._token_answers.answer(endpoint, body)
 
     @abstractmethod
-    def admitted(self, parsed: ParsedRequest) -> AbstractAsyncContextManager[ParsedRequest]:
-        """A context in which a request may be placed and answered. Gives the request to serve: with a new
-        id if a request of another process has the same one.
-
-        Raises, on entering or from `place`: Overloaded: there is no room now. RequestError: there never is.
-        """
+    def admitted(self, parsed: ParsedRequest) -> Admission:
+        """A context in which a request may be placed and answered. What `Admission.enter` raises may come from `place`
+        instead."""
 
     async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
         """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.

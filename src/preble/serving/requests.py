@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -105,11 +106,22 @@ class RequestIds:
         self._numbers = count()
         self._prefix = secrets.token_hex(4)
 
-    def take(self, headers: Mapping[bytes, bytes]) -> _Claimed:
-        """A context with the client's `x-request-id` if it is short, printable and not in use, else with a new id."""
+    def take(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the client's `x-request-id` if it is short, printable and not in use, else a new id. The caller gives
+        it back with `release`."""
         own = headers.get(b"x-request-id")
-        is_sane = own is not None and _SANE_ID.fullmatch(own)
-        return _Claimed(self, own.decode() if own and is_sane else f"{self._prefix}-{next(self._numbers):x}")
+        if own is not None and _SANE_ID.fullmatch(own):
+            return self.claim(own.decode())
+        return self.claim(f"{self._prefix}-{next(self._numbers):x}")
+
+    @contextmanager
+    def taken(self, headers: Mapping[bytes, bytes]) -> Iterator[str]:
+        """A context with an id as of `take`."""
+        request_id = self.take(headers)
+        try:
+            yield request_id
+        finally:
+            self.release(request_id)
 
     def claim(self, request_id: str) -> str:
         """Return this id, or one made of it if it is in use. The caller gives it back with `release`."""
@@ -121,20 +133,3 @@ class RequestIds:
     def release(self, request_id: str) -> None:
         """The request that claimed this id is over."""
         self._used.discard(request_id)
-
-
-class _Claimed:
-    """The context of `RequestIds.take`."""
-
-    __slots__ = ("_ids", "_request_id")
-
-    def __init__(self, ids: RequestIds, wanted: str) -> None:
-        self._ids = ids
-        self._request_id = wanted
-
-    def __enter__(self) -> str:
-        self._request_id = self._ids.claim(self._request_id)
-        return self._request_id
-
-    def __exit__(self, *_failure: object) -> None:
-        self._ids.release(self._request_id)

@@ -122,7 +122,7 @@ class BoundedConnection(HttpToolsProtocol):
                 text = f"the request line and headers have more than {MAX_HEAD_BYTES} bytes; send fewer"
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", text)
                 return
-        if self._in_head or not self._is_answering():
+        if self._in_head or (not self._is_answering() and self._idle_until == inf):
             self._arm()
 
     def shutdown(self) -> None:
@@ -149,8 +149,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_by = inf
         self._wants_upgrade = self.parser.should_upgrade()
         headers = by_name(self.headers)
-        if self._wants_upgrade or self._refuse_bad_head(headers):
-            return
+        if self._wants_upgrade or self.transport.is_closing() or self._refuse_bad_head(headers):
+            return  # a closing connection has answered a request that came with this one, and answers no more
         answering = self._accepted(headers)
         if answering is not None:
             self._take(answering)
@@ -252,10 +252,12 @@ class BoundedConnection(HttpToolsProtocol):
         """Of every answer."""
         return self.server_state.default_headers
 
-    def stop(self) -> None:
-        """The server ends: answer what is served by callbacks now."""
+    def stop(self) -> bool:
+        """The server ends: answer what is served by callbacks now. Return whether a request was being served."""
+        is_answering = self._is_answering()
         if self._served is not None:
             self._served.on_stop()
+        return is_answering
 
     def on_time(self, now: float) -> None:
         """Act on what is late; the server calls this a few times a second, since a timer for each costs more."""

@@ -98,8 +98,7 @@ class Server(uvicorn.Server):
                 connection.on_time(now)
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
 
-    def stop_rest(self) -> None:
-        """Answer at once what is still being served by callbacks."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, BoundedConnection):
-                connection.stop()
+    def stop_rest(self) -> int:
+        """Answer at once what is still being served by callbacks. Return how many requests were being served."""
+        connections = [one for one in self.server_state.connections if isinstance(one, BoundedConnection)]
+        return sum(connection.stop() for connection in connections)

@@ -70,7 +70,6 @@ class Answering:
     _has_started = False
     _is_owed = False
     """Whether the answer is written, and will be complete when the client has read most of it."""
-    _writable: asyncio.Future[None] | None = None
 
     def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
         self.head = head
@@ -98,6 +97,9 @@ class Answering:
 
     def on_resumed(self) -> None:
         """The client has read what there was."""
+
+    def on_taken(self) -> None:
+        """The client has read most of a whole answer that it read slowly."""
 
     def on_time(self, now: float) -> None:
         """Some time has passed; called a few times a second. `now`: by the event loop's clock."""
@@ -135,7 +137,6 @@ class Answering:
 
     def lost(self) -> None:
         """The connection is gone."""
-        self._wake()
         if self._has_started and not self.response_complete:
             self.on_gone()
 
@@ -145,9 +146,9 @@ class Answering:
 
     def resumed(self) -> None:
         """The connection takes more."""
-        self._wake()
         if self._is_owed:
             self._complete()
+            self.on_taken()
         elif not self.response_complete:
             self.on_resumed()
 
@@ -185,12 +186,6 @@ class Answering:
             self._connection.transport.write(end)
         self._complete()
 
-    async def until_writable(self) -> None:
-        """Return when the client has read most of what was written, or is gone."""
-        if self._connection.is_write_paused and not self._connection.transport.is_closing():
-            self._writable = asyncio.get_running_loop().create_future()
-            await self._writable
-
     def _head(self, status: int, headers: HeaderList) -> bytes:
         self.response_started = True
         if _CLOSE in headers:
@@ -205,11 +200,6 @@ class Answering:
         if not self.keep_alive:
             self._connection.transport.close()
         self._connection.on_response_complete()
-
-    def _wake(self) -> None:
-        writable, self._writable = self._writable, None
-        if writable is not None and not writable.done():
-            writable.set_result(None)
 
 
 Accept = Callable[[ClientConnection, RequestHead], Answering | None]

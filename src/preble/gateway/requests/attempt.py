@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
-from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout, PrebleError
+from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.gateway.http.retry_after import retry_after_s
 from preble.serving import Endpoint, HeaderList, Placed, StreamMeter
 from preble.wire.pool import Ongoing
 
 
-class Sink:
-    """Takes a stream of events: `begin` once, with the attempt whose stream it is, then `write`, with whole events or
-    parts of them. A PrebleError that they raise ends the attempt."""
+class Sink(Protocol):
+    """Takes a stream of events. A PrebleError that it raises ends the attempt."""
 
-    def __init__(self, begin: Callable[[Attempt], None], write: Callable[[bytes], None]) -> None:
-        self.begin = begin
-        self.write = write
+    def write(self, data: bytes) -> None:
+        """Take whole events or parts of them. `data`: not empty."""
+
+
+class AttemptOwner(Protocol):
+    """Hears of one attempt: `begun` at most once, if its stream goes to the sink, then `over` once."""
+
+    def begun(self, attempt: Attempt) -> None:
+        """The stream begins. Raises: PrebleError: it must end."""
+
+    def over(self, attempt: Attempt, error: Exception | None) -> None:
+        """The answer is complete, or there is none, and the placement has ended."""
 
 
 class Attempt:
     """One placement, carried to its replica and back by callbacks: it is the `Receiver` of the answer.
 
-    After `carry`, `status` and `headers` are the answer's, and `flaw` says what was wrong with a stream that
+    When it is over, `status` and `headers` are the answer's, and `flaw` says what was wrong with a stream that
     went to the sink. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has
     got anything; then the request cannot move. `answer_id`: of an answer that replicas store.
-    `on_first`: called when the first token of a stream has come.
     """
 
     status = 0
@@ -35,7 +43,6 @@ class Attempt:
     is_stream = False
     has_begun = False
     answer_id: str | None = None
-    on_first: Callable[[], None] | None = None
     flaw: EngineProtocolError | None = None
     _meter: StreamMeter | None = None
     _ongoing: Ongoing | None = None
@@ -43,43 +50,46 @@ class Attempt:
     _heard_at: float | None = None
     _late_at = 0.0
     _is_paused = False
-    _error: PrebleError | None = None
-    _over: asyncio.Future[None] | None = None
+    _is_over = False
 
-    def __init__(self, placed: Placed, endpoint: Endpoint, max_answer_bytes: int, sink: Sink | None) -> None:
-        """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None."""
+    def __init__(
+        self,
+        placed: Placed,
+        endpoint: Endpoint,
+        max_answer_bytes: int,
+        owner: AttemptOwner,
+        sink: Sink | None,
+        under_way: set[Attempt],
+    ) -> None:
+        """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None. `under_way`: holds
+        this attempt until it is over."""
         self.placed = placed
         self.headers: HeaderList = []
         self._endpoint = endpoint
         self._max_answer_bytes = max_answer_bytes
+        self._owner: AttemptOwner | None = owner
         self._sink = sink
+        self._under_way = under_way
         self._loop = asyncio.get_running_loop()
         self._pieces: list[bytes] = []
         self._idle_s = placed.engine.http.timeouts.idle_s
 
-    async def carry(self, body: bytes, headers: Mapping[str, str], under_way: set[Attempt]) -> None:
-        """Send the request. Return at the end of the answer, when the placement has ended as well.
-
-        `under_way`: holds this attempt meanwhile.
-        Raises: EngineError. AnswerTooLarge. PrebleError: the sink's.
-        """
-        placed, self._over = self.placed, self._loop.create_future()
+    def begin(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send the request. The owner hears what becomes of it, perhaps before this returns."""
+        placed = self.placed
         placed.on_lost, placed.heard_at = self._on_lost, self._last_heard
         self._late_at = self._loop.time() + placed.engine.http.timeouts.first_byte_s
-        under_way.add(self)
+        self._under_way.add(self)
         try:
             self._ongoing = placed.engine.begin(self._endpoint.path, body, headers, self)
-            await self._over
-            if self._error is not None:
-                raise self._error
-        except BaseException as error:
-            self._leave(error)
-            raise
-        else:
-            self._leave(self.flaw)
-        finally:
-            self._error = None  # its traceback refers to this attempt
-            under_way.discard(self)
+        except Exception as error:  # noqa: BLE001 (an adapter may be the user's own)
+            self._end(error)
+
+    def abort(self) -> None:
+        """Leave the replica, which stops its work, because nobody wants the answer. The owner does not hear of it."""
+        if not self._is_over:
+            self._owner = None
+            self._end(asyncio.CancelledError())
 
     # what becomes of the request at the replica
 
@@ -87,7 +97,7 @@ class Attempt:
         if not 200 <= status <= 599:
             replica_id = self.placed.placement.replica_id
             text = f"replica {replica_id} answered with status {status}"
-            self._fail(EngineProtocolError(text, replica_id=replica_id))
+            self._end(EngineProtocolError(text, replica_id=replica_id))
             return
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
@@ -111,27 +121,31 @@ class Attempt:
                 self._sink.write(data)  # type: ignore[union-attr]
             else:
                 self._hold(data, self._meter)
-        except PrebleError as error:
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client must get an answer)
+            self._end(error)
 
     def ended(self) -> None:
         self._ongoing = None
         try:
-            if self._meter is None:
-                self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-                self._report_usage()
-                self.answer_id = self._endpoint.id_of(self.body)
-            else:
-                if not self.has_begun:
-                    self._begin(self._meter)
-                self.flaw = self._meter.flaw()
-        except PrebleError as error:
-            self._error = error
-        self._finish()
+            self._read_end()
+        except Exception as error:  # noqa: BLE001 (whatever it is, the client must get an answer)
+            self._end(error)
+        else:
+            self._end(None)
 
     def failed(self, error: EngineError) -> None:
-        self._error = error
-        self._finish()
+        self._end(error)
+
+    def _read_end(self) -> None:
+        """Raises: EngineProtocolError: the answer is none of this endpoint."""
+        if self._meter is None:
+            self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._report_usage()
+            self.answer_id = self._endpoint.id_of(self.body)
+        else:
+            if not self.has_begun:
+                self._begin(self._meter)
+            self.flaw = self._meter.flaw()
 
     def _hold(self, data: bytes, meter: StreamMeter) -> None:
         """Keep the beginning of a stream until the prefill is over. Raises: EngineProtocolError: it is no stream."""
@@ -153,14 +167,13 @@ class Attempt:
             raise error
         if not self._endpoint.by_load:
             self.placed.first_token()
-        if self.on_first is not None:
-            self.on_first()
-        self.answer_id = self._endpoint.id_of(b"".join(self._pieces))
-        self.has_begun = True
-        if self._sink is not None:
-            self._sink.begin(self)
-            self._sink.write(b"".join(self._pieces))
+        held = b"".join(self._pieces)
         self._pieces.clear()
+        self.answer_id = self._endpoint.id_of(held)
+        self.has_begun = True
+        if self._owner is not None and self._sink is not None:
+            self._owner.begun(self)
+            self._sink.write(held)
 
     def _take(self, data: bytes) -> None:
         """Raises: AnswerTooLarge. EngineProtocolError: an error is too large."""
@@ -208,42 +221,45 @@ class Attempt:
             return
         is_silent = not self.status
         what = "did not answer in time" if is_silent else "sent nothing for too long"
-        self._fail(self.placed.engine.http.error(EngineTimeout, what, is_silent=is_silent))
+        self._end(self.placed.engine.http.error(EngineTimeout, what, is_silent=is_silent))
 
     def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
         """The replica has left the rotation. If its machine is silent, give up: the connection will not break."""
         if silent_since is not None and (self._heard_at is None or self._heard_at < silent_since):
             replica_id = self.placed.placement.replica_id
             text = f"replica {replica_id} was taken out of the rotation: {reason}"
-            self._fail(EngineGone(text, replica_id=replica_id, is_silent=True))
+            error = EngineGone(text, replica_id=replica_id, is_silent=True)
+            self._loop.call_soon(self._end, error)  # not now: who tells us is in the middle of taking it out
 
     def _last_heard(self) -> float | None:
         return self._heard_at
 
-    def _fail(self, error: PrebleError) -> None:
-        """Leave the replica, which stops its work."""
-        self._error = error
+    def _end(self, error: BaseException | None) -> None:
+        """Leave the replica, which stops work that is not done; end the placement; report to the owner. Once."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self._ongoing is not None:
             self._ongoing.abort()
-        self._finish()
+        self._under_way.discard(self)
+        try:
+            self._end_placement(self.flaw if error is None else error)
+        except Exception as failure:  # noqa: BLE001 (the owner must hear of the end whatever happens)
+            error = failure
+        owner, self._owner, self._sink, self._ongoing = self._owner, None, None, None
+        if owner is not None:
+            owner.over(self, error if isinstance(error, Exception) else None)
 
-    def _finish(self) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Leave the engine, which aborts work that is not done, and end the placement."""
-        if self._ongoing is not None:
-            self._ongoing.abort()
+    def _end_placement(self, error: BaseException | None) -> None:
+        placed = self.placed
         # These callbacks refer to this attempt, and it to the placement: only a full collection would free the cycle.
-        self.placed.on_lost, self.placed.heard_at = None, _unheard
-        self._ongoing = self._sink = None
+        placed.on_lost, placed.heard_at = None, _unheard
         if self._meter is not None and self.has_begun and not self._endpoint.by_load:
-            self.placed.usage(*self._meter.tokens())
+            placed.usage(*self._meter.tokens())
         if error is None:
-            self.placed.end()
+            placed.end()
         else:
-            self.placed.failed(error)
+            placed.failed(error)
 
 
 def _unheard() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -34,14 +34,24 @@ class Application(Protocol):
         """An answer is complete. `counted_as`: the path's label in metrics."""
 
 
+class Work(Protocol):
+    """What answers one request."""
+
+    def taken(self) -> None:
+        """The client has read most of a whole answer that it read slowly."""
+
+    def stop(self) -> None:
+        """End: `PlacedClient.over` is called, now or soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class IntakeSettings:
     """How requests are taken in, until the configuration changes.
 
-    `answer`: answers one request, given its client and body. `browsers`: None if no page may ask.
+    `begin`: begins to answer one request, given its client and body. `browsers`: None if no page may ask.
     """
 
-    answer: Callable[[PlacedClient, bytes], Awaitable[None]]
+    begin: Callable[[PlacedClient, bytes], Work]
     keys: KeyRing
     limits: LimitsConfig
     body_s: float
@@ -64,12 +74,9 @@ class PlacedClient(Answering):
     model = ""
     _late_at = inf
     _time_s = 0.0
-    _task: asyncio.Task[None] | None = None
+    _work: Work | None = None
     _cause: PrebleError | None = None
-    """Why the task is cancelled, None if the server ends or the client has gone."""
-    _is_gone = False
-    _is_served = False
-    """Whether the task has begun."""
+    """Why the work is stopped, None if the server ends or the client has gone."""
     _is_over = False
 
     def __init__(
@@ -79,9 +86,9 @@ class PlacedClient(Answering):
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
         self.memory = BodyShare(settings.bodies)
+        self.tasks = connection.tasks
+        self.loop = connection.loop
         self._settings = settings
-        self._tasks = connection.tasks
-        self._loop = connection.loop
         self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
 
     # the body
@@ -117,8 +124,9 @@ class PlacedClient(Answering):
             self._refuse(error)
             return
         self._late_at = inf
-        self._task = self._loop.create_task(self._serve(body))
-        self._tasks.add(self._task)
+        work = self._settings.begin(self, body)
+        if not self._is_over:
+            self._work = work
 
     def _refuse(self, error: PrebleError) -> None:
         """Answer a request whose body is not complete."""
@@ -127,53 +135,53 @@ class PlacedClient(Answering):
 
     # the work
 
-    async def _serve(self, body: bytes) -> None:
-        """A task's root: every failure becomes an answer."""
-        failed = self._is_served = True
-        try:
-            await self._settings.answer(self, body)
-            failed = False
-        except asyncio.CancelledError:
-            if self._cause is not None:
-                self._fail(self._cause)
-            elif not self._is_gone:  # the server ends
-                self.fail(STOPPING)
-        except Exception as error:  # noqa: BLE001 (a failure must not reach the client as a traceback)
-            self._fail(error)
-        finally:
-            self._close(failed=failed)
-
     def limit(self, seconds: float) -> None:
         """Give up after this time from now."""
         self._time_s = seconds
-        self._late_at = self._loop.time() + seconds
+        self._late_at = self.loop.time() + seconds
 
     def on_time(self, now: float) -> None:
-        for attempt in tuple(self.under_way):
-            attempt.on_time(now)
+        if self.under_way:
+            for attempt in tuple(self.under_way):
+                attempt.on_time(now)
         if now < self._late_at:
             return
         self._late_at = inf
-        if self._task is None:
+        if self._work is None:
             self._refuse(BodyTooSlow(f"the body did not arrive within {self._time_s:g} s"))
         else:
             self._cause = EngineTimeout(f"the answer took longer than {self._time_s:g} s")
-            self._task.cancel()
+            self._work.stop()
 
     def on_gone(self) -> None:
-        if self._is_over:
-            return
-        self._is_gone = True
-        self.status = CLIENT_GONE
-        if self._task is not None:
-            self._task.cancel()
-        if not self._is_served:  # a task that is cancelled before it begins never does
-            self._close(failed=True)
+        if not self._is_over:
+            self.status = CLIENT_GONE
+            self.is_streaming = False  # nobody reads the rest
+            self._stop()
 
     def on_stop(self) -> None:
-        if self._task is None and not self._is_over:
+        if not self._is_over:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._work is None:
+            self.over(asyncio.CancelledError())
+        else:
+            self._work.stop()
+
+    def on_taken(self) -> None:
+        if self._work is not None:
+            self._work.taken()
+
+    def over(self, error: BaseException | None) -> None:
+        """The work has ended: well, with an error, or stopped. Answers if there is no answer yet."""
+        if isinstance(error, Exception):
+            self._fail(error)
+        elif error is not None and self._cause is not None:
+            self._fail(self._cause)
+        elif error is not None:  # the server ends, or the client has gone
             self.fail(STOPPING)
-            self._close(failed=True)
+        self._close(failed=error is not None)
 
     def pause_if_full(self) -> None:
         """Pause the attempts that began while the client read slowly, too."""
@@ -221,8 +229,6 @@ class PlacedClient(Answering):
         self._is_over = True
         self._late_at = inf
         self._body.clear()
-        if self._task is not None:
-            self._tasks.discard(self._task)
-        self._cause = self._task = None
+        self._cause = self._work = None
         self.memory.release(failed=failed)
         self._settings.application.count(self.endpoint.counted_as, self.status, self.model)

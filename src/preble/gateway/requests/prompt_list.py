@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import msgspec
 from msgspec import Raw
@@ -57,7 +57,7 @@ class _Prompts:
     async def carry(self, index: int, sink: Sink | None) -> Attempt:
         """Wait for the prompt's turn, then carry it. Raises: PrebleError. _Refused: a replica refused it."""
         async with self._turns:
-            attempt = await (await self._relays(index, self._body(index))).carry(sink)
+            attempt = await _carried(await self._relays(index, self._body(index)), sink)
             if attempt.status >= 300:
                 raise _Refused(attempt)
             return attempt
@@ -68,6 +68,34 @@ class _Prompts:
         return msgspec.json.encode(
             self._fields | {"prompt": prompt if isinstance(prompt, (str, Raw)) else list(unpack_tokens(prompt))}
         )
+
+
+async def _carried(relay: Relay, sink: Sink | None) -> Attempt:
+    """Return the attempt that got an answer, once the answer is complete. Raises: PrebleError."""
+    waiting = _Waiting()
+    try:
+        await relay.begin(waiting, sink)
+        return await waiting.attempt
+    except BaseException:
+        relay.abort()
+        raise
+
+
+@final
+class _Waiting:
+    """Waits for what becomes of a relay."""
+
+    def __init__(self) -> None:
+        self.attempt: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
+
+    def begun(self, attempt: Attempt) -> None:
+        """The first event of any prompt begins the answer."""
+
+    def carried(self, attempt: Attempt) -> None:
+        self.attempt.set_result(attempt)
+
+    def not_carried(self, error: Exception) -> None:
+        self.attempt.set_exception(error)
 
 
 def _encoded_size(prompt: Prompt) -> int:
@@ -182,20 +210,24 @@ async def _answer_stream(client: PlacedClient, parsed: ParsedRequest, prompts: _
 
 async def _carry_stream(prompts: _Prompts, index: int, merged: _MergedStream) -> None:
     """Pass one prompt's stream on. Raises: PrebleError, _Refused."""
-    splitter, offset = EventSplitter(), index * prompts.num_choices
-
-    def write(data: bytes) -> None:
-        for one in splitter.feed(data):
-            if one != b"[DONE]":
-                merged.write(_reindexed_event(one, offset))
-
-    attempt = await prompts.carry(index, Sink(_begin_nothing, write))
+    attempt = await prompts.carry(index, _Part(merged, index * prompts.num_choices))
     if attempt.flaw is not None:
         raise attempt.flaw
 
 
-def _begin_nothing(attempt: Attempt) -> None:
-    """The first event of any prompt begins the answer."""
+@final
+class _Part:
+    """The stream of one prompt within the merged one. `offset`: of its choices."""
+
+    def __init__(self, merged: _MergedStream, offset: int) -> None:
+        self._merged = merged
+        self._offset = offset
+        self._splitter = EventSplitter()
+
+    def write(self, data: bytes) -> None:
+        for one in self._splitter.feed(data):
+            if one != b"[DONE]":
+                self._merged.write(_reindexed_event(one, self._offset))
 
 
 def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:

@@ -2,87 +2,158 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Protocol, final
 
 from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
+from preble.gateway.requests.at_once import run_at_once
 from preble.gateway.requests.attempt import Attempt, Sink
-from preble.gateway.requests.tracing import place, replica_span
-from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed
+from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed, ReplicaSpan
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""
 
 
-@dataclass(slots=True)
+class RelayOwner(Protocol):
+    """Hears of one relay: `begun` at most once, then `carried` or `not_carried` once."""
+
+    def begun(self, attempt: Attempt) -> None:
+        """The stream begins, and goes to the sink. Raises: PrebleError: it must end."""
+
+    def carried(self, attempt: Attempt) -> None:
+        """This attempt got an answer, which is complete."""
+
+    def not_carried(self, error: Exception) -> None:
+        """No replica answers: the last one's failure."""
+
+
+@final
 class Relay:
-    """Carries one request to a replica that answers.
+    """Carries one request to a replica that answers, by callbacks.
 
     A request moves any number of times from replicas that cannot be reached, or that answer 429 or 503. It moves once
     from a replica that fails: one that breaks off, falls silent, answers with a status of 500 or above, or with
     something that is no completion. The fleet's retry budget limits all moves, except from replicas that cannot be
     reached. After the first piece of a stream, and after a timeout, the request fails.
-
-    `with_ids`: the same body with token ids in place of the text, if that is to be sent. `max_answer_bytes`: of an
-    answer that is no stream. `under_way`: holds the attempt, while there is one.
     """
 
-    serving: Intake
-    request: Request
-    parsed: ParsedRequest
-    body: bytes
-    with_ids: bytes | None
-    headers: Mapping[str, str]
-    max_answer_bytes: int
-    under_way: set[Attempt]
-    num_failures: int = 0
+    def __init__(
+        self,
+        serving: Intake,
+        request: Request,
+        parsed: ParsedRequest,
+        *,
+        body: bytes,
+        with_ids: bytes | None,
+        headers: Mapping[str, str],
+        max_answer_bytes: int,
+        under_way: set[Attempt],
+    ) -> None:
+        """`body`: for the replica. `with_ids`: the same with token ids in place of the text, if that is to be sent.
+        `max_answer_bytes`: of an answer that is no stream. `under_way`: holds the attempt, while there is one."""
+        self._serving = serving
+        self._request = request
+        self._parsed = parsed
+        self._body = body
+        self._with_ids = with_ids
+        self._headers = headers
+        self._max_answer_bytes = max_answer_bytes
+        self._under_way = under_way
+        self._owner: RelayOwner
+        self._sink: Sink | None = None
+        self._attempt: Attempt | None = None
+        self._span: ReplicaSpan | None = None
+        self._moving: asyncio.Task[None] | None = None
+        self._num_failures = 0
 
-    async def carry(self, sink: Sink | None) -> Attempt:
-        """Return the attempt that got an answer, once the answer is complete. `sink`: for a streamed answer.
+    async def begin(self, owner: RelayOwner, sink: Sink | None) -> None:
+        """Place the request and send it. `owner` hears of the rest. `sink`: for a streamed answer, else None.
 
-        Raises: NoReplicaError, RequestError: no replica can take it. EngineError: the last replica's failure.
+        Raises: NoReplicaError, RequestError: no replica can take it. Overloaded: its turn cannot come in time.
         """
-        placed = await place(self.serving, self.request, self.parsed)
-        while True:
-            attempt = Attempt(placed, self.parsed.endpoint, self.max_answer_bytes, sink)
-            failure: EngineError | None = None
-            try:
-                body = self.body if self.with_ids is None else self._body_at(placed, self.with_ids)
-                if (trace := self.parsed.trace) is None:
-                    await attempt.carry(body, self.headers, self.under_way)
-                else:
-                    with replica_span(trace, attempt, self.headers) as headers:
-                        await attempt.carry(body, headers, self.under_way)
-                if attempt.status < 500 and attempt.status not in NOT_NOW:
-                    if attempt.answer_id is not None:
-                        tenant = self.parsed.caller.tenant
-                        self.serving.stored.note(attempt.answer_id, attempt.placed.placement.replica_id, tenant)
-                    return attempt
-            except EngineError as error:
-                if attempt.has_begun:
-                    raise
-                failure = error
-            if self._may_move(attempt, failure):
-                try:
-                    placed = await placed.place_again()
-                    continue
-                except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
-                    pass
-            if failure is not None:
-                raise failure
-            return attempt
+        self._owner, self._sink = owner, sink
+        if (trace := self._parsed.trace) is None:
+            placed = await self._serving.place(self._request, self._parsed)
+        else:
+            loop = asyncio.get_running_loop()
+            asked_at = loop.time()
+            placed = await self._serving.place(self._request, self._parsed)
+            decided_at = max(placed.placed_at, asked_at)
+            trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
+        self._send(placed)
+
+    def abort(self) -> None:
+        """Stop: nobody wants the answer. The owner hears nothing more."""
+        if self._moving is not None:
+            self._moving.cancel()
+        if self._attempt is not None:
+            self._attempt.abort()
+            self._end_span(self._attempt, asyncio.CancelledError())
+
+    def _send(self, placed: Placed) -> None:
+        parsed, headers = self._parsed, self._headers
+        endpoint = parsed.endpoint
+        self._attempt = attempt = Attempt(placed, endpoint, self._max_answer_bytes, self, self._sink, self._under_way)
+        if parsed.trace is not None:
+            self._span = parsed.trace.sent(placed.placement)
+            headers = {**headers, **self._span.headers}
+        attempt.begin(self._body if self._with_ids is None else self._body_at(placed, self._with_ids), headers)
 
     def _body_at(self, placed: Placed, with_ids: bytes) -> bytes:
         """Return the body for a replica. Since it was written, the request may have waited, or moved to a replica that
         nobody has checked: that one gets the text."""
-        replica = self.serving.replicas.get(placed.placement.replica_id)
-        return with_ids if replica is not None and replica.takes_ids else self.body
+        replica = self._serving.replicas.get(placed.placement.replica_id)
+        return with_ids if replica is not None and replica.takes_ids else self._body
 
-    def _may_move(self, attempt: Attempt, failure: EngineError | None) -> bool:
-        if isinstance(failure, EngineRefused) or (failure is None and attempt.status in NOT_NOW):
-            return True
-        if isinstance(failure, EngineTimeout):
+    # what becomes of an attempt
+
+    def begun(self, attempt: Attempt) -> None:
+        if self._span is not None:
+            self._span.first_token()
+        self._owner.begun(attempt)
+
+    def over(self, attempt: Attempt, error: Exception | None) -> None:
+        self._attempt = None
+        self._end_span(attempt, error)
+        if error is None and attempt.status < 500 and attempt.status not in NOT_NOW:
+            if attempt.answer_id is not None:
+                replica_id = attempt.placed.placement.replica_id
+                self._serving.stored.note(attempt.answer_id, replica_id, self._parsed.caller.tenant)
+            self._owner.carried(attempt)
+        elif self._may_move(attempt, error):
+            waiting = run_at_once(self._move(attempt, error), asyncio.get_running_loop())
+            self._moving = waiting or self._moving  # it may have moved once more by now
+        else:
+            self._give_up(attempt, error)
+
+    def _end_span(self, attempt: Attempt, error: BaseException | None) -> None:
+        span, self._span = self._span, None
+        if span is not None:
+            span.answered(attempt.status, attempt.placed.output_tokens, error)
+
+    def _may_move(self, attempt: Attempt, error: Exception | None) -> bool:
+        if attempt.has_begun or not (error is None or isinstance(error, EngineError)):
             return False
-        self.num_failures += 1
-        return self.num_failures <= _MOVES_AFTER_FAILURES
+        if isinstance(error, EngineRefused) or (error is None and attempt.status in NOT_NOW):
+            return True
+        if isinstance(error, EngineTimeout):
+            return False
+        self._num_failures += 1
+        return self._num_failures <= _MOVES_AFTER_FAILURES
+
+    async def _move(self, attempt: Attempt, error: Exception | None) -> None:
+        """A task's root."""
+        try:
+            self._send(await attempt.placed.place_again())
+        except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
+            self._give_up(attempt, error)
+        except Exception as failure:  # noqa: BLE001 (the client must get an answer)
+            self._owner.not_carried(failure)
+
+    def _give_up(self, attempt: Attempt, error: Exception | None) -> None:
+        if error is None:
+            self._owner.carried(attempt)
+        else:
+            self._owner.not_carried(error)

@@ -12,7 +12,7 @@ from preble.config import GatewayConfig
 from preble.core.types import Request
 from preble.errors import UnknownRequest
 from preble.logs import LogLosses
-from preble.serving.intake import Intake
+from preble.serving.intake import Admission, Intake
 from preble.serving.link import protocol as m
 from preble.serving.link.by_load import PlacingByLoad, shared_limits
 from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink, Ticket
@@ -118,8 +118,8 @@ class FrontEnd(Intake):
             return await self._place(avoiding, ticket)
 
 
-class _Admitted:
-    """The context in which a request is admitted; see `Intake.admitted`."""
+class _Admitted(Admission):
+    """The admission of one request by the scheduler process, or by this one while that is away."""
 
     __slots__ = ("_here", "_link", "_own", "_parsed", "_ticket", "_tickets")
 
@@ -133,7 +133,7 @@ class _Admitted:
         self._own: Terms | None = None
         """What counts in this process, if the scheduler process was away."""
 
-    async def __aenter__(self) -> ParsedRequest:
+    async def enter(self) -> ParsedRequest:
         terms = self._parsed.terms
         if is_led := self._link.is_up:
             if terms.caller.limits is not None:
@@ -154,7 +154,7 @@ class _Admitted:
         self._tickets[self._parsed.request_id] = self._ticket
         return self._parsed
 
-    async def __aexit__(self, *_failure: object) -> None:
+    def leave(self) -> None:
         del self._tickets[self._parsed.request_id]
         self._leave()
 
