@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from preble.core.types import PackedTokens
 from preble.errors import PromptTooLong, RequestError
 from preble.serving.tokens import pieces, pool
-from preble.serving.tokens.pieces import PieceMemory, cut
+from preble.serving.tokens.pieces import Parts, PieceMemory
 from preble.serving.tokens.pool import LocalTokens
 from preble.serving.tokens.tokenizer import choose_encoder
 
@@ -111,10 +112,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pieces of 24 characters, so that short texts have many cuts."""
+    """Pieces of 24 characters, so that short texts have many cuts, and short keys, so that some pieces share theirs."""
     monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
+    monkeypatch.setattr(pieces, "FIRST_SIZE", 20)
+    monkeypatch.setattr(pieces, "_KEY_SIZE", 6)
     monkeypatch.setattr(pieces, "_WINDOW", 96)
-    monkeypatch.setattr(pool, "PIECE_SIZE", 24)
+    monkeypatch.setattr(pieces, "_STEP", 200)
+    monkeypatch.setattr(pool, "FIRST_SIZE", 20)
     monkeypatch.setattr(pieces, "MOST_AT_ONCE", 120)
     monkeypatch.setattr(pool, "MOST_AT_ONCE", 120)
     yield
@@ -162,17 +166,45 @@ def test_ids_in_pieces_are_those_of_the_whole(
         tokens.close()
 
 
-@given(text=TEXTS.filter(is_unicode))
-def test_pieces_are_the_text_and_the_beginning_decides_where_they_end(text: str) -> None:
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(beginnings=st.lists(TEXTS.filter(is_unicode), min_size=2, max_size=4), order=st.lists(st.integers(0, 99)))
+def test_ids_in_pieces_are_those_of_the_whole_among_texts_that_share_pieces(
+    folder: Path, small_pieces: None, beginnings: list[str], order: list[int]
+) -> None:
+    tokens = LocalTokens(folder, None, inline_bytes=0, workers=1, memory_bytes=2**16)
+    encode = tokens._tokenizer.encoder.encode
+    middle = " and so it goes on for all of them without any end"
+    texts = [first + middle + last for first in beginnings for last in beginnings]
+    try:
+        for number in order:
+            text = texts[number % len(texts)]
+            prompt = text if number % 2 else Raw(json.dumps(text).encode())
+            assert asyncio.run(tokens.completion(prompt, False, None)) == encode(text, False)
+    finally:
+        tokens.close()
+
+
+def parts_of(memory: PieceMemory, text: str | bytes) -> list[tuple[str, bool]]:
+    """Put what is shared. Return the parts, and whether each was known."""
+    quote = isinstance(text, bytes)
+    found = []
+    parts = Parts(memory, text, int(quote), len(text) - quote)
+    while not parts.is_over:
+        for part, ids, is_shared in parts.step():
+            found.append((part if isinstance(part, str) else str(json.loads(b'"%b"' % part)), ids is not None))
+            if is_shared:
+                memory.put(part, PackedTokens(b"ids."))
+    return found
+
+
+@given(text=TEXTS.filter(is_unicode), is_json=st.booleans())
+def test_parts_are_the_text_and_a_known_beginning_is_known_whatever_follows(text: str, is_json: bool) -> None:
     whole = (text + " and some more words ") * 400
-    found = [piece for piece, _ in cut(whole)]
-    assert "".join(found) == whole
-    longer = [piece for piece, _ in cut(whole + " of another end")]
-    kept = [piece for piece, ends_at_cut in cut(whole) if ends_at_cut]
-    assert [piece for piece in longer if piece][: len(kept)] == kept
-    raw = json.dumps(whole).encode()
-    for piece, _ in cut(memoryview(raw)[1:-1]):
-        json.loads(b'"' + piece + b'"')
+    memory = PieceMemory(2**22)
+    for end in ("", " one end", " another end"):
+        found = parts_of(memory, json.dumps(whole + end).encode() if is_json else whole + end)
+        assert "".join(part for part, _ in found) == whole + end
+    assert sum(len(part) for part, is_known in found if not is_known) < 2 * pieces.PIECE_SIZE + len(text)
 
 
 @pytest.mark.parametrize(
@@ -242,16 +274,23 @@ def test_a_piece_that_is_not_utf_8_is_the_clients_error(tmp_path: Path) -> None:
         tokens.close()
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000)), max_size=200))
-def test_the_memory_stays_within_its_budget_and_never_gives_other_ids(uses: list[tuple[int, int]]) -> None:
+def ids_of(memory: PieceMemory, piece: bytes) -> PackedTokens | None:
+    kept = memory.get(pieces.key_of(piece, 0, len(piece)), piece + b" a", 0, re.compile(b" a"))
+    return None if kept is None else kept.ids
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 3000), st.booleans()), max_size=200))
+def test_the_memory_stays_within_its_budget_and_never_gives_other_ids(uses: list[tuple[int, int, bool]]) -> None:
     memory = PieceMemory(20_000)
-    for number, size in uses:
+    for number, size, has_common_end in uses:
         piece = b"%d " % number + b"x" * size
+        piece = piece if has_common_end else piece[::-1]
         ids = PackedTokens(piece[::-1])
-        assert memory.get(piece) in (None, ids)
+        assert ids_of(memory, piece) in (None, ids)
         memory.put(piece, ids)
-        kept = {**memory._old, **memory._young}
-        assert sum(len(text) + len(found) for text, found in kept.items()) <= 20_000
+        kept = [*memory._old.values(), *memory._young.values()]
+        assert sum(len(one.text) + len(one.ids) for one in kept) <= 20_000
+        assert memory._young_bytes == sum(one.num_bytes for one in memory._young.values())
 
 
 def test_pieces_that_came_once_are_not_kept() -> None:
@@ -259,19 +298,26 @@ def test_pieces_that_came_once_are_not_kept() -> None:
     common = "".join(f"page {page} of all " for page in range(1000))
     for number in range(3):
         text = common + "".join(f"page {page} of number {number} only " for page in range(1000))
-        for part, ids, is_shared in memory.parts(text):
+        for part, is_known in parts_of(memory, text):
             assert part in text
-            assert (ids is not None) == (number == 2 and part in common)
-            if is_shared:
-                memory.put(part, PackedTokens(b"ids."))
-    assert 0 < len(memory._young) == sum(piece in common for piece in memory._young)
+            assert is_known == (number == 2 and part in common)
+    assert 0 < len(memory._young) == sum(one.text in common for one in memory._young.values())
 
 
-def test_the_hashes_of_pieces_that_came_once_are_bounded() -> None:
+def test_pieces_with_the_same_end_get_their_own_ids() -> None:
+    memory = PieceMemory(2**20)
+    end = b"y" * 1000
+    memory.put(b"one " + end, PackedTokens(b"ids1"))
+    memory.put(b"two " + end, PackedTokens(b"ids2"))
+    assert ids_of(memory, b"two " + end) == b"ids2"
+    assert ids_of(memory, b"one " + end) is None
+
+
+def test_the_keys_of_pieces_that_came_once_are_bounded() -> None:
     memory = PieceMemory(2**20)
     for number in range(3000):
-        assert not memory._was_seen(b"%d" % number)
-    assert memory._was_seen(b"2999") and not memory._was_seen(b"0")
+        assert not memory.was_seen(number)
+    assert memory.was_seen(2999) and not memory.was_seen(0)
     assert len(memory._seen) + len(memory._seen_before) <= 2 * memory._most_seen
 
 
@@ -280,7 +326,7 @@ def test_a_piece_in_use_outlives_others() -> None:
     memory.put(b"used", PackedTokens(b"ids."))
     for number in range(1000):
         memory.put(b"%d" % number * 100, PackedTokens(b"x" * 400))
-        assert memory.get(b"used") == b"ids."
+        assert ids_of(memory, b"used") == b"ids."
 
 
 @pytest.mark.parametrize("num_bytes", [100_000, 1_000_000])
@@ -306,7 +352,7 @@ async def test_a_long_prompt_never_holds_the_event_loop_for_a_millisecond(
     plain = tokens._tokenizer.piece
     known = tokens._memory.get
     monkeypatch.setattr(tokens._tokenizer, "piece", lambda text: (worked(len(text) * 15e-9), plain(text))[1])
-    monkeypatch.setattr(tokens._memory, "get", lambda text: (worked(10e-6), known(text))[1])
+    monkeypatch.setattr(tokens._memory, "get", lambda *where: (worked(10e-6), known(*where))[1])
     monkeypatch.setattr(pool, "time", SimpleNamespace(perf_counter=lambda: now))
     task = asyncio.create_task(others())
     body = b"".join(b"some words %d " % number for number in range(num_bytes // 12))[:num_bytes]

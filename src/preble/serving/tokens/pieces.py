@@ -1,27 +1,30 @@
 """Cuts long prompts into pieces and keeps the token ids of pieces that prompts share: a known beginning is neither
 decoded nor tokenized.
 
-A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before. So prompts
-with the same beginning have the same pieces up to where they differ. `joints` says for which tokenizers the ids of the
-pieces are the ids of the whole.
+A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before; its beginning
+is cut more finely. So prompts with the same beginning have the same pieces up to where they differ. `joints` says for
+which tokenizers the ids of the pieces are the ids of the whole.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from preble.core.types import PackedTokens
 
 PIECE_SIZE = 4096
+FIRST_SIZE = 1536
+"""Of the pieces up to twice `PIECE_SIZE`, where short prompts still differ."""
 _WINDOW = 4 * PIECE_SIZE
 """How far one step searches for a cut."""
 _LARGEST_KEPT = 16 * PIECE_SIZE
+_STEP = 16 * PIECE_SIZE
+"""How much of a text is cut in one go: about 0.05 ms of work."""
 MOST_AT_ONCE = 5 * PIECE_SIZE
 """New pieces that follow one another are one part, up to this size: tokenizing it takes about 0.1 ms."""
-_ENTRY_BYTES = 200
+_ENTRY_BYTES = 250
 """The bytes that a remembered piece takes besides its text and its ids."""
 _SEEN_BYTES = 100
 """The bytes that a hash takes in a set."""
@@ -31,28 +34,7 @@ TEXT_CUT = re.compile(r" (?<=[A-Za-z]{2} )[A-Za-z]")
 _JSON_CUT = re.compile(rb" (?<=[^\\]{4}[A-Za-z]{2} )[A-Za-z]")
 """The same in a JSON string. The letter before the space ends no escape: the longest escape has six bytes."""
 _OVERLAP = 8
-
-
-def cut(text: str | memoryview, *, drop_space: bool = False) -> Iterator[tuple[str | bytes, bool]]:
-    """Yield the pieces of a text, or of the inside of a JSON string in UTF-8, each with whether it ends at a cut.
-
-    A step that finds no cut yields an empty piece, so that the caller can let others have a turn. `drop_space`: leave
-    out the space at each cut.
-    """
-    search: Any = TEXT_CUT.search if isinstance(text, str) else _JSON_CUT.search
-    taken: Any = str if isinstance(text, str) else bytes
-    start, at, last = 0, PIECE_SIZE, len(text) - _OVERLAP
-    while at < last:
-        found = search(text, at, at + _WINDOW)
-        if found is None:
-            at += _WINDOW - _OVERLAP
-            yield taken(), False
-        else:
-            end = found.start()
-            yield taken(text[start:end]), True
-            start = end + drop_space
-            at = end + PIECE_SIZE
-    yield taken(text[start:]), False
+_KEY_SIZE = 256
 
 
 Part = tuple[str | bytes, PackedTokens | None, bool]
@@ -60,69 +42,154 @@ Part = tuple[str | bytes, PackedTokens | None, bool]
 one piece that an earlier text had, too, so that its ids are worth keeping."""
 
 
+class _Kept:
+    """A piece and its ids. `follower`: the key of the piece that came after it last, 0 for none."""
+
+    __slots__ = ("follower", "ids", "key", "text")
+
+    def __init__(self, key: int, text: str | bytes, ids: PackedTokens) -> None:
+        self.key = key
+        self.text: Any = text
+        self.ids = ids
+        self.follower = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sys.getsizeof(self.text) + len(self.ids) + _ENTRY_BYTES
+
+
 class PieceMemory:
     """Token ids of the pieces that more than one text had, the least recently used forgotten first.
 
-    Of a piece that came once only its hash is kept: the end of most prompts never comes again. Never takes more than
+    Of a piece that came once only its key is kept: the end of most prompts never comes again. Never takes more than
     `budget_bytes` by its own count.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._most_seen = budget_bytes // (16 * _SEEN_BYTES)
         self._half_bytes = (budget_bytes - 2 * self._most_seen * _SEEN_BYTES) // 2
-        self._young: dict[str | bytes, PackedTokens] = {}
-        self._old: dict[str | bytes, PackedTokens] = {}
+        self._young: dict[int, _Kept] = {}
+        self._old: dict[int, _Kept] = {}
         self._young_bytes = 0
         self._seen: set[int] = set()
         self._seen_before: set[int] = set()
 
-    def parts(self, text: str | memoryview, *, drop_space: bool = False) -> Iterator[Part]:
-        """Yield the parts of a text that is cut as `cut` does. The caller puts the ids of shared ones.
-
-        A part may be empty, so that the caller can let others have a turn.
-        """
-        space: Any = " " if isinstance(text, str) else b" "
-        between = space if drop_space else space[:0]
-        new: list[Any] = []
-        size = 0
-        for piece, ends_at_cut in cut(text, drop_space=drop_space):
-            ids = self.get(piece) if ends_at_cut else None
-            is_shared = ids is None and ends_at_cut and self._was_seen(piece)
-            is_apart = ids is not None or is_shared or not piece
-            if new and (is_apart or size + len(piece) > MOST_AT_ONCE):
-                yield between.join(new), None, False
-                new, size = [], 0
-            if is_apart:
-                yield piece, ids if piece else PackedTokens(b""), is_shared
-            else:
-                new.append(piece)
-                size += len(piece)
-        if new:
-            yield between.join(new), None, False
-
-    def get(self, piece: str | bytes) -> PackedTokens | None:
-        """Return the ids of a piece, None if it is not known (any more)."""
-        ids = self._young.get(piece)
-        if ids is None and (ids := self._old.pop(piece, None)) is not None:
-            self.put(piece, ids)
-        return ids
+    def get(self, key: int, text: Any, at: int, cuts: Any) -> _Kept | None:
+        """Return the piece with this key, None if it is not known (any more) or does not stand here, up to a cut."""
+        kept = self._young.get(key)
+        if kept is None and (kept := self._old.pop(key, None)) is not None:
+            self._keep(kept)
+        if kept is None or type(kept.text) is not type(text) or not text.startswith(kept.text, at):
+            return None
+        return kept if cuts.match(text, at + len(kept.text)) else None
 
     def put(self, piece: str | bytes, ids: PackedTokens) -> None:
-        """Remember a piece, if it is not very long. Two generations: the older one goes when the younger is full."""
-        size = sys.getsizeof(piece) + len(ids) + _ENTRY_BYTES
-        if len(piece) > _LARGEST_KEPT or size > self._half_bytes or piece in self._young:
-            return
-        if self._young_bytes + size > self._half_bytes:
-            self._old, self._young, self._young_bytes = self._young, {}, 0
-        self._young[piece] = ids
-        self._young_bytes += size
+        """Remember a piece, if it is not very long."""
+        kept = _Kept(key_of(piece, 0, len(piece)), piece, ids)
+        if len(piece) <= _LARGEST_KEPT and kept.num_bytes <= self._half_bytes:
+            self._keep(kept)
 
-    def _was_seen(self, piece: str | bytes) -> bool:
+    def _keep(self, kept: _Kept) -> None:
+        """Two generations: the older one goes when the younger is full."""
+        if (other := self._young.pop(kept.key, None)) is not None:
+            self._young_bytes -= other.num_bytes
+        if self._young_bytes + kept.num_bytes > self._half_bytes:
+            self._old, self._young, self._young_bytes = self._young, {}, 0
+        self._young[kept.key] = kept
+        self._young_bytes += kept.num_bytes
+
+    def was_seen(self, key: int) -> bool:
         """Return whether the piece was here before; note that it was here."""
-        found = hash(piece)
-        if found in self._seen or found in self._seen_before:
+        if key in self._seen or key in self._seen_before:
             return True
         if len(self._seen) >= self._most_seen:
             self._seen_before, self._seen = self._seen, set()
-        self._seen.add(found)
+        self._seen.add(key)
         return False
+
+
+def key_of(text: str | bytes, at: int, stop: int) -> int:
+    """Return the key of a piece: of its length and the hash of its end, since hashing all of it costs ten times that.
+    Of pieces with the same key one is remembered."""
+    key = hash(text[max(at, stop - _KEY_SIZE) : stop]) + stop - at
+    return ~key if isinstance(text, str) else key  # equal letters of the two types have the same hash
+
+
+class Parts:
+    """The parts of a text (`str`), or of the inside of a JSON string in UTF-8 (`bytes`), from `start` to `end`.
+
+    `is_over`: `step` has returned all of them. `drop_space`: leave out the space at each cut that a part begins at.
+    """
+
+    def __init__(self, memory: PieceMemory, text: Any, start: int, end: int, *, drop_space: bool = False) -> None:
+        self.is_over = False
+        self._memory = memory
+        self._text = text
+        self._cuts: Any = TEXT_CUT if isinstance(text, str) else _JSON_CUT
+        self._end = end
+        self._space = int(drop_space)
+        self._at = start
+        """Where the piece begins."""
+        self._new = start
+        """Where the new pieces before it begin."""
+        self._seek = start + FIRST_SIZE
+        """From where on its end is searched for."""
+        self._found: list[Part] = []
+
+    def step(self) -> list[Part]:
+        """Return the next parts. O(`_STEP`). The caller puts the ids of shared ones."""
+        self._found = []
+        before: _Kept | None = None
+        until = min(self._seek + _STEP, self._end - _OVERLAP)
+        while self._seek < until:
+            kept = None if before is None else self._memory.get(before.follower, self._text, self._at, self._cuts)
+            if kept is None:
+                kept = self._cut_next()
+            else:
+                self._known(kept)
+            if before is not None and kept is not None:
+                before.follower = kept.key
+            before = kept
+        if self._seek >= self._end - _OVERLAP:
+            self.is_over = True
+            self._found.append((self._text[self._new : self._end], None, False))
+        return self._found
+
+    def _cut_next(self) -> _Kept | None:
+        """Search for the end of the piece. Return the piece if its ids are known."""
+        text, at = self._text, self._at
+        cut = self._cuts.search(text, self._seek, self._seek + _WINDOW)
+        if cut is None:
+            self._seek += _WINDOW - _OVERLAP
+            return None
+        stop: int = cut.start()
+        key = key_of(text, at, stop)
+        kept = self._memory.get(key, text, at, self._cuts)
+        if kept is not None:
+            self._known(kept)
+        elif self._memory.was_seen(key):
+            self._apart((text[at:stop], None, True), stop)
+        else:
+            if stop - self._new > MOST_AT_ONCE:
+                self._end_new()
+            self._next(stop)
+        return kept
+
+    def _known(self, kept: _Kept) -> None:
+        self._apart((kept.text, kept.ids, False), self._at + len(kept.text))
+
+    def _apart(self, part: Part, stop: int) -> None:
+        self._end_new()
+        self._found.append(part)
+        self._next(stop)
+        self._new = self._at
+
+    def _end_new(self) -> None:
+        """End the part of new pieces, if there are any."""
+        if self._new < self._at:
+            self._found.append((self._text[self._new : self._at - self._space], None, False))
+            self._new = self._at
+
+    def _next(self, stop: int) -> None:
+        self._at = at = stop + self._space
+        self._seek = at + (FIRST_SIZE if at < 2 * PIECE_SIZE else PIECE_SIZE)

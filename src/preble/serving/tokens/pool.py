@@ -8,9 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -23,7 +22,8 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
 from preble.serving.endpoints.bodies import Text, decode_chat, decode_text
-from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Part, PieceMemory
+from preble.serving.tokens.joints import Joint
+from preble.serving.tokens.pieces import FIRST_SIZE, MOST_AT_ONCE, Parts, PieceMemory
 from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
 
 _GIANT_BYTES = 1024 * 1024
@@ -111,14 +111,11 @@ class LocalTokens:
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         size = len(text) if isinstance(text, str) else memoryview(text).nbytes
-        if self._joint is not None and size > 2 * PIECE_SIZE:
-            inside = text if isinstance(text, str) else memoryview(text)[1:-1]
-            parts = self._memory.parts(inside, drop_space=self._joint.drop_space)
-            async with self._giants_turn if size > _GIANT_BYTES else nullcontext():
-                ids = await self._in_parts(parts, most_tokens)
-            if add_special_tokens:
-                ids = [self._joint.before, *ids, self._joint.after]
-            return PackedTokens(b"".join(ids))
+        if self._joint is not None and size > 2 * FIRST_SIZE:
+            if size <= _GIANT_BYTES:
+                return await self._in_parts(text, size, self._joint, add_special_tokens, most_tokens)
+            async with self._giants_turn:
+                return await self._in_parts(text, size, self._joint, add_special_tokens, most_tokens)
         if size <= self._inline_bytes:
             return self._tokenizer.completion(text, add_special_tokens)
         if size > _LETTERS_PER_TOKEN * most_tokens:
@@ -126,27 +123,34 @@ class LocalTokens:
             await self._check_length(text, most_tokens)
         return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
 
-    async def _in_parts(self, parts: Iterator[Part], most_tokens: float) -> list[PackedTokens]:
-        """Return the ids of each part. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
-        found: list[PackedTokens] = []
-        num_tokens, until = 0, time.perf_counter() + _TURN_S
-        for text, ids, is_shared in parts:
-            if ids is None:
-                ids = await self._tokenized(text, most_tokens)
+    async def _in_parts(
+        self, text: Text, size: int, joint: Joint, add_special_tokens: bool, most_tokens: float
+    ) -> PackedTokens:
+        """Tokenize in parts. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
+        found = [joint.before] if add_special_tokens else []
+        whole, quote = (text, 0) if isinstance(text, str) else (bytes(text), 1)
+        parts = Parts(self._memory, whole, quote, size - quote, drop_space=joint.drop_space)
+        until = time.perf_counter() + _TURN_S
+        while not parts.is_over:
+            for part, ids, is_shared in parts.step():
+                if ids is not None:
+                    found.append(ids)
+                    continue
+                small = len(part) <= MOST_AT_ONCE
+                ids = self._tokenizer.piece(part) if small else await self._long_piece(part, most_tokens)
+                found.append(ids)
                 if is_shared:
-                    self._memory.put(text, ids)
-            found.append(ids)
-            num_tokens += len(ids) // TOKEN_BYTES
-            if num_tokens > most_tokens:
-                raise _too_long(num_tokens, most_tokens)
-            if time.perf_counter() > until:
-                await asyncio.sleep(0)
-                until = time.perf_counter() + _TURN_S
-        return found
+                    self._memory.put(part, ids)
+                if time.perf_counter() > until:
+                    _check_number(found, most_tokens)
+                    await asyncio.sleep(0)
+                    until = time.perf_counter() + _TURN_S
+            _check_number(found, most_tokens)
+        if add_special_tokens:
+            found.append(joint.after)
+        return PackedTokens(b"".join(found))
 
-    async def _tokenized(self, piece: str | bytes, most_tokens: float) -> PackedTokens:
-        if len(piece) <= MOST_AT_ONCE:
-            return self._tokenizer.piece(piece)
+    async def _long_piece(self, piece: str | bytes, most_tokens: float) -> PackedTokens:
         if len(piece) > _LETTERS_PER_TOKEN * most_tokens:
             await self._check_length(piece if isinstance(piece, str) else unescaped(piece), most_tokens)
         return await self._elsewhere(len(piece), PromptTokenizer.piece, piece)
@@ -183,6 +187,12 @@ class LocalTokens:
     def close(self) -> None:
         self._lane.close()
         self._giants.close()
+
+
+def _check_number(found: list[PackedTokens], most_tokens: float) -> None:
+    """Raises: PromptTooLong."""
+    if (num_tokens := sum(map(len, found)) // TOKEN_BYTES) > most_tokens:
+        raise _too_long(num_tokens, most_tokens)
 
 
 def _too_long(num_tokens: int, most_tokens: float) -> PromptTooLong:
