@@ -255,9 +255,11 @@ class CacheDrift:
     num_requests: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class BlocksStored:
     """A replica has in its engine's memory now blocks that follow one another, or one copy more of each.
+
+    As `Placement` made once and not changed.
 
     `parent`: the block before the first one, None at the start of a prompt. `tokens`: packed ids of all the blocks,
     exactly `len(block_hashes) * block_size` of them. `past_is_cut`: the reporter could not hear of all that
@@ -274,9 +276,12 @@ class BlocksStored:
     past_is_cut: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class BlocksEvicted:
-    """A replica has one copy less of each of these blocks. `tier`: where it was, None for the engine's memory."""
+    """A replica has one copy less of each of these blocks. `tier`: where it was, None for the engine's memory.
+
+    As `Placement` made once and not changed.
+    """
 
     replica_id: ReplicaId
     block_hashes: BlockHashes

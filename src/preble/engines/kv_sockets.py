@@ -54,9 +54,9 @@ def _moved(address: str, by: int) -> str:
     return f"{host}:{int(port) + by}" if address.startswith("tcp://") else address
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
-    """One numbered message of the publisher."""
+    """One numbered message of the publisher; never changed."""
 
     seq: int
     payload: bytes

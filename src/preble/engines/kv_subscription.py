@@ -29,9 +29,10 @@ nothing to say."""
 _LOST_AFTER_BEATS = 4
 
 
-REST_S = 0.02
+REST_S = 0.05
 """After a connection has brought messages, until it is read again, together with others. Waking up costs several times
-as much as a message, and engines publish once an iteration, which takes 5 to 50 ms."""
+as much as a message, and engines publish once an iteration, which takes 5 to 50 ms. Placements do not need them sooner:
+what a request computes counts as cached while it runs, and a second longer (`report_grace_s`)."""
 
 _AT_ONCE, _APART_S = 8, 0.001
 """Connections that are read again at once, and the time between two such groups: other tasks go on meanwhile."""
@@ -54,7 +55,8 @@ class Subscription:
         self._topic = endpoints.topic.encode()
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
-        self._messages: deque[list[bytes]] = deque()
+        self._messages: deque[Message | None] = deque()
+        """None for one that is not of the form that messages have."""
         self._num_bytes = 0
         self._connected = self._lost = self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -100,14 +102,13 @@ class Subscription:
     def take(self, on_rubbish: Callable[[], None]) -> Message | None:
         """Return the next message that has arrived, or None. Calls `on_rubbish` for each that cannot be decoded."""
         while self._messages:
-            frames = self._messages.popleft()
-            self._num_bytes -= sum(map(len, frames))
+            message = self._messages.popleft()
+            if message is not None:
+                self._num_bytes -= len(message.payload)
             if self._connection is not None and self._connection.is_full and not self._is_full(parts=2):
                 self._connection.is_full = False
                 self._connection.settle()
-            if frames[0] != self._topic:
-                continue  # a publisher filters by prefix: "kv@a" also brings "kv@ab"
-            if (message := message_of(frames)) is not None:
+            if message is not None:
                 return message
             on_rubbish()
         return None
@@ -124,8 +125,10 @@ class Subscription:
         self.wake()
 
     def on_messages(self, messages: list[list[bytes]]) -> None:
-        self._messages += messages
-        self._num_bytes += sum(sum(map(len, frames)) for frames in messages)
+        for frames in messages:
+            if frames[0] == self._topic:  # a publisher filters by prefix: "kv@a" also brings "kv@ab"
+                self._messages.append(message := message_of(frames))
+                self._num_bytes += len(message.payload) if message is not None else 0
         if self._connection is not None:
             self._connection.is_full = self._is_full()
         self.wake()

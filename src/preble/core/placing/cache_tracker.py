@@ -384,8 +384,8 @@ def _bytes_of_path(leaf: Node) -> int:
 def _growth_of_stored(match: Match, event: BlocksStored) -> int:
     """Bytes by which the index grows at most if the event is taken in."""
     new_bytes = len(event.tokens) - (match.num_tokens - match.base_tokens) * TOKEN_BYTES
-    runs = len(match.path) + 2
-    return _growth(match, new_bytes) + runs * RUN_BYTES + len(event.block_hashes) * NAME_BYTES
+    runs, names = len(match.path) + 2, len(event.tokens) // TOKEN_BYTES // event.block_size
+    return _growth(match, new_bytes) + runs * RUN_BYTES + names * NAME_BYTES
 
 
 def _growth(match: Match, new_bytes: int) -> int:

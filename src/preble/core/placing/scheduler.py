@@ -199,7 +199,7 @@ class GlobalScheduler:
         Events of an unknown replica are ignored.
         """
         located = True
-        if event.replica_id in self._replicas and event.block_hashes:
+        if event.replica_id in self._replicas and event.tokens:
             replica = self._replicas.replica(event.replica_id)
             model = self._replicas.specs[replica].model
             located = self._tracker.stored(replica, event, scoped_namespace(model, event.namespace), now)

@@ -393,7 +393,7 @@ def _name_blocks(cache: ReplicaCache, path: list[Node], depth: int, event: Block
     """Note in which node of `path`, which continues a prefix of `depth` tokens, each block of the event ends."""
     names, named, size = pack_names(event.block_hashes), 0, event.block_size
     for node in path:
-        count = min((node.end - depth) // size, len(event.block_hashes))
+        count = min((node.end - depth) // size, len(names) // NAME_BYTES)
         if count > named:
             end = depth + count * size
             cache.name_blocks(names[named * NAME_BYTES : count * NAME_BYTES], node, end, size, are_copies=True)
