@@ -210,9 +210,11 @@ async def test_each_prompt_of_a_list_is_a_request_of_its_own(decided: str) -> No
 
 async def test_admission_ids_and_errors_are_the_same_without_endy_carrier(decided: str) -> None:
     async with carrier(decided, 1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
-        async with one.intake.admitted(await one.parse()):
+        async with one.intake.admitted(await one.parse()) as parsed:
+            placed = await one.intake.place(await one.intake.tokenize(parsed), parsed)
             with pytest.raises(Overloaded):
                 await one.place("another")
+            placed.end()
         with pytest.raises(RequestError):
             await one.parse(b"no JSON")
         other = await one.parse(b'{"model": "unknown", "prompt": "a"}')

@@ -165,7 +165,7 @@ async def test_a_message_that_cannot_be_written_leaves_no_request_behind(tmp_pat
     async with host(tmp_path) as (one, _):
         unwritable = Terms("r", model="\ud800")
         with pytest.raises(UnicodeEncodeError):
-            one.front_end._link.admit(unwritable)
+            one.front_end._link.admit(unwritable, at_once=True)
         with pytest.raises(UnicodeEncodeError):
             await one.front_end.page("GET", "/\ud800", b"", [], b"")
         assert not one.front_end._link._asked and not one.front_end._link._tickets
@@ -271,6 +271,28 @@ async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp
         await fakes[0].stop()
         await one.start()
         await eventually(lambda: one.front_end.is_led and list(one.front_end.replicas) == [fakes[1].url])
+
+
+async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        [peer] = one.serving._socket.peers  # type: ignore[union-attr]
+        received, hears = [], peer.received
+
+        def hear(message: protocol.ToScheduler) -> None:
+            received.append(type(message))
+            hears(message)
+
+        peer.received = hear  # type: ignore[method-assign]
+        async with one.placed("a"):
+            pass
+        async with one.placed("b") as b, one.placed("c") as c:
+            b.failed(EngineProtocolError("nonsense"))
+            c.end()
+            (await b.place_again()).end()
+        await eventually(lambda: one.serving.num_admitted == 0)
+        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
+        expected = [protocol.Place, protocol.Ended, *[protocol.Place] * 2, *[protocol.Ended] * 2, protocol.PlaceAgain]
+        assert of_requests[: len(expected)] == expected, "an end waits for nothing but its own request's leave"
 
 
 async def test_the_candidates_of_a_placement_come_where_the_request_is_traced(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ PLACE = b"\x95\x03\x02\x01\xa5req-1\xc4\x08\x05\x00\x00\x00\x07\x00\x00\x00"  # 
 FIRST_TOKEN = b"\x92\x06\x02"  # [6, 2]
 ENDED = b"\x97\x07\x02\xc0\xcc\xc8\x00\x39\x04"  # [7, 2, nil, 200, 0, 57, 4]
 LEAVE = b"\x92\x02\x01"  # [2, 1]
+ASK = b"\x9a" + PLACE[1:] + b"\xc0\xa0\x90\xc3\x91\xa5req-1"  # [3, 2, 1, "req-1", ids, nil, "", [], true, ["req-1"]]
+ENDED_AND_LEFT = b"\x98" + ENDED[1:] + b"\x01"  # [7, 2, nil, 200, 0, 57, 4, 1]
 
 
 class ByHand:
@@ -97,6 +99,35 @@ async def test_a_request_by_hand_is_placed_and_reported(tmp_path: Path) -> None:
         [decision] = serving.recent.of_request("req-1")
         assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 57, 4)
         assert decision.first_token_s is not None
+
+
+async def test_a_request_of_two_messages_is_admitted_placed_and_over(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, fake, path), connected(path) as carrier:
+        carrier.send(ASK)
+        assert (await carrier.next())[:4] == [3, 2, "req-1", fake.url]
+        assert (serving.num_in_flight, serving.num_admitted) == (1, 1)
+        carrier.send(ENDED_AND_LEFT)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+        [decision] = serving.recent.of_request("req-1")
+        assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 57, 4)
+        carrier.send(ENDED_AND_LEFT, LEAVE, ADMIT)
+        assert await carrier.next() == [2, 1, "req-1"], "the number and the id are free again"
+
+
+async def test_a_place_that_asks_for_admission_is_refused_by_its_own_number(tmp_path: Path) -> None:
+    limits = LimitsConfig(max_in_flight=1)
+    async with (
+        scheduler(tmp_path, limits=limits) as (serving, _, path),
+        connected(path) as first,
+        connected(path) as second,
+    ):
+        first.send(ASK)
+        assert (await first.next())[0] == 3
+        second.send(ASK)
+        assert (await second.next())[:3] == [4, 2, "Overloaded"]
+        second.send(LEAVE)
+        first.send(ENDED_AND_LEFT)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 
 
 async def test_the_end_of_a_connection_ends_what_was_placed_on_it(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._arrived = bytearray()
         self._out: list[bytes] = []
+        self._is_due = False
+        """Whether `_flush` will be called in this turn of the event loop."""
         self._is_taking = False
         """Whether messages that have come are being read: the answers to all of them are sent together."""
         self._transport: asyncio.Transport | None = None
@@ -43,10 +45,16 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
 
     def send(self, message: Message) -> None:
         """Send a message, with the others of this turn of the event loop. Drops it if the connection is over."""
-        if self._transport is None:
-            return
-        if not self._out and not self._is_taking:
+        if self._transport is not None:
+            self._flush_soon()
+            self._put(message)
+
+    def _flush_soon(self) -> None:
+        if not self._is_due and not self._is_taking:
+            self._is_due = True
             self._loop.call_soon(self._flush)
+
+    def _put(self, message: Message) -> None:
         frame = _ENCODE(message)
         self._out += (LENGTH.pack(len(frame)), frame)
 
@@ -62,6 +70,7 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
             self._transport.abort()
 
     def _flush(self) -> None:
+        self._is_due = False
         if self._out and self._transport is not None:
             self._transport.write(b"".join(self._out))
             if (unread := self._transport.get_write_buffer_size()) > MOST_BYTES:
@@ -75,10 +84,13 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport derives from no class of asyncio
 
     def data_received(self, data: bytes) -> None:
-        self._arrived += data
+        arrived: bytes | bytearray = data
+        if self._arrived:
+            self._arrived += data
+            arrived = self._arrived
         self._is_taking = True
         try:
-            taken = self._take()
+            taken = self._take(arrived)
         except Exception as error:  # noqa: BLE001 (the peer's bytes must end no more than this connection)
             is_theirs = isinstance(error, msgspec.DecodeError)
             structlog.get_logger().error("link_broken", error=str(error), exc_info=None if is_theirs else error)
@@ -86,22 +98,24 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
             return
         finally:
             self._is_taking = False
-        del self._arrived[:taken]
+        if arrived is data:
+            self._arrived += data[taken:]
+        else:
+            del self._arrived[:taken]
         self._flush()
 
-    def _take(self) -> int:
+    def _take(self, arrived: bytes | bytearray) -> int:
         """Read the messages that are whole; return how many bytes they took."""
-        at = 0
-        with memoryview(self._arrived) as arrived:
-            size_arrived = len(arrived)
+        at, size_arrived = 0, len(arrived)
+        with memoryview(arrived) as view:
             while size_arrived >= at + LENGTH.size:
-                [size] = LENGTH.unpack_from(arrived, at)
+                [size] = LENGTH.unpack_from(view, at)
                 if size > MOST_BYTES:
                     raise msgspec.DecodeError(f"a message of {size} bytes; at most {MOST_BYTES} are accepted")
                 end = at + LENGTH.size + size
                 if size_arrived < end:
                     break
-                with arrived[at + LENGTH.size : end] as frame:
+                with view[at + LENGTH.size : end] as frame:
                     message = self._decode(frame)
                 self.received(message)
                 at = end

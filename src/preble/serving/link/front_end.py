@@ -142,9 +142,10 @@ class _Admitted(Admission):
             own = self._here.share_of(terms)
             self._here.limit.enter(own)
             self._own = own
-        self._ticket = self._link.admit(terms)
+        waits = is_led and _waits(self._parsed)
+        self._ticket = self._link.admit(terms, at_once=waits or terms.caller.limits is not None)
         try:
-            if is_led and _waits(self._parsed):
+            if waits:
                 request_id = await self._ticket.granted()
                 if request_id != self._parsed.request_id:
                     self._parsed = dataclasses.replace(self._parsed, request_id=request_id)

@@ -181,12 +181,12 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._is_silent = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             m.Admit: self._admit,
-            m.Leave: self._leave,
+            m.Leave: lambda message: self._leave(message.number),
             m.Place: self._place,
             m.PlaceAgain: self._place_again,
             m.Withdraw: self._withdraw,
             m.FirstToken: self._begin,
-            m.Ended: self._end,
+            m.Ended: self._ended,
             m.Moved: self._move,
             m.Suspect: lambda message: self._host.suspect(message.replica_id),
             m.Heard: self._hear,
@@ -229,27 +229,33 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     # requests
 
     def _admit(self, message: m.Admit) -> None:
-        if message.number in self._admitted:
-            raise _used(message.number)
-        terms = message.terms
-        self._host.limit.enter(terms, again=message.again)
+        terms = self._enter(message.number, message.terms, again=message.again)
+        self.send(m.Admitted(message.number, terms.request_id))
+
+    def _enter(self, number: int, terms: Terms, *, again: bool = False) -> Terms:
+        """Admit a request; return its terms, with the id that it got. Raises: RequestError, Overloaded."""
+        if number in self._admitted:
+            raise _used(number)
+        self._host.limit.enter(terms, again=again)
         request_id = self._host.ids.claim(terms.request_id)
         if request_id != terms.request_id:
             terms = msgspec.structs.replace(terms, request_id=request_id)
-        self._admitted[message.number] = terms
-        self.send(m.Admitted(message.number, request_id))
+        self._admitted[number] = terms
+        return terms
 
-    def _leave(self, message: m.Leave) -> None:
-        terms = self._admitted.pop(message.number, None)
-        self._failed.pop(message.number, None)
+    def _leave(self, number: int) -> None:
+        terms = self._admitted.pop(number, None)
+        self._failed.pop(number, None)
         if terms is not None:  # else it was refused, and the carrier did not know that yet
             self._host.limit.leave(terms)
             self._host.ids.release(terms.request_id)
 
     def _place(self, message: m.Place) -> None:
         self._require_new(message.number)
-        if (terms := self._admitted.get(message.admitted)) is None:
-            raise UnknownRequest(f"request {message.admitted} is not admitted")
+        number = message.admitted
+        terms = self._admitted.get(number) if message.terms is None else self._enter(number, message.terms)
+        if terms is None:
+            raise UnknownRequest(f"request {number} is not admitted")
         request = _request(message, self._host.base_model(terms.model))
         if self._host.turns.takes_turns(terms):
             self._in_background(message.number, self._place_in_turn, message, request, terms)
@@ -285,6 +291,11 @@ class _Peer(FrameProtocol[m.ToScheduler]):
     def _begin(self, message: m.FirstToken) -> None:
         if message.number in self._placed:
             self._placed[message.number][0].first_token()
+
+    def _ended(self, message: m.Ended) -> None:
+        self._end(message)
+        if message.leaves is not None:
+            self._leave(message.leaves)
 
     def _end(self, message: m.Ended) -> None:
         placed, admitted = self._placed.pop(message.number, (None, 0))
@@ -363,7 +374,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         for number in list(self._placed):
             self._end(m.Ended(number, (m.CANCELLED, "")))
         for number in list(self._admitted):
-            self._leave(m.Leave(number))
+            self._leave(number)
         for future in self._counts.values():
             if not future.done():
                 future.set_result(None)

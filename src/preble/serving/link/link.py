@@ -35,13 +35,15 @@ class SchedulerAway(NoReplicaError):
 
 
 class Ticket:
-    """The admission of one request. `refusal`: the error if it was refused. `terms`: with the id that it got."""
+    """The admission of one request. `refusal`: the error if it was refused. `terms`: with the id that it got.
+    `is_told`: whether the scheduler process has been asked."""
 
-    __slots__ = ("_is_answered", "_waiting", "number", "refusal", "terms")
+    __slots__ = ("_is_answered", "_waiting", "is_told", "number", "refusal", "terms")
 
     def __init__(self, number: int, terms: Terms) -> None:
         self.number = number
         self.terms = terms
+        self.is_told = False
         self.refusal: BaseException | None = None
         self._is_answered = False
         self._waiting: asyncio.Future[None] | None = None
@@ -103,17 +105,24 @@ class SchedulerLink:
 
     # what a carrier asks
 
-    def admit(self, terms: Terms) -> Ticket:
-        """Ask for the admission of a request. If the scheduler process is away, we ask when it is back."""
+    def admit(self, terms: Terms, *, at_once: bool) -> Ticket:
+        """Ask for the admission of a request: at once, or together with its first placement. If the scheduler process
+        is away, we ask when it is back."""
         ticket = Ticket(next(self._numbers), terms)
-        self._send(m.Admit(ticket.number, terms))
+        if at_once:
+            self._tell_of(ticket)
         self._tickets[ticket.number] = ticket
         return ticket
+
+    def _tell_of(self, ticket: Ticket, *, again: bool = False) -> None:
+        ticket.is_told = True
+        self._send(m.Admit(ticket.number, ticket.terms, again))
 
     def leave(self, ticket: Ticket) -> None:
         """The request is over."""
         del self._tickets[ticket.number]
-        self._send(m.Leave(ticket.number))
+        if ticket.is_told and self.is_up and self._connection is not None:
+            self._connection.leave(ticket.number)
 
     async def place(self, request: Request, ticket: Ticket, again: Again) -> LinkedPlaced:
         """Raises: SchedulerAway. PrebleError: it cannot be placed, or was not admitted."""
@@ -127,25 +136,28 @@ class SchedulerLink:
             request.namespace,
             list(request.avoid),
             request.keeps_kv,
+            None if ticket.is_told else ticket.terms,
         )
+        ticket.is_told = True
         try:
-            return await self._place(number, message, again)
+            return await self._place(number, ticket.number, message, again)
         except UnknownRequest:
             raise ticket.refusal or SchedulerAway("the request is not admitted") from None
 
     async def place_again(self, ended: LinkedPlaced, again: Again) -> LinkedPlaced:
         """Raises: SchedulerAway. UnknownRequest: it was placed before the scheduler process restarted. PrebleError."""
         number = next(self._numbers)
-        return await self._place(number, m.PlaceAgain(number, ended.number), again)
+        return await self._place(number, ended.admitted, m.PlaceAgain(number, ended.number), again)
 
-    async def _place(self, number: int, message: m.Message, again: Again) -> LinkedPlaced:
-        def placed(answer: m.PlacedOn) -> LinkedPlaced:
+    async def _place(self, number: int, admitted: int, message: m.Message, again: Again) -> LinkedPlaced:
+        def read(answer: m.PlacedOn) -> LinkedPlaced:
             placement = m.placement_of(answer)
             engine = self.engine_of(placement.replica_id)
-            result = self._placed[number] = LinkedPlaced(self, number, placement, engine, answer.placed_at, again)
-            return result
+            placed = LinkedPlaced(self, number, admitted, placement, engine, answer.placed_at, again)
+            self._placed[number] = placed
+            return placed
 
-        future: asyncio.Future[LinkedPlaced] = self._ask(number, message, placed)
+        future: asyncio.Future[LinkedPlaced] = self._ask(number, message, read)
         try:
             return await future
         except asyncio.CancelledError:
@@ -163,13 +175,15 @@ class SchedulerLink:
         )
         return answer
 
-    def report(self, placed: LinkedPlaced, message: m.Message, *, is_last: bool = False) -> None:
+    def report(self, placed: LinkedPlaced, message: m.Message) -> None:
         """Report what has happened to a placement, unless the scheduler process that made it has ended."""
-        is_known = placed.number in self._placed
-        if is_last:
-            self._placed.pop(placed.number, None)
-        if is_known:
+        if placed.number in self._placed:
             self._send(message)
+
+    def end(self, placed: LinkedPlaced, message: m.Ended) -> None:
+        """Report the end of a placement, unless the scheduler process that made it has ended."""
+        if self._placed.pop(placed.number, None) is not None and self._connection is not None:
+            self._connection.end(message, placed.admitted)
 
     def tell(self, message: m.Message) -> None:
         """Send a message that is about no placement. Drops it while the scheduler process is away."""
@@ -296,8 +310,8 @@ class SchedulerLink:
         """The scheduler process is back: have it count the requests that are under way."""
         self.is_up = True
         self._log.info("scheduler_connected", path=str(self._path))
-        for number, ticket in self._tickets.items():
-            self._send(m.Admit(number, ticket.terms, again=True))
+        for ticket in self._tickets.values():
+            self._tell_of(ticket, again=True)
 
     def ended(self, connection: _Connection) -> None:
         """A connection is over: everything that waits for an answer on it fails."""
@@ -322,6 +336,34 @@ class _Connection(FrameProtocol[m.FromScheduler]):
         self._link = link
         self.heard_at = self._loop.time()
         self.is_over = asyncio.Event()
+        self._end: tuple[m.Ended, int] | None = None
+        """An end that is not sent yet, with the number of its request's admission."""
+
+    def end(self, message: m.Ended, admitted: int) -> None:
+        """Send the end of a placement. If nothing but the request's `leave` follows, both are one message."""
+        self._put_end()
+        self._end = (message, admitted)
+        self._flush_soon()
+
+    def leave(self, admitted: int) -> None:
+        """Send that a request is over."""
+        if self._end is not None and self._end[1] == admitted:
+            self._end[0].leaves = admitted
+        else:
+            self.send(m.Leave(admitted))
+
+    def _put(self, message: m.Message) -> None:
+        self._put_end()
+        super()._put(message)
+
+    def _put_end(self) -> None:
+        if self._end is not None:
+            (message, _), self._end = self._end, None
+            super()._put(message)
+
+    def _flush(self) -> None:
+        self._put_end()
+        super()._flush()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -339,12 +381,13 @@ class _Connection(FrameProtocol[m.FromScheduler]):
 class LinkedPlaced(Placed):
     """A placement that the scheduler process made. Reports go there; one message has all that the end reports."""
 
-    __slots__ = ("_again", "_link", "number", "on_end", "told_at")
+    __slots__ = ("_again", "_link", "admitted", "number", "on_end", "told_at")
 
     def __init__(
         self,
         link: SchedulerLink,
         number: int,
+        admitted: int,
         placement: Placement,
         engine: Engine,
         placed_at: float,
@@ -354,6 +397,7 @@ class LinkedPlaced(Placed):
         self._link = link
         self._again = again
         self.number = number
+        self.admitted = admitted
         self.on_end: Callable[[int], None] | None = None
         """Called at the end, with the tokens generated."""
         self.told_at: float | None = None
@@ -375,7 +419,7 @@ class LinkedPlaced(Placed):
     def _over(self, error: BaseException | None) -> None:
         kind = None if error is None else (m.kind_of(error), str(error))
         counts = (self._status, self._retry_after_s, self._output_tokens, self._cached_tokens)
-        self._link.report(self, m.Ended(self.number, kind, *counts), is_last=True)
+        self._link.end(self, m.Ended(self.number, kind, *counts))
         if self.on_end is not None:
             self.on_end(self._output_tokens)
 

@@ -55,7 +55,7 @@ class Leave(Message, tag=2):
 
 class Place(Message, tag=3):
     """Place a prompt of an admitted request. `tokens`: its ids, four bytes each, little-endian. `keeps_kv`: see
-    `core.types.Request`."""
+    `core.types.Request`. `terms`: of a request that has sent no `Admit`: it is admitted first."""
 
     number: int
     admitted: int
@@ -65,6 +65,7 @@ class Place(Message, tag=3):
     namespace: str = ""
     avoid: Sequence[str] = ()
     keeps_kv: bool = True
+    terms: Terms | None = None
 
 
 class PlaceAgain(Message, tag=4):
@@ -87,7 +88,8 @@ class FirstToken(Message, tag=6):
 
 
 class Ended(Message, tag=7):
-    """A placement has ended. `error`: its kind and text, None if the answer is complete."""
+    """A placement has ended. `error`: its kind and text, None if the answer is complete. `leaves`: in place of a
+    `Leave`, its number."""
 
     number: int
     error: tuple[str, str] | None = None
@@ -95,6 +97,7 @@ class Ended(Message, tag=7):
     retry_after_s: float = 0.0
     output_tokens: int = 0
     cached_tokens: int | None = None
+    leaves: int | None = None
 
 
 class Moved(Message, tag=8):
