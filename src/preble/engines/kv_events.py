@@ -124,8 +124,11 @@ class TimeSlice:
         self._clock = asyncio.get_running_loop().time
         self._ends_at = self._clock() + SLICE_S
 
+    def is_over(self) -> bool:
+        return self._clock() >= self._ends_at
+
     async def over(self) -> None:
-        if self._clock() >= self._ends_at:
+        if self.is_over():
             await asyncio.sleep(0)
             self._ends_at = self._clock() + SLICE_S
 
@@ -354,7 +357,8 @@ class KvEventStream:
             if message is None and not self._resync and await subscription.wait(idle_s):
                 continue
             idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)
-            await time_slice.over()
+            if time_slice.is_over():
+                await time_slice.over()
             if message is not None and self._follows_on(subscription, message):
                 for event in self._intake.accept_small(message):
                     yield event

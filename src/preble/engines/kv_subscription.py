@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from types import TracebackType
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -60,6 +61,8 @@ class Subscription:
         self._num_bytes = 0
         self._connected = self._lost = self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = self._wait_until = inf
         self._connecting = self._loop.create_task(self._connect())
 
     def __enter__(self) -> Subscription:
@@ -89,15 +92,30 @@ class Subscription:
         """
         if not self._has_news:
             self._waiter = self._loop.create_future()
-            timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._end_wait)
+            self._wait_until = inf if timeout_s is None else self._loop.time() + timeout_s
+            self._set_timer()
             try:
                 await self._waiter
             finally:
-                self._waiter = None
-                if timer is not None:
-                    timer.cancel()
+                self._waiter, self._wait_until = None, inf
         had_news, self._has_news = self._has_news, False
         return had_news
+
+    def _set_timer(self) -> None:
+        """Have the wait end in time. One timer serves many waits: nearly all end by a message, which costs no more."""
+        if self._timer is not None:
+            if self._timer_at <= self._wait_until:
+                return
+            self._timer.cancel()
+        self._timer_at = self._wait_until
+        self._timer = None if self._wait_until == inf else self._loop.call_at(self._wait_until, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._wait_until:
+            self._end_wait()
+        else:
+            self._set_timer()
 
     def take(self, on_rubbish: Callable[[], None]) -> Message | None:
         """Return the next message that has arrived, or None. Calls `on_rubbish` for each that cannot be decoded."""
@@ -115,6 +133,8 @@ class Subscription:
 
     def close(self) -> None:
         self._connecting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._connection is not None:
             self._connection.abort()
 
@@ -221,7 +241,8 @@ class _Connection(asyncio.Protocol):
             self._subscription.on_messages(messages)
             self.rests = not self._subscriber.is_within_message
             if self.rests:
-                _rests.setdefault(self._loop, _Rests()).add(self, self._loop)
+                rests = _rests.get(self._loop) or _rests.setdefault(self._loop, _Rests())
+                rests.add(self, self._loop)
             self.settle()
 
     def connection_lost(self, error: Exception | None) -> None:

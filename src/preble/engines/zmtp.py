@@ -55,23 +55,19 @@ class Subscriber:
 
         Raises: NotZmtp: the connection is of no use any more.
         """
-        self._buffer += data
         messages: list[list[bytes]] = []
-        answer = b"" if self._has_greeting else self._take_greeting()
-        if not self._has_greeting:
+        if self._has_greeting and not self._buffer:
+            at, answer = self._take_frames(data, messages)
+            self._buffer += data[at:]
             return messages, answer
-        at = 0
+        self._buffer += data
+        greeted = b"" if self._has_greeting else self._take_greeting()
+        if not self._has_greeting:
+            return messages, greeted
         with memoryview(self._buffer) as view:
-            while (found := self._content_at(view, at)) is not None:
-                start, end = found
-                content, flags, at = bytes(view[start:end]), view[at], end
-                if flags & _COMMAND:
-                    answer += self._answer_to(content)
-                elif self._is_whole(content, flags):
-                    messages.append(self._frames)
-                    self._frames, self._frames_bytes = [], 0
+            at, answer = self._take_frames(view, messages)
         del self._buffer[:at]
-        return messages, answer
+        return messages, greeted + answer
 
     def _take_greeting(self) -> bytes:
         """Returns what to answer once it is there. Raises: NotZmtp."""
@@ -86,30 +82,42 @@ class Subscriber:
         self._has_greeting = True
         return _command(b"READY", b"\x0bSocket-Type" + (3).to_bytes(4, "big") + b"SUB")
 
-    def _content_at(self, view: memoryview, at: int) -> tuple[int, int] | None:
-        """Where the content of the frame at `at` starts and ends; None if it is not all there. Raises: NotZmtp."""
-        if len(view) < at + 2:
-            return None
-        flags, start = view[at], at + 2
-        num_bytes = view[at + 1]
-        if flags & _LONG:
-            start = at + 9
-            if len(view) < start:
-                return None
-            num_bytes = int.from_bytes(view[at + 1 : start], "big")
-        if flags > (_MORE | _LONG | _COMMAND) or num_bytes > self._max_bytes:
-            raise NotZmtp(f"a frame of {num_bytes} bytes with the flags {flags}")
-        return (start, start + num_bytes) if start + num_bytes <= len(view) else None
+    def _take_frames(self, data: bytes | memoryview, messages: list[list[bytes]]) -> tuple[int, bytes]:
+        """Add the messages that are complete in `data`. Returns how much of it is used up, and what to answer.
 
-    def _is_whole(self, content: bytes, flags: int) -> bool:
-        """Add a frame to the message that it belongs to; whether it is the last one. Raises: NotZmtp."""
+        Raises: NotZmtp.
+        """
+        at, size, answer = 0, len(data), b""
+        while at + 2 <= size:
+            flags, num_bytes, start = data[at], data[at + 1], at + 2
+            if flags & _LONG:
+                start = at + 9
+                if start > size:
+                    break
+                num_bytes = int.from_bytes(data[at + 1 : start], "big")
+            if flags > (_MORE | _LONG | _COMMAND) or num_bytes > self._max_bytes:
+                raise NotZmtp(f"a frame of {num_bytes} bytes with the flags {flags}")
+            end = start + num_bytes
+            if end > size:
+                break
+            content, at = bytes(data[start:end]), end
+            if flags & _COMMAND:
+                answer += self._answer_to(content)
+            else:
+                self._add(content)
+                if not flags & _MORE:
+                    messages.append(self._frames)
+                    self._frames, self._frames_bytes = [], 0
+        return at, answer
+
+    def _add(self, content: bytes) -> None:
+        """Add a frame to the message that it belongs to. Raises: NotZmtp."""
         if not self.is_ready:
             raise NotZmtp("a message before the handshake is over")
         self._frames.append(content)
         self._frames_bytes += len(content) + _FRAME_OVERHEAD
         if self._frames_bytes > self._max_bytes + _GREETING_BYTES * _FRAME_OVERHEAD:
             raise NotZmtp("a message of too many bytes")
-        return not flags & _MORE
 
     def _answer_to(self, command: bytes) -> bytes:
         """Raises: NotZmtp: it refuses us, or it is no publisher."""
