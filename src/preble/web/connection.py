@@ -62,7 +62,7 @@ class BoundedConnection(HttpToolsProtocol):
     _send_by = _head_by = _idle_until = inf
     """When the client must have read something, sent a whole head, or used the connection again."""
     _untaken_bytes = 0
-    _wants_upgrade = False
+    _wants_upgrade = _is_http10 = False
     _num_heads = 0
     _in_head = False
     _head_bytes = 0
@@ -139,14 +139,19 @@ class BoundedConnection(HttpToolsProtocol):
         self._arm()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
         self._num_heads += 1
         self._head_bytes = 0
         self._in_head = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_by = inf
+        self._is_http10 = self.parser.get_http_version() == "1.0"
         self._wants_upgrade = self.parser.should_upgrade()
         headers = by_name(self.headers)
         if self._wants_upgrade or self.transport.is_closing() or self._refuse_bad_head(headers):
@@ -154,12 +159,20 @@ class BoundedConnection(HttpToolsProtocol):
         answering = self._accepted(headers)
         if answering is not None:
             self._take(answering)
-            return
+        else:
+            self._pass_to_application(headers)
+
+    def _pass_to_application(self, headers: Mapping[bytes, bytes]) -> None:
+        url, pairs = self.url, self.headers
+        super().on_message_begin()  # makes the scope, which other requests do without
+        self.url = url
+        self.headers += pairs
+        self.expect_100_continue = headers.get(b"expect", b"").lower() == b"100-continue"
         self._body_over = self.scope[BODY_OVER] = asyncio.Event()  # type: ignore[literal-required]
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
-        if self.scope["http_version"] == "1.0":
+        if self._is_http10:
             self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
 
     @property
@@ -210,12 +223,11 @@ class BoundedConnection(HttpToolsProtocol):
         if self.accept is None or self.parser.get_method() != b"POST":
             return None
         path = httptools.parse_url(self.url).path.decode("ascii")
-        version = self.scope["http_version"] = self.parser.get_http_version()
         head = RequestHead(
             unquote(path) if "%" in path else path,
             headers,
-            is_http10=version == "1.0",
-            keeps_alive=version != "1.0" and self.parser.should_keep_alive() and not self._is_last,
+            self._is_http10,
+            not self._is_http10 and self.parser.should_keep_alive() and not self._is_last,
         )
         return self.accept(self, head)
 
@@ -362,7 +374,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._has_ended = True
         is_owed = self._is_answering() and not self._in_head and not self.cycle.more_body
         is_owed = is_owed and (bool(self.pipeline) or not self.cycle.response_started)
-        if not is_owed or self.scope["http_version"] == "1.0" or self.transport.is_closing():
+        if not is_owed or self._is_http10 or self.transport.is_closing():
             return False
         self._probe(FIRST_PROBE_S)
         return True
