@@ -313,6 +313,16 @@ def test_an_answer_that_is_written_at_once_leaves_the_connection_idle_for_as_lon
     assert client.transport.closed
 
 
+def test_of_requests_that_come_together_one_is_served_in_a_turn_of_the_event_loop() -> None:
+    client = Client()
+    client.connection.data_received(b"".join(post(b"/%d" % number, b"a") for number in range(3)))
+    assert [path for path, _ in client.complete] == ["/0"]
+    assert not client.transport.reading
+    client.loop.turn()
+    assert [path for path, _ in client.complete] == ["/0", "/1", "/2"]
+    assert client.transport.reading
+
+
 def test_nothing_is_served_after_the_last_answer_of_a_connection() -> None:
     client = Client()
     client.send(post(b"/last", b"a", more=b"connection: close\r\n") + post(b"/more", b"b"))

@@ -65,6 +65,8 @@ class BoundedConnection(HttpToolsProtocol):
     _wants_upgrade = _is_http10 = False
     _num_heads = 0
     _in_head = False
+    _has_taken = False
+    """Whether one of the requests that have come together is served."""
     _head_bytes = 0
     _is_refused = False
     _room = Access.NONE
@@ -111,6 +113,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         head = self._num_heads
         self._idle_until = inf
+        self._has_taken = False
         self._parse(data)
         if self.transport.is_closing():
             return
@@ -232,15 +235,20 @@ class BoundedConnection(HttpToolsProtocol):
         return self.accept(self, head)
 
     def _take(self, answering: Answering) -> None:
-        """Serve a request now, or once those before it are answered."""
+        """Serve a request now, or once those before it are answered: of those that come together, one in each turn of
+        the event loop."""
         before: Any = self.cycle
         self.cycle = answering  # type: ignore[assignment]
-        if before is None or before.response_complete:
-            self._served = answering
-            answering.start()
-        else:
+        if before is not None and not before.response_complete:
             self.flow.pause_reading()
             self.pipeline.appendleft((answering, self.app))  # type: ignore[arg-type]
+        elif self._has_taken:
+            self.flow.pause_reading()
+            self._start_asgi_task(answering, self.app)
+        else:
+            self._has_taken = True
+            self._served = answering
+            answering.start()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Begin to serve a request that has waited for those before it; uvicorn calls this."""
