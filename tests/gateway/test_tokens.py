@@ -121,24 +121,40 @@ async def test_small_prompts_are_done_at_once_and_large_ones_in_threads(model: P
         pool.close()
 
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
 @pytest.mark.parametrize(
-    ("num_messages", "letters", "at_once"), [(100, 10, True), (1, 100_000, True), (1000, 2, False)]
+    ("fields", "at_once"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 10}] * 100}, True),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, True),
+        ({"messages": [{"role": "user", "content": "{x" * 100}]}, True),
+        ({"messages": [{"role": "user", "content": "x"}] * 1000}, False),
+        ({"messages": [{"role": "user", "content": ["x"] * 1000}]}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL] * 100}, False),
+        ({"messages": [{"role": "user", "content": "x"}], "documents": [{}] * 1000}, False),
+    ],
 )
-async def test_chats_of_many_messages_are_rendered_in_a_thread(
-    num_messages: int, letters: int, at_once: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+async def test_chats_of_many_parts_are_rendered_in_a_thread(
+    fields: dict[str, object], at_once: bool, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fastokens")
-    pool = LocalTokens(model, None, inline_bytes=100_000, workers=2, memory_bytes=2**20)
+    pool = LocalTokens(model, None, inline_bytes=100_000, workers=2, memory_bytes=2**24)
     rendered_in: list[threading.Thread] = []
     render = PromptTokenizer.render
-    note = lambda self, parsed: (rendered_in.append(threading.current_thread()), render(self, parsed))[1]  # noqa: E731
+    note = lambda *given: (rendered_in.append(threading.current_thread()), render(*given))[1]  # noqa: E731
     monkeypatch.setattr(PromptTokenizer, "render", note)
-    body = json.dumps({"messages": [{"role": "user", "content": "x" * letters}] * num_messages}).encode()
+    body = json.dumps(fields).encode()
     try:
         assert await pool.chat(body, None) == PromptTokenizer(model).chat(body)
+        assert (rendered_in[0] is threading.main_thread()) == at_once
+        if "tools" in fields:  # known by now
+            rendered_in.clear()
+            await pool.chat(body, None)
+            assert rendered_in[0] is threading.main_thread()
     finally:
         pool.close()
-    assert (rendered_in[0] is threading.main_thread()) == at_once
 
 
 async def test_the_slow_library_runs_in_processes_that_are_replaced_when_they_die(model: Path, slow: None) -> None:

@@ -36,9 +36,7 @@ _TURN_S = 0.0005
 """How long a prompt in parts may hold the event loop; it may go over by one part. A part above `MOST_AT_ONCE`, as of a
 text without words, goes to a thread."""
 _RENDERED_AT_ONCE_BYTES = 128 * 1024
-_RENDERED_AT_ONCE_PARTS = 256
-"""Rendering a chat of these sizes takes about a millisecond: each message has an object and a text or more, and each
-part of its content is one of the two and costs up to 5 us."""
+"""Rendering a chat of this size takes about a millisecond at most, if it has few parts."""
 
 T = TypeVar("T")
 Source = tuple[Path, Path | None, int]
@@ -160,11 +158,10 @@ class LocalTokens:
         if self._joint is None and is_short and len(body) > self._inline_bytes:
             return await self._elsewhere(len(body), PromptTokenizer.chat, body)
         most = self._inline_bytes if self._joint is None else max(self._inline_bytes, _RENDERED_AT_ONCE_BYTES)
-        if len(body) <= most and body.count(b"{") + body.count(b'",') <= _RENDERED_AT_ONCE_PARTS:
-            text, add_special_tokens = self._tokenizer.chat_text(body)
-        else:
-            text, add_special_tokens = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
-        return await self.completion(text, add_special_tokens, model, most_tokens)
+        rendered = self._tokenizer.quick_chat_text(body) if len(body) <= most else None
+        if rendered is None:
+            rendered = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
+        return await self.completion(*rendered, model, most_tokens)
 
     async def _check_length(self, text: str, most_tokens: float) -> None:
         """Count in pieces until there are surely too many tokens. Raises: PromptTooLong."""

@@ -29,6 +29,7 @@ MODEL_FILES = (
     "chat_template.json",
 )
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MOST_QUICK_PARTS = 128
 _NULL = msgspec.Raw(b"null")
 _PROBES = (
     "",
@@ -157,14 +158,26 @@ class PromptTokenizer:
         parsed = decode_chat(body)
         return self.render(parsed), parsed.add_special_tokens
 
-    def render(self, parsed: ChatBody) -> str:
-        """The prompt's text of a chat. Raises: RequestError."""
+    def quick_chat_text(self, body: bytes) -> tuple[str, bool] | None:
+        """As `chat_text`, but None if that may take more than about a millisecond. For small bodies."""
+        parsed = decode_chat(body)
+        is_known, _ = self._known_tools.get(bytes(parsed.tools))
+        others = (parsed.documents,) if is_known else (parsed.documents, parsed.tools)
+        if any(map(_has_many_objects, (parsed.messages, *others))):
+            return None
+        messages = _decoded_list(parsed.messages, "messages") or []
+        if _num_parts(messages) > _MOST_QUICK_PARTS:
+            return None
+        return self.render(parsed, messages), parsed.add_special_tokens
+
+    def render(self, parsed: ChatBody, messages: list[Any] | None = None) -> str:
+        """The prompt's text of a chat. `messages`: those of the body, decoded. Raises: RequestError."""
         tools = self._tools(bytes(parsed.tools))
         template = self._tool_template if tools else self._template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
         return template.render(
-            _decoded_list(parsed.messages, "messages") or [],
+            messages or _decoded_list(parsed.messages, "messages") or [],
             tools,
             documents=None if parsed.documents == _NULL else _decoded_list(parsed.documents, "documents"),
             add_generation_prompt=parsed.add_generation_prompt,
@@ -189,6 +202,26 @@ def _digest(file: Path) -> str:
 def unescaped(inside: bytes) -> str:
     """Return the text of the inside of a JSON string. Raises: RequestError: it is not UTF-8."""
     return decode_text(b'"%b"' % inside)
+
+
+def _has_many_objects(raw: msgspec.Raw) -> bool:
+    """Return whether decoding this may take long: it may have more objects and lists than `_MOST_QUICK_PARTS`."""
+    data = bytes(raw)  # `count` would be slower
+    return any(len(data.split(mark, _MOST_QUICK_PARTS)) > _MOST_QUICK_PARTS for mark in (b"{", b"["))
+
+
+def _num_parts(messages: list[Any]) -> int:
+    """Return how many messages, parts of their contents and tool calls there are. Each takes up to 5 us to render.
+
+    >>> _num_parts([{"content": "a"}, {"content": ["b", {"type": "text"}], "tool_calls": [{}]}])
+    5
+    """
+    count = len(messages)
+    for message in messages:
+        if isinstance(message, dict):
+            content, calls = message.get("content"), message.get("tool_calls")
+            count += (len(content) if isinstance(content, list) else 0) + (len(calls) if isinstance(calls, list) else 0)
+    return count
 
 
 def _variables(parsed: ChatBody) -> dict[str, Any]:
