@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import answer, gated, replicas
 from preble.config import LimitsConfig
+from preble.errors import EngineGone
 from preble.gateway.http import body_memory
+from preble.gateway.requests import prompt_list
+from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.relay import Relay, RelayOwner
 from preble.serving import ParsedRequest
 from support.waiting import PATIENCE_S, eventually
 
@@ -102,3 +106,29 @@ async def test_lists_that_are_given_up_do_not_stay_in_memory(serve: Serve, monke
             assert len(left) <= 1, "all but perhaps the last one have gone"
         finally:
             gc.enable()
+
+
+async def test_an_answer_that_comes_as_another_prompt_fails_meets_nobody_who_waits() -> None:
+    """Its placement ends as well, and the connection to its replica stays."""
+    relay = Carried()
+    waiting = asyncio.create_task(prompt_list._carried(cast(Relay, relay), None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    relay.owner.carried(cast(Attempt, object()))
+    relay.owner.not_carried(EngineGone("too late as well"))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert relay.is_aborted
+
+
+class Carried:
+    """The seam of one prompt's relay."""
+
+    owner: RelayOwner
+    is_aborted = False
+
+    async def begin(self, owner: RelayOwner, sink: object) -> None:
+        self.owner = owner
+
+    def abort(self) -> None:
+        self.is_aborted = True

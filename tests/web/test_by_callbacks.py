@@ -68,7 +68,7 @@ class Transport(asyncio.Transport):
 
 
 class Served(Answering):
-    """Answers with the number of bytes of the body, at once or when the test says so."""
+    """Answers with the number of bytes of the body: at once, as always at `/at-once`, or when the test says so."""
 
     def __init__(self, client: Client, connection: ClientConnection, head: RequestHead) -> None:
         super().__init__(connection, head)
@@ -87,7 +87,7 @@ class Served(Answering):
 
     def on_body_end(self) -> None:
         self._client.complete.append((self.head.path, self.body))
-        if self._client.at_once:
+        if self._client.at_once or self.head.path == "/at-once":
             self.answer()
 
     def answer(self) -> None:
@@ -321,6 +321,26 @@ def test_of_requests_that_come_together_one_is_served_in_a_turn_of_the_event_loo
     client.loop.turn()
     assert [path for path, _ in client.complete] == ["/0", "/1", "/2"]
     assert client.transport.reading
+
+
+def test_the_rest_of_a_body_is_read_that_came_with_an_answered_request() -> None:
+    client = Client()
+    start, end = cut(post(b"/answered", b"") + post(b"/later", b"hello"), [-3])
+    client.send(start)
+    assert client.transport.reading
+    client.send(end)
+    assert client.complete == [("/answered", b""), ("/later", b"hello")]
+
+
+def test_a_connection_is_not_idle_while_a_request_is_served_that_came_with_an_answered_one() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/at-once", b"") + post(b"/long", b""))
+    client.connection.on_time(client.connection.timeout_keep_alive)
+    assert client.complete == [("/at-once", b""), ("/long", b"")]
+    assert client.transport.written.count(KEPT) == 1 and not client.transport.closed
+    client.served[1].answer()
+    client.connection.on_time(client.connection.timeout_keep_alive)
+    assert client.transport.closed
 
 
 def test_nothing_is_served_after_the_last_answer_of_a_connection() -> None:

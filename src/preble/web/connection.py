@@ -144,6 +144,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
+        self._idle_until = inf  # it began when the request before was answered in this very read
         self._num_heads += 1
         self._head_bytes = 0
         self._in_head = True
@@ -260,6 +261,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start(self, answering: Answering) -> None:
         if self._served is answering:
+            if not self.pipeline:
+                self.flow.resume_reading()  # the rest of its body
             answering.start()
 
     @property

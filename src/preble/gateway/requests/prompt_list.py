@@ -83,7 +83,8 @@ async def _carried(relay: Relay, sink: Sink | None) -> Attempt:
 
 @final
 class _Waiting:
-    """Waits for what becomes of a relay."""
+    """Waits for what becomes of a relay. Nobody may wait any more: another prompt has failed in the same turn of the
+    event loop."""
 
     def __init__(self) -> None:
         self.attempt: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
@@ -92,10 +93,12 @@ class _Waiting:
         """The first event of any prompt begins the answer."""
 
     def carried(self, attempt: Attempt) -> None:
-        self.attempt.set_result(attempt)
+        if not self.attempt.done():
+            self.attempt.set_result(attempt)
 
     def not_carried(self, error: Exception) -> None:
-        self.attempt.set_exception(error)
+        if not self.attempt.done():
+            self.attempt.set_exception(error)
 
 
 def _encoded_size(prompt: Prompt) -> int:
