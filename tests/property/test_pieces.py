@@ -293,6 +293,12 @@ def test_the_memory_stays_within_its_budget_and_never_gives_other_ids(uses: list
         assert memory._young_bytes == sum(one.num_bytes for one in memory._young.values())
 
 
+def test_no_part_of_a_text_with_words_is_too_long_to_be_done_at_once() -> None:
+    text = "".join(f"some words {number} " for number in range(3000))
+    for num_letters in range(0, len(text), 500):
+        assert all(len(part) <= pieces.MOST_AT_ONCE for part, _ in parts_of(PieceMemory(2**20), text[:num_letters]))
+
+
 def test_pieces_that_came_once_are_not_kept() -> None:
     memory = PieceMemory(2**20)
     common = "".join(f"page {page} of all " for page in range(1000))

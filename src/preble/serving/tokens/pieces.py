@@ -152,6 +152,8 @@ class Parts:
             before = kept
         if self._seek >= self._end - _OVERLAP:
             self.is_over = True
+            if self._end - self._new > MOST_AT_ONCE:
+                self._end_new()
             self._found.append((self._text[self._new : self._end], None, False))
         return self._found
 
