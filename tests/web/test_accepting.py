@@ -1,4 +1,5 @@
-"""New connections do not wait behind the work of those that are there, such as a probe at a busy gateway."""
+"""New connections do not wait behind the work of those that are there, such as a probe at a busy gateway, and no
+request keeps the server from the others."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import pytest
 
 from preble.web.listening import listen
 from preble.web.server import Server
+from preble.wire.answering import Answering
 from support.waiting import eventually
 
 WAITING = 64
@@ -64,5 +66,25 @@ async def test_a_server_accepts_in_place_of_another_until_that_is_back() -> None
         await eventually(lambda: len(server.server_state.connections) == 2)
         late, _ = of_another.accept()
         late.close()
+        server.should_exit = True
+        await serving
+
+
+async def test_time_limits_hold_after_one_request_fails_at_its_own() -> None:
+    looks: list[float] = []
+
+    class Failing(Answering):
+        def on_time(self, now: float) -> None:
+            looks.append(now)
+            raise ValueError("a defect")
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(app, grace_s=1, accept=Failing)
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.listening.wait()
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n")
+            await eventually(lambda: len(looks) > 1)
         server.should_exit = True
         await serving

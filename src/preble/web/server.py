@@ -104,11 +104,11 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self._exiting.set()
         loop = asyncio.get_running_loop()
+        self._sweeping = loop.call_later(_SWEEP_S, self._sweep)  # first: no connection's failure ends the time limits
         now = loop.time()
         for connection in list(self.server_state.connections):
             if isinstance(connection, BoundedConnection):
                 connection.on_time(now)
-        self._sweeping = loop.call_later(_SWEEP_S, self._sweep)
 
     def stop_rest(self) -> int:
         """Answer at once what is still being served by callbacks. Return how many requests were being served."""
