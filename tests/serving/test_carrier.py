@@ -11,16 +11,16 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig
-from preble.core.types import ReplicaId
+from preble.core.types import Placement, ReplicaId, RequestId
 from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
-from preble.serving import COMPLETIONS, FrontEnd, Intake, ParsedRequest, Placed, Serving
+from preble.serving import COMPLETIONS, Caller, FrontEnd, Intake, ParsedRequest, Placed, Serving
+from preble.serving.terms import Terms
 from support.gateways import quick_config
 from support.waiting import eventually
 
@@ -147,17 +147,31 @@ async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_el
         await eventually(lambda: failing.questions > asked)
 
 
+class Heard:
+    """Notes where requests are placed."""
+
+    def __init__(self) -> None:
+        self.placements: list[ReplicaId] = []
+
+    def placed(self, placement: Placement, terms: Terms) -> None:
+        self.placements.append(placement.replica_id)
+
+    def first_token(self, request_id: RequestId) -> None: ...
+    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None: ...
+    def replica_added(self, replica_id: ReplicaId) -> None: ...
+    def replica_removed(self, replica_id: ReplicaId) -> None: ...
+
+
 async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
     async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
-        one.serving._placements.observer = observer = Mock()
+        one.serving._placements.observer = observer = Heard()
         source = placed.placement.replica_id
         [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
         placed.moved(target)
         await one.settled()
         assert one.in_flight() == {source: 0, target: 1}
-        [heard] = observer.placed.call_args_list
-        assert heard.args[0].replica_id == target, "the queue knows where the request is"
+        assert observer.placements == [target], "the queue knows where the request is"
         assert (placed.placement.replica_id, placed.engine.url) == (target, target)
         with pytest.raises(NoReplicaError, match="not live"):
             placed.moved(ReplicaId("http://nowhere"))

@@ -133,6 +133,7 @@ async def test_a_request_that_waits_for_its_place_is_placed_here_when_the_proces
         placed.end()
 
 
+@pytest.mark.plain
 async def test_a_client_that_leaves_as_its_placement_arrives_leaves_nothing_behind(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):
         hears = one.front_end._link.received

@@ -27,7 +27,6 @@ class Placed(ABC):
     """
 
     __slots__ = (
-        "__weakref__",
         "_cached_tokens",
         "_has_ended",
         "_output_tokens",

@@ -41,7 +41,7 @@ class StoredResponses:
         known, tenant = self._holders.get(response_id, (None, ""))
         if caller.name and tenant != caller.tenant:
             return None
-        if known in self._replicas:
+        if known is not None and known in self._replicas:
             return known
         engines = [replica.engine for replica in self._replicas.values()]
         answers = await asyncio.gather(*(_has(engine, response_id) for engine in engines))

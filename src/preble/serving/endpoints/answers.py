@@ -62,6 +62,21 @@ def usage_of_completion(body: bytes) -> Usage | None:
     return usage
 
 
+class _Event(Struct):
+    usage: Usage | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+def usage_of_event(data: bytes) -> Usage | None:
+    """Return the usage in the data of one event, None if there is none or it is no JSON."""
+    try:
+        return _EVENT.decode(data).usage
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
 def decoded_answer(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
     """Raises: EngineProtocolError: the answer is not `what`."""
     try:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from preble.errors import EngineProtocolError
-from preble.serving.endpoints.answers import Usage
+from preble.serving.endpoints.answers import Usage, usage_of_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +113,14 @@ def _excerpt(raw: bytes) -> str:
     return raw[:_EXCERPT_BYTES].decode("utf-8", "replace")
 
 
-class _Piece(msgspec.Struct):
-    usage: Usage | None = None
-
-
-_PIECE = msgspec.json.Decoder(_Piece)
-
-
 def usage_in_events(tail: bytes) -> Usage | None:
     """Return the last usage among whole events of OpenAI's form."""
     if b'"usage"' not in tail:
         return None
     for line in reversed(tail.splitlines()):
-        if line.startswith(b"data:") and b'"usage"' in line and (usage := _usage(line[5:])):
+        if line.startswith(b"data:") and b'"usage"' in line and (usage := usage_of_event(line[5:])):
             return usage
     return None
-
-
-def _usage(data: bytes) -> Usage | None:
-    try:
-        return _PIECE.decode(data).usage
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
 
 
 _USAGE_OBJECT = re.compile(rb'"usage": ?(\{(?:[^{}]|\{[^{}]*\})*\})')
@@ -143,7 +129,8 @@ T = TypeVar("T")
 
 def usage_object(tail: bytes, kind: type[T]) -> T | None:
     """Return the last object named `usage`, of whatever event, even if the event's beginning is not in `tail`."""
-    for found in reversed(_USAGE_OBJECT.findall(tail)):
+    all_found: list[bytes] = _USAGE_OBJECT.findall(tail)
+    for found in reversed(all_found):
         try:
             return msgspec.json.decode(found, type=kind)
         except (msgspec.DecodeError, UnicodeError):
