@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from struct import error, pack
+from sys import byteorder
 
 from preble.core.prefixes.cache_entry import NAME_BYTES, CacheEntry, IndexSize
 from preble.core.types import BlockHash, PackedHashes
@@ -33,13 +34,13 @@ def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
             return array("I", pack(f"{len(block_hashes)}{kind}", *block_hashes))[::2].tobytes()
         except error:
             continue
-    return b"".join([_name(block_hash) for block_hash in block_hashes])
+    return b"".join([pack_name(block_hash) for block_hash in block_hashes])
 
 
-def _name(block_hash: BlockHash) -> bytes:
+def pack_name(block_hash: BlockHash) -> bytes:
     if isinstance(block_hash, bytes):
         return block_hash[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
-    return array("I", [block_hash & 0xFFFFFFFF]).tobytes()
+    return (block_hash & 0xFFFFFFFF).to_bytes(NAME_BYTES, byteorder)
 
 
 class BlockNames:
@@ -101,7 +102,7 @@ class BlockNames:
 
     def find(self, block_hash: BlockHash, entries: Iterable[CacheEntry]) -> tuple[CacheEntry, int] | None:
         """The entry that has a block of this name, and the token at which the block ends; None if none has."""
-        name = pack_names((block_hash,))
+        name = pack_name(block_hash)
         entry = self._last.get(name)
         if entry is not None:
             return entry, entry.names_end

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from math import inf, nextafter
 from typing import Final
 
-from preble.core.prefixes.block_names import pack_names
+from preble.core.prefixes.block_names import pack_name, pack_names
 from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
@@ -127,7 +127,7 @@ class PrefixIndex:
         """The event's parent ends at token `end`, in `node`. So the replica caches the prompt up to there. O(depth)."""
         assert event.parent is not None
         self.set_computed(replica, node, end, now)
-        self.caches[replica].name_blocks(pack_names((event.parent,)), node, end, event.block_size)
+        self.caches[replica].name_blocks(pack_name(event.parent), node, end, event.block_size)
 
     def stored(self, replica: int, match: Match, event: BlocksStored, now: float) -> None:
         """The replica caches the event's blocks. `match`: what `locate` gives for it now. O(tokens + depth)."""
