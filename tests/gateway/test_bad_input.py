@@ -196,6 +196,7 @@ async def test_the_clients_authorization_is_forwarded_where_configured(serve: Se
         assert one.headers[0]["Authorization"] == "Bearer mine"
 
 
+@pytest.mark.plain
 async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

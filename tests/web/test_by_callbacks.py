@@ -19,6 +19,8 @@ from preble.wire.answering import Answering, ClientConnection, RequestHead
 from preble.wire.heads import CONTINUE
 from web.test_connection import Application, FakeLoop
 
+pytestmark = pytest.mark.plain
+
 KEPT = b"HTTP/1.1 200 OK\r\n"
 
 
