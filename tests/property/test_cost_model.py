@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,15 @@ def test_prefill_grows_with_both_kinds_of_tokens(
     assert seconds >= 0
     assert not_less(model.prefill_s(new + more, cached), seconds)
     assert not_less(model.prefill_s(new, cached + deeper), seconds)
+
+
+@given(profiles, st.integers(1, 50_000))
+def test_a_prefill_is_read_off_the_straight_line_between_two_points(profile: CostProfile, new: int) -> None:
+    for (n0, s0), (n1, s1) in pairwise(profile.prefill_points):
+        if new <= n1 or (n1, s1) == profile.prefill_points[-1]:
+            expected_s = s0 + (new - n0) * (s1 - s0) / (n1 - n0)
+            assert math.isclose(CostModel(profile).prefill_s(new), expected_s, rel_tol=1e-9, abs_tol=1e-9)
+            return
 
 
 @given(models, tokens)

@@ -25,6 +25,7 @@ def noted(*seconds: float, now: float = 0.0) -> ReplicaSpeeds:
     """Replica i takes `seconds[i]` for what should take a second."""
     speeds = ReplicaSpeeds()
     for replica, measured_s in enumerate(seconds):
+        speeds.add_replica(replica)
         for _ in range(MIN_TIMES):
             speeds.note(replica, measured_s, 1.0, now)
     return speeds
@@ -96,6 +97,7 @@ def test_a_replica_that_joins_counts_as_typical_whoever_had_its_index() -> None:
 
 def test_a_replica_that_gets_little_done_of_a_long_queue_is_slow() -> None:
     speeds = noted(1.0, 1.0)
+    speeds.add_replica(2)
     for step in range(1, 12):
         speeds.note_prefill_done(2, 0.5)
         speeds.update(5.0 * step, [0.0, 0.0, 60.0])

@@ -10,7 +10,7 @@ Kept incrementally: O(1) a request, its end and its expiry. L itself is computed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final
 
@@ -23,9 +23,12 @@ DEFAULT_OUTPUT_TOKENS: Final = 45.0
 
 
 class WindowEntry:
-    """One request in the window. `replica`: None once it counts no more. `counts_use`: as a use of its prefix, too."""
+    """One request in the window. `replica`: None once it counts no more. `counts_use`: as a use of its prefix, too.
 
-    __slots__ = ("counts_use", "leaf", "num_prompt_tokens", "placed_at", "prefill_s", "replica")
+    `later`: the one that was placed next.
+    """
+
+    __slots__ = ("counts_use", "later", "leaf", "num_prompt_tokens", "placed_at", "prefill_s", "replica")
 
     def __init__(
         self, replica: ReplicaIndex, placed_at: float, prefill_s: float, num_prompt_tokens: int, leaf: Node
@@ -36,6 +39,7 @@ class WindowEntry:
         self.num_prompt_tokens = num_prompt_tokens
         self.leaf = leaf
         self.counts_use = True
+        self.later: WindowEntry | None = None
 
 
 class LoadWindow:
@@ -61,8 +65,9 @@ class LoadWindow:
         self._prompt_tokens: list[int] = []
         self._num_finished: list[int] = []
         self._output_tokens: list[int] = []
-        self._placed: deque[WindowEntry] = deque()
-        self._uses: deque[WindowEntry] = deque()
+        self._oldest: WindowEntry | None = None
+        self._newest: WindowEntry | None = None
+        self._oldest_use: WindowEntry | None = None
         self._finished: deque[tuple[float, ReplicaIndex, int]] = deque()
         self._all_output_tokens = 0
         self._num_placed = 0
@@ -106,7 +111,7 @@ class LoadWindow:
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget everything about the replica. O(requests in the window)."""
-        for entry in self._placed:
+        for entry in self._placed():
             if entry.replica == replica:
                 entry.replica = None
         self._finished = deque(item for item in self._finished if item[1] != replica)
@@ -126,12 +131,17 @@ class LoadWindow:
             self._began_at = now
         entry = WindowEntry(replica, now, prefill_s, num_prompt_tokens, leaf)
         self._note_expiry(now)
-        self._placed.append(entry)
-        self._uses.append(entry)
+        if self._newest is None:
+            self._oldest = entry
+        else:
+            self._newest.later = entry
+        self._newest = entry
+        if self._oldest_use is None:
+            self._oldest_use = entry
         self._num_placed += 1
-        self.num_requests[replica] += 1
-        self._prefill_s[replica] += prefill_s
-        self._prompt_tokens[replica] += num_prompt_tokens
+        self.num_requests[replica] = self.num_requests[replica] + 1
+        self._prefill_s[replica] = self._prefill_s[replica] + prefill_s
+        self._prompt_tokens[replica] = self._prompt_tokens[replica] + num_prompt_tokens
         self._update(replica)
         return entry
 
@@ -171,11 +181,13 @@ class LoadWindow:
         dropped: list[tuple[ReplicaIndex, Node]] = []
         if now < self.next_expiry:
             return dropped
-        while self._placed and self._placed[0].placed_at + self.window_s <= now:
-            entry = self._placed.popleft()
+        while (entry := self._oldest) is not None and entry.placed_at + self.window_s <= now:
+            self._oldest = entry.later
             replica = entry.replica
             if self.cancel(entry) and replica is not None and entry.counts_use:
                 dropped.append((replica, entry.leaf))
+        if self._oldest is None:
+            self._newest = None
         self._skip_forgotten()
         while self._finished and self._finished[0][0] + self.window_s <= now:
             _, replica, output_tokens = self._finished.popleft()
@@ -192,19 +204,19 @@ class LoadWindow:
     def oldest_use_s(self) -> float:
         """When the oldest request that counts as a use of its prefix was placed; infinity if there is none."""
         self._skip_forgotten()
-        return self._uses[0].placed_at if self._uses else inf
+        return inf if self._oldest_use is None else self._oldest_use.placed_at
 
     def drop_oldest_use(self) -> tuple[ReplicaIndex, Node]:
         """Stop counting the oldest request as a use of its prefix, but not as load; returns (replica, leaf)."""
         self._skip_forgotten()
-        entry = self._uses.popleft()
+        entry = self._oldest_use
+        assert entry is not None and entry.replica is not None
         entry.counts_use = False
-        assert entry.replica is not None
         return entry.replica, entry.leaf
 
     def _skip_forgotten(self) -> None:
-        while self._uses and (self._uses[0].replica is None or not self._uses[0].counts_use):
-            self._uses.popleft()
+        while (entry := self._oldest_use) is not None and (entry.replica is None or not entry.counts_use):
+            self._oldest_use = entry.later
 
     def load_below(self, node: Node) -> dict[Node, float]:
         """L of the requests that pass each child of `node`.
@@ -212,7 +224,7 @@ class LoadWindow:
         O(requests in the window x depth): for the moment at which a prefix is replicated.
         """
         load_s: dict[Node, float] = {}
-        for entry in self._placed:
+        for entry in self._placed():
             above = entry.leaf
             while above.parent is not None and above.parent is not node and above.start > node.end:
                 above = above.parent
@@ -223,7 +235,7 @@ class LoadWindow:
 
     def entries(self) -> list[WindowEntry]:
         """What counts now, oldest first. O(n); for tests."""
-        return [entry for entry in self._placed if entry.replica is not None]
+        return [entry for entry in self._placed() if entry.replica is not None]
 
     def check(self) -> None:
         """The sums agree with the entries. O(n x replicas); for tests."""
@@ -240,19 +252,26 @@ class LoadWindow:
             decode_s = sum(self._cost_model.decode_s(answer, entry.num_prompt_tokens) for entry in mine)
             assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
 
+    def _placed(self) -> Iterator[WindowEntry]:
+        """What was placed in the window, oldest first."""
+        entry = self._oldest
+        while entry is not None:
+            yield entry
+            entry = entry.later
+
     def _note_expiry(self, now: float) -> None:
         """Something enters the window now. Only the first thing changes when the next one leaves it."""
         if self.next_expiry == inf:
             self.next_expiry = now + self.window_s
 
     def _find_next_expiry(self) -> None:
-        placed_at = self._placed[0].placed_at if self._placed else inf
+        placed_at = inf if self._oldest is None else self._oldest.placed_at
         finished_at = self._finished[0][0] if self._finished else inf
         self.next_expiry = min(placed_at, finished_at) + self.window_s
 
     def _count_output(self, replica: ReplicaIndex, count: int, output_tokens: int) -> None:
-        self._num_finished[replica] += count
-        self._output_tokens[replica] += output_tokens
+        self._num_finished[replica] = self._num_finished[replica] + count
+        self._output_tokens[replica] = self._output_tokens[replica] + output_tokens
         self._all_output_tokens += output_tokens
         self._update(replica)
 

@@ -57,7 +57,7 @@ class ReplicaSpeeds:
         self._times: dict[ReplicaIndex, deque[tuple[float, float, bool]]] = {}
         self._prefills: deque[float] = deque(maxlen=NUM_OF_KIND)
         self._decodes: deque[float] = deque(maxlen=NUM_OF_KIND)
-        self._done_s: dict[ReplicaIndex, float] = {}
+        self._done_s: list[float] = []
         self._was_busy: set[ReplicaIndex] = set()
         self._updated_at = 0.0
 
@@ -86,16 +86,18 @@ class ReplicaSpeeds:
 
     def note_prefill_done(self, replica: ReplicaIndex, predicted_s: float) -> None:
         """The replica has computed a prompt. O(1)."""
-        self._done_s[replica] = self._done_s.get(replica, 0.0) + predicted_s
+        self._done_s[replica] = self._done_s[replica] + predicted_s
 
     def add_replica(self, replica: ReplicaIndex) -> None:
         """A replica joins. It counts as typical until there are times of it."""
+        if replica == len(self._done_s):
+            self._done_s.append(0.0)
         if self.slowness is not None and replica == len(self.slowness):
             self.slowness.append(1.0)
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         self._times.pop(replica, None)
-        self._done_s.pop(replica, None)
+        self._done_s[replica] = 0.0
         self._was_busy.discard(replica)
         if self.slowness is not None and replica < len(self.slowness):
             self.slowness[replica] = 1.0
@@ -142,9 +144,9 @@ class ReplicaSpeeds:
             replica = ReplicaIndex(i)
             is_busy = waiting_s > _UPDATE_S
             if is_busy and replica in self._was_busy:
-                self.note(replica, elapsed_s, max(self._done_s.get(replica, 0.0), elapsed_s / LARGEST), now)
+                self.note(replica, elapsed_s, max(self._done_s[replica], elapsed_s / LARGEST), now)
             (self._was_busy.add if is_busy else self._was_busy.discard)(replica)
-        self._done_s.clear()
+        self._done_s = [0.0] * len(self._done_s)
 
 
 def _as_predicted(ratio: float) -> bool:

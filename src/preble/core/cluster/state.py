@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.cluster.recomputation import Recomputation
@@ -86,7 +84,7 @@ class ClusterState:
         for replica in self.replicas.specs:
             self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], cost_model)
 
-    def expected_output_tokens(self, prefix: Iterable[Node]) -> float:
+    def expected_output_tokens(self, prefix: tuple[Node, ...]) -> float:
         """Output tokens to expect of a request that begins with these nodes, from the top. O(depth).
 
         The mean of the longest prefix that has been answered, and the less it has been, the more that of shorter ones.

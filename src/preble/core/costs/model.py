@@ -17,6 +17,9 @@ from preble.core.types import Tier
 
 __all__ = ["CostModel", "CostProfile"]
 
+_LOOKUP_BITS: Final = 8
+"""Pieces of the curve are looked up in a table of at most 2 to this power."""
+
 _HOST_LOAD: Final = 0.1
 _STORE_LOAD: Final = 0.5
 """What loading a token takes of the time to compute it, where the profile does not say."""
@@ -30,9 +33,11 @@ class CostModel:
         "_decode_s_per_context_token",
         "_decode_s_per_sequence",
         "_decode_step_s",
+        "_first_piece",
         "_s_per_context_token",
         "_s_per_pair",
         "_seconds",
+        "_shift",
         "_slopes",
         "_tokens",
         "profile",
@@ -44,12 +49,15 @@ class CostModel:
         self._tokens = [n for n, _ in points]
         self._seconds = [s for _, s in points]
         self._slopes = [(s1 - s0) / (n1 - n0) for (n0, s0), (n1, s1) in pairwise(points)]
+        self._shift = max(self._tokens[-1].bit_length() - _LOOKUP_BITS, 0)
+        starts = range(0, self._tokens[-1], 1 << self._shift)
+        self._first_piece = [bisect_right(self._tokens, num_tokens) - 1 for num_tokens in starts]
         self._s_per_pair = profile.attention_s_per_pair
         self._s_per_context_token = profile.attention_s_per_context_token
         self._decode_base_s = profile.decode_base_s
         self._decode_s_per_sequence = profile.decode_s_per_sequence
         self._decode_s_per_context_token = profile.decode_s_per_context_token
-        self._decode_step_s = self.iteration_s((), profile.typical_batch, 0) / profile.typical_batch
+        self._decode_step_s = self.decode_iteration_s(profile.typical_batch, 0) / profile.typical_batch
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds to compute `new_tokens` that follow `cached_tokens` already in the cache. 0.0 for no new token.
@@ -70,6 +78,10 @@ class CostModel:
         """Seconds that one more sequence with `context_tokens` of context adds to every decode iteration."""
         return self._decode_s_per_sequence + self._decode_s_per_context_token * context_tokens
 
+    def decode_iteration_s(self, num_decodes: int, context_tokens: int) -> float:
+        """Seconds of one iteration of decodes alone, with `context_tokens` of context together."""
+        return self._iteration_s(num_decodes, 0.0, num_decodes, context_tokens)
+
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
         """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
 
@@ -81,6 +93,9 @@ class CostModel:
         for new_tokens, tokens_before in prefills:
             num_tokens += new_tokens
             context_s += self._context_s(new_tokens, tokens_before)
+        return self._iteration_s(num_tokens, context_s, num_decodes, decode_context_tokens)
+
+    def _iteration_s(self, num_tokens: int, context_s: float, num_decodes: int, decode_context_tokens: int) -> float:
         if not num_tokens:
             return 0.0
         seconds = self._alone_s(num_tokens) + context_s
@@ -109,7 +124,7 @@ class CostModel:
         if not 0 <= i < len(self._slopes):
             return 1.0
         free_tokens = max(self._tokens[i] + (base_s - self._seconds[i]) / self._slopes[i] - batch, 0.0)
-        step_s = self.iteration_s((), batch, 0)
+        step_s = self.decode_iteration_s(batch, 0)
         return step_s / (step_s + free_tokens * self._slopes[i]) if step_s else 1.0
 
     def admission_s(self, num_requests: int) -> float:
@@ -122,15 +137,10 @@ class CostModel:
 
     def _piece(self, num_tokens: int) -> int:
         """The index of the piece of the curve that holds a number of tokens."""
-        # By hand: from compiled code, a call of `bisect` takes five times as long.
-        low, high = 0, len(self._slopes) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._tokens[middle] <= num_tokens:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        i = self._first_piece[min(num_tokens >> self._shift, len(self._first_piece) - 1)]
+        while i + 1 < len(self._slopes) and self._tokens[i + 1] <= num_tokens:
+            i += 1
+        return i
 
     def _context_s(self, new_tokens: int, cached_tokens: int) -> float:
         if not cached_tokens:

@@ -51,7 +51,7 @@ class PrefillSample:
 
     def predicted_s(self, model: CostModel) -> float:
         """On average a prompt arrives in the middle of a decode iteration, and then shares the one that admits it."""
-        running_s = model.iteration_s((), self.num_decoding, self.decode_context_tokens)
+        running_s = model.decode_iteration_s(self.num_decoding, self.decode_context_tokens)
         chunk = (self.new_tokens, self.cached_tokens)
         shared_s = model.iteration_s((chunk,), self.num_decoding, self.decode_context_tokens)
         return running_s / 2 + shared_s + model.admission_s(1)
@@ -70,7 +70,7 @@ class DecodeSample:
         self.seconds = seconds
 
     def predicted_s(self, model: CostModel) -> float:
-        return self.num_iterations * model.iteration_s((), self.num_sequences, self.context_tokens)
+        return self.num_iterations * model.decode_iteration_s(self.num_sequences, self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -336,9 +336,9 @@ class CacheTracker:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
-        capacity = self._replicas.specs[replica].kv_capacity_tokens
-        if capacity is not None and self._is_estimated(replica):
-            self._index.evict_down_to(replica, capacity, now)
+        cache = self._index.caches[replica]
+        if cache.is_crowded and self._is_estimated(replica):
+            self._index.evict_down_to(replica, cache.capacity, now)
 
     def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
         index, prompt = self._index, request.prompt

@@ -75,7 +75,7 @@ class InFlightTable:
         leaf = self._tracker.place(replica, request, match, now)
         window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
         entry = InFlightRequest(request, replica, now, leaf, window_entry, num_tokens - matched)
-        entry.expected_output_tokens = round(output_tokens)
+        entry.expected_output_tokens = _rounded(output_tokens)
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
         entry.prefix, entry.eligible = prefix, eligible
@@ -154,3 +154,10 @@ class InFlightTable:
         # Last, after the release: then the index can drop what was never stored of the prompt.
         if not work_done and self._window.cancel(entry.window_entry) and entry.window_entry.counts_use:
             self._index.forget_use(entry.replica, entry.leaf)
+
+
+def _rounded(number: float) -> int:
+    """As `round`, for a number that is not negative; compiled code would ask the interpreter."""
+    whole = int(number)
+    rest = number - whole
+    return whole + 1 if rest > 0.5 or (rest == 0.5 and whole % 2) else whole

@@ -92,7 +92,8 @@ class TimingSamples:
         others_s = self._replicas[entry.replica].prefills_s - entry.prefills_s
         if others_s > took_s / 2:
             return
-        batch = max(round((entry.batch + self._table.num_decoding[entry.replica]) / 2), 1)
+        both = entry.batch + self._table.num_decoding[entry.replica]
+        batch = max(both // 2 + (both & both // 2 & 1), 1)  # half of it, rounded to even
         context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
         sample = DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)

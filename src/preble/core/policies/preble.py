@@ -39,13 +39,16 @@ Why each term is there, what it gains and what else was tried: docs/decisions/00
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from math import inf
 from random import Random
-from typing import Final
+from typing import Final, overload
 
-from preble.core.policies.cost_table import CostTable
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
-from preble.core.types import Reason
+from preble.core.replica_index import ReplicaIndex
+from preble.core.types import Candidate, Reason
 
 _EXPLORE: Final = Reason.EXPLORE
 _EXPLOIT: Final = Reason.EXPLOIT
@@ -68,76 +71,131 @@ class Preble:
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """The replica where the request adds the least delay."""
-        replicas = view.replicas
-        matched = view.matched_tokens(replicas)
-        best = 0
-        for tokens in matched:  # not `max`: compiled, this takes a tenth of its time
-            if tokens > best:
-                best = tokens
-        costs = self._costs(view, matched, best)
-        replica = costs.cheapest(rng)
-        return Choice(replica, _reason(view, view.matched_on(replica), best), costs)
+        delays = _Delays(view, self._ttft_value, self._crowding)
+        i = delays.least(view, rng)
+        return Choice(view.replicas[i], _reason(view, delays.matched[i], delays.most_matched), delays)
 
-    def _costs(self, view: ClusterView, matched: list[int], best: int) -> CostTable:
-        """L: the delay that does not depend on what is missed; P: the delay that does; M. `best`: the longest match."""
+
+class _Delays(Sequence[Candidate]):
+    """The delay that one request adds on each replica, by position in `view.replicas`. It reads as candidates, whose L
+    is the delay that does not depend on what is missed, P the delay that does, and M as above.
+
+    They are computed when asked for, from what is kept of the replicas as the request found them: a list is copied in
+    the time of a few additions.
+    """
+
+    __slots__ = (
+        "_again",
+        "_crowd",
+        "_crowding",
+        "_expected_tokens",
+        "_has_room",
+        "_ids",
+        "_loaded",
+        "_loading_s",
+        "_num_requests",
+        "_output_tokens",
+        "_prefill_s",
+        "_replicas",
+        "_slowness",
+        "_together_s",
+        "_ttft_value",
+        "_waiting_s",
+        "matched",
+        "most_matched",
+    )
+
+    def __init__(self, view: ClusterView, ttft_value: float, crowding: float) -> None:
         replicas = view.replicas
-        waiting_s, num_requests, output_tokens = (
-            view.waiting_prefill_s,
-            view.num_requests,
-            view.output_tokens_in_flight,
+        self._replicas, self._ids = replicas, view.replica_ids
+        self._ttft_value, self._crowding = ttft_value, crowding
+        self.matched = view.matched_tokens(replicas)
+        self.most_matched = 0
+        for tokens in self.matched:  # not `max`: compiled, this takes a tenth of its time
+            if tokens > self.most_matched:
+                self.most_matched = tokens
+        self._waiting_s = view.waiting_prefill_s.copy()
+        self._num_requests = view.num_requests.copy()
+        self._output_tokens = view.output_tokens_in_flight.copy()
+        self._slowness = [view.slowness(replica) for replica in replicas] if view.has_slow_replicas else None
+        self._loading_s = [view.loading_s(replica) for replica in replicas] if view.has_tiers else None
+        self._loaded = [view.loaded_tokens(replica) for replica in replicas] if view.has_tiers else None
+        self._crowd = ttft_value * crowding * view.requests_per_s / len(replicas)
+        self._together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
+        self._expected_tokens = view.expected_output_tokens
+        self._again = view.recomputed_share
+        self._prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
+        self._has_room: list[bool] = []
+
+    def least(self, view: ClusterView, rng: Random) -> int:
+        """The position of the replica with the least delay, ties at random."""
+        tokens_to_come = view.request.num_prompt_tokens + self._expected_tokens
+        least_s, best, tokens, prefill_s = inf, [0], -1, 0.0
+        for i, replica in enumerate(self._replicas):
+            if self.matched[i] != tokens:  # neighbours mostly match alike
+                tokens = self.matched[i]
+                if tokens not in self._prefill_s:
+                    self._prefill_s[tokens] = self._shared_prefill_s(view, tokens)
+                prefill_s = self._prefill_s[tokens]
+            delay_s = self._prefill_delay_s(i, replica, prefill_s)
+            cost_s = self._load_delay_s(i, replica)
+            if self._again:
+                come = tokens_to_come - tokens + (0 if self._loaded is None else self._loaded[i])
+                self._has_room.append(view.has_room(replica, come))
+                if not self._has_room[i]:
+                    cost_s += self._again * delay_s
+            cost_s += delay_s
+            if cost_s < least_s:
+                least_s, best = cost_s, [i]
+            elif cost_s == least_s:
+                best.append(i)
+        return best[0] if len(best) == 1 else rng.choice(best)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        replica, tokens = self._replicas[index], self.matched[index]
+        replica_id = self._ids[replica]
+        assert replica_id is not None
+        delay_s = self._prefill_delay_s(index, replica, self._prefill_s[tokens])
+        return Candidate(
+            replica_id,
+            tokens,
+            self._load_delay_s(index, replica),
+            self._again * delay_s if self._has_room and not self._has_room[index] else 0.0,
+            delay_s,
+            loaded_tokens=0 if self._loaded is None else self._loaded[index],
         )
-        expected_tokens = view.expected_output_tokens
-        value = self._ttft_value
-        crowd = value * self._crowding * view.requests_per_s / len(replicas)
-        together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
-        loads: list[float] = []
-        prefills: list[float] = []
-        evictions: list[float] = []
-        again, tokens_to_come = view.recomputed_share, view.request.num_prompt_tokens + expected_tokens
-        best_s = view.prefill_s(best)
-        prefill_s: dict[int, float] = {}
-        pieces: list[tuple[int, int, float]] | None = None
-        tokens, prefill, has_tiers = -1, 0.0, view.has_tiers
-        for i, replica in enumerate(replicas):
-            if matched[i] != tokens:  # neighbours mostly match alike
-                tokens = matched[i]
-                if tokens == best:
-                    prefill = best_s
-                else:
-                    if pieces is None:
-                        pieces = self._paid_by_others(view, best, expected_tokens)
-                    if tokens not in prefill_s:
-                        prefill_s[tokens] = _prefill_s(view, tokens, pieces)
-                    prefill = prefill_s[tokens]
-            slowness = view.slowness(replica)
-            loading_s, loaded = (view.loading_s(replica), view.loaded_tokens(replica)) if has_tiers else (0.0, 0)
-            own = (prefill + loading_s) * slowness
-            waiting = waiting_s[replica]
-            together = min(expected_tokens * num_requests[replica], float(output_tokens[replica]))
-            loads.append(value * waiting + together_s * together * slowness)
-            delay = own * (value + num_requests[replica] + crowd * (waiting + own / 2))
-            prefills.append(delay)
-            evictions.append(0.0 if view.has_room(replica, tokens_to_come - tokens + loaded) else again * delay)
-        return view.table(replicas, matched, load_s=loads, prefill_s=prefills, eviction_s=evictions)
 
-    def _paid_by_others(self, view: ClusterView, best: int, output_tokens: float) -> list[tuple[int, int, float]]:
-        """The pieces up to the longest match, each as start, end, and x^2: what later users of a copy pay of it."""
+    def _load_delay_s(self, i: int, replica: ReplicaIndex) -> float:
+        slowness = 1.0 if self._slowness is None else self._slowness[i]
+        together = min(self._expected_tokens * self._num_requests[replica], float(self._output_tokens[replica]))
+        return self._ttft_value * self._waiting_s[replica] + self._together_s * together * slowness
+
+    def _prefill_delay_s(self, i: int, replica: ReplicaIndex, prefill_s: float) -> float:
+        slowness = 1.0 if self._slowness is None else self._slowness[i]
+        own = (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
+        others = self._ttft_value + self._num_requests[replica]
+        return own * (others + self._crowd * (self._waiting_s[replica] + own / 2))
+
+    def _shared_prefill_s(self, view: ClusterView, matched: int) -> float:
+        """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
+        num_tokens = view.request.num_prompt_tokens
         hit_s = view.prefill_s(view.known_tokens)
-        hit_s += view.decode_pace * view.cost_model.decode_s(output_tokens, view.request.num_prompt_tokens)
-        pieces = []
-        for piece in view.pieces(best):
+        hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
+        paid_by_others = 0.0
+        for piece in view.pieces(self.most_matched, beyond=matched):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)
-            pieces.append((piece.start, min(piece.end, best), (self._crowding * busy) ** 2))
-        return pieces
-
-
-def _prefill_s(view: ClusterView, matched: int, pieces: list[tuple[int, int, float]]) -> float:
-    """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
-    paid_by_others = 0.0
-    for start, end, square in pieces:
-        if end > matched:
-            paid_by_others += (end - max(start, matched)) * square / (1.0 + square)
-    return view.prefill_s(matched) * (1.0 - paid_by_others / (view.request.num_prompt_tokens - matched))
+            square = math.pow(self._crowding * busy, 2.0)
+            paid_by_others += (min(piece.end, self.most_matched) - max(piece.start, matched)) * square / (1.0 + square)
+        return view.prefill_s(matched) * (1.0 - paid_by_others / (num_tokens - matched))
 
 
 def _reason(view: ClusterView, matched: int, best: int) -> Reason:

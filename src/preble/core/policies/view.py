@@ -1,6 +1,6 @@
 """What a placement policy may see: the cluster as one request finds it.
 
-What a view computes, it computes when first asked, once a request.
+What a view computes, it computes when asked.
 """
 
 from __future__ import annotations
@@ -53,9 +53,12 @@ class ClusterView:
         "_key_holders",
         "_match",
         "_matched",
+        "_matched_everywhere",
+        "_matched_replica",
         "_now",
         "_num_tokens",
         "_prefill_s",
+        "_prefill_tokens",
         "_prefix_match",
         "_table",
         "_trusted",
@@ -77,8 +80,10 @@ class ClusterView:
         self._num_tokens = request.num_prompt_tokens
         self._prefix_match: PrefixMatch | None = None
         self._key_holders: list[ReplicaIndex] | None = None
-        self._matched: dict[ReplicaIndex, int] = {}
-        self._prefill_s: dict[int, float] = {}
+        # The last answers of `matched_tokens`, `matched_on` and `prefill_s`; neighbours mostly ask alike.
+        self._matched_everywhere: list[int] = []
+        self._matched_replica, self._matched = -1, 0
+        self._prefill_tokens, self._prefill_s = -1, 0.0
 
     @property
     def candidates(self) -> Iterator[ReplicaView]:
@@ -128,6 +133,11 @@ class ClusterView:
         return 1.0 if slowness is None else slowness[replica]
 
     @property
+    def has_slow_replicas(self) -> bool:
+        """Whether any replica takes longer than a typical one."""
+        return self._cluster.speeds.slowness is not None
+
+    @property
     def decode_pace(self) -> float:
         """How many times as long as the cost model says decoding takes, compared with prefill; 1.0 if about right."""
         return self._cluster.speeds.decode_pace
@@ -170,12 +180,17 @@ class ClusterView:
             return self._window.requests_per_s(self._now)
         return self._window.requests_per_s(self._now, self.replicas)
 
-    def pieces(self, until: int) -> list[PromptPiece]:
-        """What the trees know of the prompt, from its first token to the piece that reaches token `until`. O(depth)."""
+    def pieces(self, until: int, beyond: int = 0) -> list[PromptPiece]:
+        """What the trees know of the prompt: the pieces that reach beyond token `beyond`, up to token `until`.
+
+        O(depth).
+        """
         found = []
         for node in self._match.path:
             if node.start >= until:
                 break
+            if node.end <= beyond:
+                continue
             uses_per_s = node.history.uses_per_s(self._now) if node.history is not None else 0.0
             holders = (node.full_holders & self._table.live).bit_count()
             found.append(PromptPiece(node.start, node.end, holders, uses_per_s))
@@ -280,11 +295,13 @@ class ClusterView:
 
         0 on a replica that is not trusted. O(depth).
         """
-        matched = self._matched.get(replica)
-        if matched is None:
+        if self._matched_everywhere:
+            return self._matched_everywhere[replica]
+        if replica != self._matched_replica:
             held = self._held_on(replica) if self._trusted >> replica & 1 else 0
-            matched = self._matched[replica] = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
-        return matched
+            self._matched = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
+            self._matched_replica = replica
+        return self._matched
 
     def _held_on(self, replica: ReplicaIndex) -> int:
         caches = self._cluster.index.caches
@@ -314,20 +331,22 @@ class ClusterView:
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
-        prefill_s = self._prefill_s.get(matched_tokens)
-        if prefill_s is None:
-            missed_tokens = self._num_tokens - matched_tokens
-            prefill_s = self._prefill_s[matched_tokens] = self.cost_model.prefill_s(missed_tokens, matched_tokens)
-        return prefill_s
+        if matched_tokens != self._prefill_tokens:
+            self._prefill_tokens = matched_tokens
+            self._prefill_s = self._cluster.cost_model.prefill_s(self._num_tokens - matched_tokens, matched_tokens)
+        return self._prefill_s
 
     def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
         """As `matched_on`, for each of several replicas. O(replicas + depth)."""
         if len(replicas) <= 2:
             return [self.matched_on(replica) for replica in replicas]
-        sizes = self._table.block_size
+        sizes, index = self._table.block_size, self._cluster.index
         held = [0] * len(sizes)
-        for mask, tokens in matched_tokens(self._match, self._cluster.index.caches, self._trusted):
-            size, usable = 0, 0
+        for mask, tokens in matched_tokens(self._match, index.caches, self._trusted, index.crowded):
+            size, usable = sizes[0], usable_tokens(tokens, self._num_tokens, sizes[0])
+            if mask == self._table.live and sizes.count(size) == len(sizes):
+                held = [usable] * len(sizes)
+                continue
             for replica in self._table.live_replicas if mask == self._table.live else replicas_in(mask):
                 if sizes[replica] != size:  # most replicas have blocks of one size
                     size = sizes[replica]
@@ -336,6 +355,8 @@ class ClusterView:
         if self._cluster.tiers:
             for replica in replicas:
                 held[replica] = self.matched_on(replica)
+        if len(replicas) == len(self.replicas):
+            self._matched_everywhere = held
         if replicas is self.replicas and len(replicas) == len(held):
             return held
         return [held[replica] for replica in replicas]

@@ -56,12 +56,14 @@ class CacheEntry:
 class IndexSize:
     """Entries and block names of all replicas, for the index's byte budget.
 
-    `runs`: entries that have names. `copied`: blocks that a replica has more than once.
+    `runs`: entries that have names. `copied`: blocks that a replica has more than once. `crowded`: the replicas on
+    which more was placed than fits, as a mask.
     """
 
-    __slots__ = ("copied", "entries", "names", "runs")
+    __slots__ = ("copied", "crowded", "entries", "names", "runs")
 
     def __init__(self) -> None:
+        self.crowded = 0
         self.entries = 0
         self.names = 0
         self.runs = 0

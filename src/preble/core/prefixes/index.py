@@ -66,6 +66,11 @@ class PrefixIndex:
         self._prune_all(closed.close())
 
     @property
+    def crowded(self) -> int:
+        """The replicas on which more was placed than fits, as a mask."""
+        return self._size.crowded
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the trees and entries, in bytes, by count."""
         return self.tree.num_bytes + self._size.num_bytes
@@ -90,9 +95,11 @@ class PrefixIndex:
 
     def note_answer(self, leaf: Node, output_tokens: int) -> None:
         """A request whose prompt ends in `leaf` was answered. O(depth)."""
-        for node in leaf.ancestors():
+        node = leaf
+        while node.parent is not None:
             if node.history is not None:
                 node.history.note_answer(output_tokens)
+            node = node.parent
 
     def release(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf` no longer uses it on the replica. O(depth)."""
@@ -108,11 +115,12 @@ class PrefixIndex:
 
     def set_computed(self, replica: int, leaf: Node, num_tokens: int, now: float) -> None:
         """The replica caches the first `num_tokens` of the prompt that ends in `leaf`. O(depth)."""
-        cache = self.caches[replica]
-        for node in leaf.ancestors():
+        cache, node = self.caches[replica], leaf
+        while node.parent is not None:
             held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
             if held > cache.tokens_held(node):
                 cache.set_held(node, held, now)
+            node = node.parent
 
     # -- reports and forgetting ---------------------------------------------------------------------------------------
 

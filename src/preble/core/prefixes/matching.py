@@ -7,7 +7,7 @@ cache has room for it; otherwise they will evict what was used longest ago, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Final
 
@@ -60,30 +60,34 @@ def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> Pr
     return PrefixMatch(best, key_node, key_holders)
 
 
-def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int) -> Iterator[tuple[int, int]]:
+def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int, crowded: int) -> list[tuple[int, int]]:
     """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
 
-    A later group supersedes earlier ones for the replicas in it. O(depth + holders of a part of a node, or of the
-    first).
+    A later group supersedes earlier ones for the replicas in it. `crowded`: the mask of those that are. O(depth +
+    holders of a part of a node + crowded holders of the first).
     """
+    groups: list[tuple[int, int]] = []
     alive = among
     reached = 0
     for node in match.path:
-        whole, parts = _holders_of(node, match.num_tokens, caches, alive)
-        if reached and whole != alive:
-            yield alive, reached
-        if parts:
-            for replica, tokens in parts.items():
-                yield 1 << replica, node.start + tokens
-        alive = whole
+        whole = alive & node.full_holders
+        if whole != alive:
+            parts: dict[int, int] = {}
+            if whole != alive & node.holders:
+                whole, parts = _holders_of(node, match.num_tokens, caches, alive)
+            if reached and whole != alive:
+                groups.append((alive, reached))
+            groups += [(1 << replica, node.start + tokens) for replica, tokens in parts.items()]
+            alive = whole
         reached = min(node.end, match.num_tokens)
         if not alive:
             break
     if reached and alive:
-        yield alive, reached
-    for replica in replicas_in(match.path[0].holders & among) if match.path else ():
-        if caches[replica].is_crowded:
-            yield 1 << replica, matched_on(match, caches[replica])
+        groups.append((alive, reached))
+    if crowded and match.path:
+        held_by = replicas_in(match.path[0].holders & among & crowded)
+        groups += [(1 << replica, matched_on(match, caches[replica])) for replica in held_by]
+    return groups
 
 
 # -- of one replica ---------------------------------------------------------------------------------------------------

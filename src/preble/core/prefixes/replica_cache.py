@@ -167,7 +167,7 @@ class ReplicaCache:
             node.recent_uses += 1
             entry.ref_count += 1
             if entry.ref_count == 1:
-                self.used_tokens += node.num_tokens - entry.held
+                self._use(node.num_tokens - entry.held)
                 self.in_use_tokens += node.num_tokens
                 node.full_holders |= self.bit
 
@@ -193,7 +193,7 @@ class ReplicaCache:
         if held and not _is_linked(entry):
             _link_before(entry, self._nearest_above(node))
         if not entry.ref_count:
-            self.used_tokens += held - entry.held
+            self._use(held - entry.held)
         entry.held = held
         if entry.names and entry.names_end > node.start + held:
             self.names.cut(entry, node.start + held)
@@ -258,11 +258,13 @@ class ReplicaCache:
             assert (node in seen) == bool(entry.held or entry.ref_count)
             assert bool(node.full_holders & self.bit) == (entry.tokens_in(node) == node.num_tokens)
         assert (used, pinned) == (self.used_tokens, self.in_use_tokens)
+        assert bool(self._size.crowded & self.bit) == self.is_crowded
         self.names.check(self._entries.values())
 
     def close(self) -> list[Node]:
         """The replica is gone: take its bit off every node; returns those nodes. O(entries)."""
         self.forget_blocks()
+        self._use(-self.used_tokens)
         nodes = list(self._entries)
         for node, entry in self._entries.items():
             node.holders &= ~self.bit
@@ -292,6 +294,14 @@ class ReplicaCache:
         self._cut, self._cut_excess = entry, excess
         self._cut_version = self.version
 
+    def _use(self, tokens: int) -> None:
+        """This many tokens more are used, or less."""
+        self.used_tokens += tokens
+        if self.is_crowded:
+            self._size.crowded |= self.bit
+        else:
+            self._size.crowded &= ~self.bit
+
     def _nearest_above(self, node: Node) -> CacheEntry:
         """The entry of the nearest ancestor that is in the order; else the newest end of the order."""
         for ancestor in node.ancestors():
@@ -317,7 +327,7 @@ class ReplicaCache:
             if ref_count:
                 entry.ref_count -= 1
                 if not entry.ref_count:
-                    self.used_tokens -= node.num_tokens - entry.held
+                    self._use(entry.held - node.num_tokens)
                     self.in_use_tokens -= node.num_tokens
             if self._settle(node, entry):
                 dropped.append(node)

@@ -13,7 +13,10 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, NewType, overload
 
-ReplicaId = NewType("ReplicaId", str)
+from preble.core.types.plain import Candidate as Candidate
+from preble.core.types.plain import ReplicaId as ReplicaId
+from preble.core.types.plain import ReplicaSpec as ReplicaSpec
+
 RequestId = NewType("RequestId", str)
 PeerId = NewType("PeerId", str)
 """Another gateway of the same cluster."""
@@ -112,7 +115,7 @@ def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) ->
     return blake2b(name.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True, init=False)
 class Request:
     """One prompt to be placed.
 
@@ -133,8 +136,24 @@ class Request:
     keeps_kv: bool = True
     num_prompt_tokens: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.prompt) // TOKEN_BYTES
+    def __init__(  # by hand, here and in `Placement`: compiled, that takes a third of the time
+        self,
+        request_id: RequestId,
+        prompt: PackedTokens,
+        max_output_tokens: int | None = None,
+        namespace: str = "",
+        avoid: frozenset[ReplicaId] = frozenset(),
+        model: str = "",
+        keeps_kv: bool = True,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.max_output_tokens = max_output_tokens
+        self.namespace = namespace
+        self.avoid = avoid
+        self.model = model
+        self.keeps_kv = keeps_kv
+        self.num_prompt_tokens = len(prompt) // TOKEN_BYTES
 
     @classmethod
     def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:
@@ -144,27 +163,6 @@ class Request:
         3
         """
         return cls(RequestId(request_id), pack_tokens(token_ids), max_output_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """What the scheduler must know about a replica.
-
-    `kv_capacity_tokens`: size of its KV cache, None where unknown (then nothing counts as evicted for lack of space).
-    `max_prompt_tokens`: longest prompt it accepts, None where unknown.
-    `block_size`: tokens per KV block; only whole blocks are cached.
-    `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
-    `model`: the base model that it serves, "" for a replica that takes requests for any model.
-    `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
-    """
-
-    replica_id: ReplicaId
-    kv_capacity_tokens: int | None = None
-    max_prompt_tokens: int | None = None
-    block_size: int = 16
-    reports_events: bool = False
-    model: str = ""
-    store: str = ""
 
 
 class Tier(StrEnum):
@@ -190,29 +188,7 @@ class Reason(StrEnum):
     """Placed by load in a front-end process while the scheduler process is being started again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One replica as the policy saw it for one request. Costs are in seconds of GPU time.
-
-    `matched_tokens`: leading prompt tokens that it is expected to serve from its cache; `loaded_tokens`: those of them
-    that it must load from its host's memory or a store first, for which P has the time. `score`: for a policy that does
-    not compare L + M + P, what it compared, in its own unit, lower is better; None for the others.
-    """
-
-    replica_id: ReplicaId
-    matched_tokens: int
-    load_s: float = 0.0
-    eviction_s: float = 0.0
-    prefill_s: float = 0.0
-    score: float | None = None
-    loaded_tokens: int = 0
-
-    @property
-    def cost_s(self) -> float:
-        return self.load_s + self.eviction_s + self.prefill_s
-
-
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, unsafe_hash=True, init=False)
 class Placement:
     """Where a request goes and why. Like `Request` made once and not changed; a frozen one takes eight times as long.
 
@@ -228,6 +204,24 @@ class Placement:
     num_prompt_tokens: int
     candidates: Sequence[Candidate] = field(default=(), repr=False)
     untrusted: tuple[ReplicaId, ...] = ()
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        replica_id: ReplicaId,
+        reason: Reason,
+        matched_tokens: int,
+        num_prompt_tokens: int,
+        candidates: Sequence[Candidate] = (),
+        untrusted: tuple[ReplicaId, ...] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.replica_id = replica_id
+        self.reason = reason
+        self.matched_tokens = matched_tokens
+        self.num_prompt_tokens = num_prompt_tokens
+        self.candidates = candidates
+        self.untrusted = untrusted
 
 
 @dataclass(frozen=True, slots=True)

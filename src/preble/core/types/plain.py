@@ -1,0 +1,55 @@
+"""Values of the schedulers that are read from files and messages.
+
+They are never compiled, so they have a file of their own: a compiled class does not keep the types of its fields, which
+the reader needs (docs/decisions/0005). Everybody else takes them from `preble.core.types`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+ReplicaId = NewType("ReplicaId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What the scheduler must know about a replica.
+
+    `kv_capacity_tokens`: size of its KV cache, None where unknown (then nothing counts as evicted for lack of space).
+    `max_prompt_tokens`: longest prompt it accepts, None where unknown.
+    `block_size`: tokens per KV block; only whole blocks are cached.
+    `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
+    `model`: the base model that it serves, "" for a replica that takes requests for any model.
+    `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
+    """
+
+    replica_id: ReplicaId
+    kv_capacity_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    block_size: int = 16
+    reports_events: bool = False
+    model: str = ""
+    store: str = ""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Candidate:
+    """One replica as the policy saw it for one request. Costs are in seconds of GPU time. Made once and not changed.
+
+    `matched_tokens`: leading prompt tokens that it is expected to serve from its cache; `loaded_tokens`: those of them
+    that it must load from its host's memory or a store first, for which P has the time. `score`: for a policy that does
+    not compare L + M + P, what it compared, in its own unit, lower is better; None for the others.
+    """
+
+    replica_id: ReplicaId
+    matched_tokens: int
+    load_s: float = 0.0
+    eviction_s: float = 0.0
+    prefill_s: float = 0.0
+    score: float | None = None
+    loaded_tokens: int = 0
+
+    @property
+    def cost_s(self) -> float:
+        return self.load_s + self.eviction_s + self.prefill_s
