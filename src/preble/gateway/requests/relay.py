@@ -116,7 +116,8 @@ class Relay:
 
     def over(self, attempt: Attempt, error: Exception | None) -> None:
         self._attempt = None
-        self._end_span(attempt, error)
+        if self._span is not None:
+            self._end_span(attempt, error)
         if error is None and attempt.status < 500 and attempt.status not in NOT_NOW:
             if attempt.answer_id is not None:
                 replica_id = attempt.placed.placement.replica_id
