@@ -14,8 +14,10 @@ from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, WireRemov
 
 SIZE = 2
 unsigned, signed = st.integers(0, 2**64 - 1), st.integers(-(2**63), -(2**31) - 1) | st.integers(0, 2**63 - 1)
-tokens = st.sampled_from([0, 127, 128, 255, 256, 65_535, 65_536, 2**31, 2**32 - 1])
-odd = st.sampled_from([None, True, -1, 1.5, "GPU", "CPU", b"GPU", [], [None], {}, 2**32, 2**64 - 1, "x" * 40])
+tokens = st.sampled_from([0, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1])
+odd = st.sampled_from(
+    [None, True, -1, 1.5, "GPU", "CPU", b"GPU", [], [None], {}, 2**31, 2**32, 2**64 - 1, [2**31, 2**32 - 1], "x" * 40]
+)
 fields = ["block_hashes", "parent_block_hash", "token_ids", "block_size", "medium", "extra_keys", "group_idx", "type"]
 
 

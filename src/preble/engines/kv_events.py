@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import structlog
 
@@ -431,7 +431,7 @@ class KvEventStream:
 
 def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
     """The same changes, evictions that follow one another as one, and so demotions, as where others were ignored."""
-    if len(changes) < 2:
+    if all(type(one) is not type(other) for one, other in pairwise(changes)):
         return changes
     result: list[KvEvent] = []
     for _, run in groupby(changes, key=_kind):
