@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 PUBLIC_NAMES = """
     BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate Choice ClusterView
     ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Engine EngineInfo EventsLost
-    Failure FailureKind Fleet GlobalScheduler HotPrefix LaunchOptions NoReplicaError PackedTokens PeerEnded
+    Failure FailureKind Fleet GlobalScheduler HotPrefix LaunchOptions NoReplicaError PackedHashes PackedTokens PeerEnded
     PeerFirstToken PeerHeld PeerId PeerPlaced Placement Policy PrebleError PrefixReplication PromptPiece
     PromptTooLong Reason RebalanceSettings RefitSettings ReplicaId ReplicaIndex ReplicaSpec ReplicaState ReplicaView
     Request RequestId SchedulerListener SchedulerState SimConfig SimResult Tier UnknownRequest Workload WorkloadPlan

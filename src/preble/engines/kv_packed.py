@@ -109,7 +109,7 @@ class _Message:
     def stored(self, fields: i64) -> WireStored:
         hashes: PackedHashes | None = None
         tokens: PackedTokens | None = None
-        parent: int | None = -1
+        parent: int | None = None
         group: int | None = None
         lora_id: int | None = None
         medium: str | None = None
