@@ -13,8 +13,10 @@ from gateway.fakes import answer, gated, replicas
 from preble.config import LimitsConfig
 from preble.errors import EngineGone
 from preble.gateway.http import body_memory
+from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.requests import prompt_list
 from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay, RelayOwner
 from preble.serving import ParsedRequest
 from support.waiting import PATIENCE_S, eventually
@@ -119,6 +121,34 @@ async def test_an_answer_that_comes_as_another_prompt_fails_meets_nobody_who_wai
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert relay.is_aborted
+
+
+def test_what_a_replica_streams_when_the_client_has_just_gone_goes_nowhere() -> None:
+    client = Leaving()
+    merged = prompt_list._MergedStream(cast(PlacedClient, client), "cmpl-1")
+    merged.write({"choices": [{"index": 0}]})
+    client.leave()
+    merged.write({"choices": [{"index": 0}]})
+    assert client.num_written == 1
+
+
+class Leaving:
+    """The seam of a client, whose connection takes nothing any more once it has gone."""
+
+    status: int | None = None
+    is_streaming = False
+    num_written = 0
+
+    def begin(self, status: int, headers: object) -> None:
+        self.status, self.is_streaming = status, True
+
+    def write(self, data: bytes) -> None:
+        self.num_written += 1
+
+    def pause_if_full(self) -> None: ...
+
+    def leave(self) -> None:
+        self.status, self.is_streaming = CLIENT_GONE, False
 
 
 class Carried:

@@ -362,3 +362,13 @@ def test_an_idle_connection_is_closed_in_time_and_one_that_is_served_is_not() ->
     assert not client.transport.closed
     client.connection.on_time(client.connection.timeout_keep_alive)
     assert client.transport.closed
+
+
+def test_no_request_begins_once_the_server_has_stopped() -> None:
+    client = Client(at_once=False)
+    client.send(post(b"/", b""), post(b"/later", b""))
+    assert client.connection.stop()
+    client.served[0].answer()
+    client.loop.turn()
+    assert client.complete == [("/", b"")]
+    assert client.transport.closed

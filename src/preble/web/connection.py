@@ -278,7 +278,9 @@ class BoundedConnection(HttpToolsProtocol):
     def stop(self) -> bool:
         """The server ends: answer what is served by callbacks now. Return whether a request was being served."""
         is_answering = self._is_answering()
+        self.pipeline.clear()  # nothing begins any more
         if self._served is not None:
+            self._served.keep_alive = False
             self._served.on_stop()
         return is_answering
 

@@ -254,6 +254,8 @@ class _MergedStream:
         """Take one decoded event. Raises: EngineProtocolError."""
         if self._client.status is None:
             self._client.begin(200, [(b"content-type", EVENT_STREAM)])
+        elif not self._client.is_streaming:
+            return  # the client has gone, and the prompts' tasks do not know it yet
         self._last = decoded = {**decoded, "id": self._id}
         if decoded["choices"]:
             self._client.write(event(msgspec.json.encode(decoded)))
