@@ -3,8 +3,8 @@
     python benchmarks/micro/token_ids.py --json FILE
 
 The prompts are those of gateway_cost.py: lines of the documentation, in each half of the prompt one of 16 beginnings, a
-tokenizer trained on it (fastokens). *Half known*: new prompts with known beginnings. *Known*: the same prompts again.
-CPU time of the process, all its threads, the cheapest of the rounds.
+tokenizer trained on it (fastokens). *New*: prompts that share nothing. *Half known*: new prompts with known beginnings.
+*Known*: the same prompts again. CPU time of the process, all its threads, the cheapest of the rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 from gateway_parts.load import Question
-from gateway_parts.prompts import Form, Prompts, question, train_tokenizer
+from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
 
 from preble.serving.endpoints.bodies import PromptLimits, read_chat, read_completion
 from preble.serving.tokens.media import MediaTokens
@@ -42,6 +42,7 @@ class Row(msgspec.Struct, frozen=True):
     form: Form
     tokens: int
     body_bytes: int
+    new: float
     half_known: float
     known: float
 
@@ -62,21 +63,22 @@ async def cost_of(questions: Sequence[Question], take: Callable[[bytes], Awaitab
 
 
 async def measure(form: Form, tokens: int, prompts: Prompts, source: MediaTokens, rounds: int) -> Row:
-    def drawn() -> list[Question]:
+    def drawn(draw: Callable[[int], list[Line]] = prompts.draw) -> list[Question]:
         count = REQUESTS if tokens < 100_000 else REQUESTS // 4
-        return [question(prompts.draw(tokens), form=form, events=0, natively=False) for _ in range(count)]
+        return [question(draw(tokens), form=form, events=0, natively=False) for _ in range(count)]
 
     async def take(body: bytes) -> None:
         await take_in(source, form, body)
 
     for _ in range(WARM_ROUNDS):
         await cost_of(drawn(), take)
+    new = min([await cost_of(drawn(prompts.draw_new), take) for _ in range(rounds)])
     half_known = min([await cost_of(drawn(), take) for _ in range(rounds)])
     same = drawn()
     for _ in range(WARM_ROUNDS):
         await cost_of(same, take)
     known = min([await cost_of(same, take) for _ in range(rounds)])
-    return Row(form, tokens, len(same[0].body), half_known, known)
+    return Row(form, tokens, len(same[0].body), new, half_known, known)
 
 
 async def run(rounds: int) -> list[Row]:
@@ -98,9 +100,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = asyncio.run(run(args.rounds))
-    print(f"{'us of CPU a request':24} {'KB':>6} {'half known':>11} {'known':>7}")
+    print(f"{'us of CPU a request':24} {'KB':>6} {'new':>7} {'half known':>11} {'known':>7}")
     for row in rows:
-        print(f"{row.form:5} {row.tokens:7} tokens {row.body_bytes // 1000:9} {row.half_known:11.0f} {row.known:7.0f}")
+        size = f"{row.form:5} {row.tokens:7} tokens {row.body_bytes // 1000:9}"
+        print(f"{size} {row.new:7.0f} {row.half_known:11.0f} {row.known:7.0f}")
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
 

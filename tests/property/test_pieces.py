@@ -114,11 +114,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pieces of 24 characters, so that short texts have many cuts, and short keys, so that some pieces share theirs."""
     monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
-    monkeypatch.setattr(pieces, "FIRST_SIZE", 20)
     monkeypatch.setattr(pieces, "_KEY_SIZE", 6)
     monkeypatch.setattr(pieces, "_WINDOW", 96)
     monkeypatch.setattr(pieces, "_STEP", 200)
-    monkeypatch.setattr(pool, "FIRST_SIZE", 20)
+    monkeypatch.setattr(pool, "PIECE_SIZE", 24)
     monkeypatch.setattr(pieces, "MOST_AT_ONCE", 120)
     monkeypatch.setattr(pool, "MOST_AT_ONCE", 120)
     yield

@@ -74,13 +74,14 @@ class Prompts:
         self._prefixes: dict[int, list[list[Line]]] = {}
 
     def draw(self, num_tokens: int) -> list[Line]:
-        """A prompt of `num_tokens` or, so that its last line is whole, a few more."""
+        """A prompt of `num_tokens` or, so that its last line is whole, a few more; half is one of the prefixes."""
         if num_tokens not in self._prefixes:
-            self._prefixes[num_tokens] = [self._some(num_tokens // 2) for _ in range(PREFIXES)]
+            self._prefixes[num_tokens] = [self.draw_new(num_tokens // 2) for _ in range(PREFIXES)]
         prefix = self._rng.choice(self._prefixes[num_tokens])
-        return prefix + self._some(num_tokens - sum(len(line.ids) for line in prefix))
+        return prefix + self.draw_new(num_tokens - sum(len(line.ids) for line in prefix))
 
-    def _some(self, num_tokens: int) -> list[Line]:
+    def draw_new(self, num_tokens: int) -> list[Line]:
+        """A prompt of this length that begins like no other."""
         lines: list[Line] = []
         while num_tokens > 0:
             lines.append(self._rng.choice(self._lines))

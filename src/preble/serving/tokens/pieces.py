@@ -1,9 +1,9 @@
 """Cuts long prompts into pieces and keeps the token ids of pieces that prompts share: a known beginning is neither
 decoded nor tokenized.
 
-A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before; its beginning
-is cut more finely. So prompts with the same beginning have the same pieces up to where they differ. `joints` says for
-which tokenizers the ids of the pieces are the ids of the whole.
+A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before. So prompts
+with the same beginning have the same pieces up to where they differ. `joints` says for which tokenizers the ids of the
+pieces are the ids of the whole.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 from preble.core.types import PackedTokens
 
 PIECE_SIZE = 4096
-FIRST_SIZE = 1536
-"""Of the pieces up to twice `PIECE_SIZE`, where short prompts still differ."""
 _WINDOW = 4 * PIECE_SIZE
 """How far one step searches for a cut."""
 _LARGEST_KEPT = 16 * PIECE_SIZE
@@ -132,7 +130,7 @@ class Parts:
         """Where the piece begins."""
         self._new = start
         """Where the new pieces before it begin."""
-        self._seek = start + FIRST_SIZE
+        self._seek = start + PIECE_SIZE
         """From where on its end is searched for."""
         self._found: list[Part] = []
 
@@ -193,5 +191,5 @@ class Parts:
             self._new = self._at
 
     def _next(self, stop: int) -> None:
-        self._at = at = stop + self._space
-        self._seek = at + (FIRST_SIZE if at < 2 * PIECE_SIZE else PIECE_SIZE)
+        self._at = stop + self._space
+        self._seek = self._at + PIECE_SIZE

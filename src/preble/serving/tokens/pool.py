@@ -23,7 +23,7 @@ from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
 from preble.serving.endpoints.bodies import Text, decode_chat, decode_text
 from preble.serving.tokens.joints import Joint
-from preble.serving.tokens.pieces import FIRST_SIZE, MOST_AT_ONCE, Parts, PieceMemory
+from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Parts, PieceMemory
 from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
 
 _GIANT_BYTES = 1024 * 1024
@@ -109,7 +109,7 @@ class LocalTokens:
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         size = len(text) if isinstance(text, str) else memoryview(text).nbytes
-        if self._joint is not None and size > 2 * FIRST_SIZE:
+        if self._joint is not None and size > 2 * PIECE_SIZE:
             if size <= _GIANT_BYTES:
                 return await self._in_parts(text, size, self._joint, add_special_tokens, most_tokens)
             async with self._giants_turn:
