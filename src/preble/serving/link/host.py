@@ -179,7 +179,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._heard: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._counts: dict[int, asyncio.Future[None]] = {}
-        self._is_silent = False
+        self._is_silent = self._is_welcome = False
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             m.Admit: self._admit,
             m.Leave: lambda message: self._leave(message.number),
@@ -208,7 +208,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
     def received(self, message: m.ToScheduler) -> None:
         self._is_silent = False
-        if self in self._host.peers:
+        if self._is_welcome:
             try:
                 self._handlers[type(message)](message)
             except Exception as error:
@@ -223,6 +223,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         if self.tokenizer and self.tokenizer != self._host.tokenizer:
             consequence = "it sends texts, never token ids; cached prompts are not found"
             structlog.get_logger().error("tokenizer_differs", name=message.name, consequence=consequence, hint=_HINT)
+        self._is_welcome = True
         self._host.peers.add(self)
         self.send(m.Welcome(m.VERSION))
         self.send(self._host.rows(self.tokenizer))
