@@ -83,7 +83,7 @@ native: $(NATIVE_READY) ## Install the package with its core compiled into .nati
 # The same tests of the core, on the compiled one. Where there is no compiler they are left out; with CI=true that fails.
 test-native: ## The tests of both halves of the core on the compiled one
 	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
-	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider $(NATIVE_TESTS); fi
+	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider -m 'not plain' $(NATIVE_TESTS); fi
 
 constraints: ## Pin what CI installs again (requirements/constraints.txt)
 	@rm -rf build/constraints-venv

@@ -110,6 +110,7 @@ async def test_lists_that_are_given_up_do_not_stay_in_memory(serve: Serve, monke
             gc.enable()
 
 
+@pytest.mark.plain
 async def test_an_answer_that_comes_as_another_prompt_fails_meets_nobody_who_waits() -> None:
     """Its placement ends as well, and the connection to its replica stays."""
     relay = Carried()

@@ -26,6 +26,7 @@ class OverdueScheduler:
         return []
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_an_overdue_timer_is_armed_once_more_without_harm(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     """uvloop gives a handle without its time for a call in the past."""

@@ -334,6 +334,7 @@ def test_a_piece_in_use_outlives_others() -> None:
         assert ids_of(memory, b"used") == b"ids."
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize("num_bytes", [100_000, 1_000_000])
 async def test_a_long_prompt_never_holds_the_event_loop_for_a_millisecond(
     num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -274,6 +274,7 @@ async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp
         await eventually(lambda: one.front_end.is_led and list(one.front_end.replicas) == [fakes[1].url])
 
 
+@pytest.mark.plain
 async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):
         [peer] = one.serving._socket.peers  # type: ignore[union-attr]

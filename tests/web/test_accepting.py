@@ -70,6 +70,7 @@ async def test_a_server_accepts_in_place_of_another_until_that_is_back() -> None
         await serving
 
 
+@pytest.mark.plain
 async def test_time_limits_hold_after_one_request_fails_at_its_own() -> None:
     looks: list[float] = []
 
