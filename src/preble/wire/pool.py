@@ -13,14 +13,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from preble.errors import EngineError, EngineGone, EngineProtocolError, EngineRefused
 from preble.wire.heads import HeaderList
 from preble.wire.reader import AnswerReader, BadAnswer
-from preble.wire.stream_protocol import StreamProtocol
 
 STALE_WINDOW_S = 1.0
 """A kept connection that was closed for idleness fails within a round trip; later failures are the server's."""
@@ -164,7 +163,7 @@ class Exchange:
             call()
 
 
-class _Connection(StreamProtocol):
+class _Connection(asyncio.Protocol):
     """One connection. `exchange`: the one that runs on it, None while the connection is idle."""
 
     transport: asyncio.Transport
@@ -175,7 +174,7 @@ class _Connection(StreamProtocol):
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._pool.connections.add(self)
 
@@ -322,10 +321,10 @@ class ConnectionPool:
             self._found_at = self.now()
         sock = await start_connection(self._found, happy_eyeballs_delay=_NEXT_ADDRESS_S, loop=loop)
         name = self._address[0] if self._tls is not None else None
-        connection = _Connection(self)
-        new: Any = lambda: connection  # noqa: E731 (no type of asyncio's)
         try:
-            await loop.create_connection(new, sock=sock, ssl=self._tls, server_hostname=name)
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self), sock=sock, ssl=self._tls, server_hostname=name
+            )
         except BaseException:
             sock.close()
             raise

@@ -22,7 +22,6 @@ class AnswerReader:
     complete. `can_go_on`: whether the connection can then carry another request. Interim answers (1xx) are skipped.
     """
 
-    __deletable__ = ("_parser",)  # for the compiler
     __slots__ = (
         "_head_bytes",
         "_is_interim",

@@ -45,6 +45,7 @@ class Attempt:
     answer_id: str | None = None
     flaw: EngineProtocolError | None = None
     _meter: StreamMeter | None = None
+    _ongoing: Ongoing | None = None
     _size = 0
     _heard_at: float | None = None
     _late_at = 0.0
@@ -70,7 +71,6 @@ class Attempt:
         self._sink = sink
         self._under_way = under_way
         self._loop = asyncio.get_running_loop()
-        self._ongoing: Ongoing | None = None  # here: the compiler ignores such a default of a class
         self._pieces: list[bytes] = []
         self._idle_s = placed.engine.http.timeouts.idle_s
 

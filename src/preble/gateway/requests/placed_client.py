@@ -69,10 +69,12 @@ class PlacedClient(Answering):
     """
 
     status: int | None = None
+    caller = ANYBODY
     request_id: str | None = None
     model = ""
     _late_at = inf
     _time_s = 0.0
+    _work: Work | None = None
     _cause: PrebleError | None = None
     """Why the work is stopped, None if the server ends or the client has gone."""
     _is_over = False
@@ -81,13 +83,11 @@ class PlacedClient(Answering):
         self, settings: IntakeSettings, endpoint: Endpoint, connection: ClientConnection, head: RequestHead
     ) -> None:
         super().__init__(connection, head)
-        self.caller = ANYBODY
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
         self.memory = BodyShare(settings.bodies)
         self.tasks = connection.tasks
         self.loop = connection.loop
-        self._work: Work | None = None  # here: the compiler ignores such a default of a class
         self._settings = settings
         self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from struct import Struct
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import structlog
 
 from preble.serving.link.protocol import Message
-from preble.wire.stream_protocol import StreamProtocol
 
 LENGTH = Struct("<I")
 MOST_BYTES = 256 * 1024 * 1024
@@ -21,7 +20,7 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 M = TypeVar("M", bound=Message)
 
 
-class FrameProtocol(StreamProtocol, ABC, Generic[M]):
+class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
     """One end of a connection. A malformed message, or an exception in `received`, ends the connection."""
 
     def __init__(self, kind: Any) -> None:
@@ -81,8 +80,8 @@ class FrameProtocol(StreamProtocol, ABC, Generic[M]):
 
     # from the transport
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport derives from no class of asyncio
 
     def data_received(self, data: bytes) -> None:
         arrived: bytes | bytearray = data

@@ -82,8 +82,7 @@ class SchedulerSocket:
             raise ConfigError(f"the scheduler's socket {path} is in use; give each gateway a path of its own")
         bound = _bound(path)
         host = cls(limit, turns, ids, replicas, tokenizer, keep, answer)
-        new: Any = lambda: _Peer(host)  # noqa: E731 (no type of asyncio's)
-        host._server = await asyncio.get_running_loop().create_unix_server(new, sock=bound)
+        host._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(host), sock=bound)
         return host
 
     def close(self) -> None:
@@ -195,7 +194,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             m.Numbers: self._note_numbers,
         }
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._timer = self._loop.call_later(_SILENT_S, self._check_silence)
 

@@ -277,9 +277,7 @@ class SchedulerLink:
     async def _connect(self) -> None:
         """Connect, and stay until the connection is over. Raises: OSError."""
         loop = asyncio.get_running_loop()
-        connection = _Connection(self)
-        new: Any = lambda: connection  # noqa: E731 (no type of asyncio's)
-        await loop.create_unix_connection(new, str(self._path))
+        _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(self._path))
         self._connection = connection
         try:
             await self._watch(connection)
@@ -367,7 +365,7 @@ class _Connection(FrameProtocol[m.FromScheduler]):
         self._put_end()
         super()._flush()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.send(self._link.hello)
 
