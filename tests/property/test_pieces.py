@@ -341,7 +341,7 @@ async def test_a_long_prompt_never_holds_the_event_loop_for_a_millisecond(
 ) -> None:
     """Counted in bytes, not in time: the clock goes on by what each step costs, as measured on a slow machine."""
     KINDS["gpt2"]().save(str(tmp_path / "tokenizer.json"))
-    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**22)
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**24)
     now, turn_began, turns = 0.0, 0.0, [0.0]
 
     def worked(seconds: float) -> None:

@@ -131,14 +131,12 @@ class LocalTokens:
         until = time.perf_counter() + _TURN_S
         while not parts.is_over:
             for part, ids, is_shared in parts.step():
-                if ids is not None:
-                    found.append(ids)
-                    continue
-                small = len(part) <= MOST_AT_ONCE
-                ids = self._tokenizer.piece(part) if small else await self._long_piece(part, most_tokens)
+                if ids is None:
+                    small = len(part) <= MOST_AT_ONCE
+                    ids = self._tokenizer.piece(part) if small else await self._long_piece(part, most_tokens)
+                    if is_shared:
+                        self._memory.put(part, ids)
                 found.append(ids)
-                if is_shared:
-                    self._memory.put(part, ids)
                 if time.perf_counter() > until:
                     _check_number(found, most_tokens)
                     await asyncio.sleep(0)
