@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from preble.gateway.requests.at_once import run_at_once
+from preble.gateway.requests.at_once import run_until_wait
 
 
 class Work:
@@ -31,7 +31,7 @@ async def test_what_never_waits_needs_no_task() -> None:
     done = asyncio.get_running_loop().create_future()
     done.set_result(None)
     work = Work(done)
-    assert run_at_once(work.run(), asyncio.get_running_loop()) is None
+    assert run_until_wait(work.run(), asyncio.get_running_loop()) is None
     assert work.done == 1
 
 
@@ -40,14 +40,14 @@ async def test_what_fails_at_once_raises_at_once() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        run_at_once(fail(), asyncio.get_running_loop())
+        run_until_wait(fail(), asyncio.get_running_loop())
 
 
 async def test_the_rest_runs_in_a_task_once_what_it_waits_for_is_there() -> None:
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     work = Work(first, None, second)
-    task = run_at_once(work.run(), loop)
+    task = run_until_wait(work.run(), loop)
     assert task is not None
     await asyncio.sleep(0)
     assert work.done == 0
@@ -63,7 +63,7 @@ async def test_the_rest_may_use_what_needs_a_task() -> None:
         async with asyncio.timeout(60):
             await asyncio.sleep(0)
 
-    task = run_at_once(work(), asyncio.get_running_loop())
+    task = run_until_wait(work(), asyncio.get_running_loop())
     assert task is not None
     await task
 
@@ -73,7 +73,7 @@ async def test_a_task_that_is_cancelled_cancels_what_it_waits_for_whether_it_has
     loop = asyncio.get_running_loop()
     awaited = loop.create_future()
     work = Work(awaited)
-    task = run_at_once(work.run(), loop)
+    task = run_until_wait(work.run(), loop)
     assert task is not None
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_a_failure_of_what_it_waits_for_is_the_coroutines() -> None:
     loop = asyncio.get_running_loop()
     awaited = loop.create_future()
     work = Work(awaited)
-    task = run_at_once(work.run(), loop)
+    task = run_until_wait(work.run(), loop)
     assert task is not None
     awaited.set_exception(ValueError("lost"))
     with pytest.raises(ValueError, match="lost"):

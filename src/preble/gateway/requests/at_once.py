@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, final
 
 
-def run_at_once(coroutine: Coroutine[Any, None, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+def run_until_wait(coroutine: Coroutine[Any, None, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
     """Run a coroutine until it waits or ends. Return the task in which its rest runs, None if it has ended.
 
     Before it waits there is no current task. So it must wait for a turn of the event loop (`asyncio.sleep(0)`) before

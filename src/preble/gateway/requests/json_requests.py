@@ -6,7 +6,7 @@ import asyncio
 from typing import final
 
 from preble.config import GatewayConfig
-from preble.gateway.requests.at_once import run_at_once
+from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.placed_client import PlacedClient
@@ -54,7 +54,7 @@ class JsonRequest:
     def begin(self, body: bytes) -> None:
         """Answer the request."""
         client = self._client
-        self._task = run_at_once(self._run(body), client.loop)
+        self._task = run_until_wait(self._run(body), client.loop)
         if self._task is not None:
             client.tasks.add(self._task)
             self._task.add_done_callback(client.tasks.discard)

@@ -8,7 +8,7 @@ from typing import Protocol, final
 
 from preble.core.types import Request
 from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
-from preble.gateway.requests.at_once import run_at_once
+from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed, ReplicaSpan
 
@@ -124,7 +124,7 @@ class Relay:
                 self._serving.stored.note(attempt.answer_id, replica_id, self._parsed.caller.tenant)
             self._owner.carried(attempt)
         elif self._may_move(attempt, error):
-            waiting = run_at_once(self._move(attempt, error), asyncio.get_running_loop())
+            waiting = run_until_wait(self._move(attempt, error), asyncio.get_running_loop())
             self._moving = waiting or self._moving  # it may have moved once more by now
         else:
             self._give_up(attempt, error)
