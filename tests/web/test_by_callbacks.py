@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -22,6 +24,7 @@ from web.test_connection import Application, FakeLoop
 pytestmark = pytest.mark.plain
 
 KEPT = b"HTTP/1.1 200 OK\r\n"
+BUG = RuntimeError("a bug")
 
 
 class Loop(FakeLoop):
@@ -78,22 +81,34 @@ class Served(Answering):
         self.body = b""
         self.gone = 0
         self.paused_times = 0
+        self.failures: list[Exception] = []
         client.served.append(self)
 
     def on_start(self) -> None:
+        self._work("start")
         if self._client.refuses:
             self.reply(401, [], b"")
 
     def on_body(self, data: bytes) -> None:
+        self._work("body")
         self.body += data
 
     def on_body_end(self) -> None:
+        self._work("body end")
         self._client.complete.append((self.head.path, self.body))
         if self._client.at_once or self.head.path == "/at-once":
             self.answer()
 
     def answer(self) -> None:
         self.reply(200, [], b"%d" % len(self.body))
+
+    def _work(self, step: str) -> None:
+        if step == self._client.bug and self.head.path == "/bug":
+            raise BUG
+
+    def on_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.reply(500, [], b"sorry")
 
     def on_gone(self) -> None:
         self.gone += 1
@@ -105,14 +120,20 @@ class Served(Answering):
 class Client:
     """A client's connection without a socket."""
 
-    def __init__(self, *, at_once: bool = True, refuses: bool = False) -> None:
-        self.at_once, self.refuses = at_once, refuses
+    def __init__(self, *, at_once: bool = True, refuses: bool = False, bug: str = "") -> None:
+        """`bug`: the step at which what serves `/bug` fails; "accept" before it is served."""
+        self.at_once, self.refuses, self.bug = at_once, refuses, bug
         self.served: list[Served] = []
         self.complete: list[tuple[str, bytes]] = []
         self.loop, self.transport = Loop(), Transport()
         self.connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, self.loop))
-        self.connection.accept = lambda connection, head: Served(self, connection, head)
+        self.connection.accept = self._accept
         self.connection.connection_made(self.transport)
+
+    def _accept(self, connection: ClientConnection, head: RequestHead) -> Served:
+        if self.bug == "accept":
+            raise BUG
+        return Served(self, connection, head)
 
     def send(self, *pieces: bytes) -> None:
         for piece in pieces:
@@ -350,6 +371,37 @@ def test_nothing_is_served_after_the_last_answer_of_a_connection() -> None:
     client.send(post(b"/last", b"a", more=b"connection: close\r\n") + post(b"/more", b"b"))
     assert client.complete == [("/last", b"a")]
     assert client.transport.closed and client.transport.written.count(KEPT) == 1
+
+
+@pytest.mark.parametrize("bug", ["start", "body", "body end"])
+@pytest.mark.parametrize("before", [b"", post(b"/", b"")], ids=["first", "with another"])
+def test_what_serves_a_request_hears_of_its_own_bug_and_the_connection_ends_with_its_answer(
+    bug: str, before: bytes
+) -> None:
+    client = Client(bug=bug)
+    client.send(before + post(b"/bug", b"hello") + post(b"/later", b""))
+    assert [served.failures for served in client.served if served.head.path == "/bug"] == [[BUG]]
+    assert client.transport.written.count(KEPT) == bool(before)
+    assert client.transport.written.endswith(b"connection: close\r\n\r\nsorry") and client.transport.closed
+
+
+def test_a_bug_before_a_request_is_served_is_logged_and_answered() -> None:
+    client = Client(bug="accept")
+    with capture_logs() as logs:
+        client.send(post(b"/", b"hello"))
+    head, _, body = client.transport.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ") and json.loads(body)["error"]["code"] == "internal_error"
+    assert [(line["event"], line["exc_info"]) for line in logs] == [("request_failed", BUG)]
+    assert client.transport.closed
+
+
+@pytest.mark.parametrize("target", [b"http://x", b"http://x?a=b", b"http://x:99999/a"])
+def test_an_address_without_a_path_is_the_clients_mistake(target: bytes) -> None:
+    client = Client()
+    with capture_logs() as logs:
+        client.send(post(target, b""))
+    assert client.transport.written.startswith(b"HTTP/1.1 400 ") and client.transport.closed
+    assert logs == []
 
 
 def test_an_idle_connection_is_closed_in_time_and_one_that_is_served_is_not() -> None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 import httptools
 import msgspec
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from preble.web.connection_limit import Access, ConnectionLimit
@@ -44,6 +45,8 @@ LONGEST_PROBE_S = 5.0
 """Between two checks whether a client that has stopped sending still listens; doubled each time."""
 BODY_OVER = "preble.body_over"
 """In the scope: an event that is set when the connection is over, and by the application when it has the whole body."""
+INTERNAL_ERROR = "internal_error"
+"""The code of an error that is a bug, in answers and in the log."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 """Clients ignore it. The machine of a client that has closed answers with a reset."""
 
@@ -101,14 +104,14 @@ class BoundedConnection(HttpToolsProtocol):
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         served, self._served = self._served, None
-        if served is not None:
-            served.lost()
         if isinstance(self.cycle, Answering):
             self.cycle = None  # type: ignore[assignment]
         self.pipeline.clear()
         super().connection_lost(exc)
         if self._body_over is not None:
             self._body_over.set()
+        if served is not None:
+            served.lost()
 
     def data_received(self, data: bytes) -> None:
         head = self._num_heads
@@ -203,6 +206,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", text)
         elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
             self._refuse(HTTPStatus.BAD_REQUEST, "invalid_host", f"a request has one Host header, not {num_hosts}")
+        elif not self.url.startswith(b"/") and httptools.parse_url(self.url).path is None:
+            self.send_400_response("")
         return self._is_refused
 
     def on_body(self, body: bytes) -> None:
@@ -263,7 +268,10 @@ class BoundedConnection(HttpToolsProtocol):
         if self._served is answering:
             if not self.pipeline:
                 self.flow.resume_reading()  # the rest of its body
-            answering.start()
+            try:
+                answering.start()
+            except Exception as error:  # noqa: BLE001 (as in the parser's callbacks)
+                self._on_callback_error(error)
 
     @property
     def is_write_paused(self) -> bool:
@@ -319,8 +327,19 @@ class BoundedConnection(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
                 self.parser.feed_data(head)
+        except httptools.HttpParserCallbackError as error:
+            self._on_callback_error(error.__context__)
         except httptools.HttpParserError:
             self.send_400_response("")
+
+    def _on_callback_error(self, error: BaseException | None) -> None:
+        """An exception has escaped a callback, and the parser goes no further: the URL's, or a bug."""
+        if isinstance(error, httptools.HttpParserError):
+            self.send_400_response("")
+            return
+        structlog.get_logger().error("request_failed", error=str(error), code=INTERNAL_ERROR, exc_info=error)
+        text = "the server failed; its log has the details"
+        self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, text, kind=INTERNAL_ERROR)
 
     def _head_without_upgrade(self) -> bytes:
         start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())

@@ -107,33 +107,52 @@ class Answering:
     def on_stop(self) -> None:
         """The server stops: answer now."""
 
+    def on_failed(self, error: Exception) -> None:
+        """An exception has escaped `on_start`, `on_body` or `on_body_end`, a bug: log it, answer, and give back what
+        the request has taken. The connection ends afterwards."""
+        raise error
+
     # for the connection
 
     def start(self) -> None:
         """Begin to serve the request."""
         self._has_started = True
-        self.on_start()
-        if self.more_body and self.head.expects_continue and not self.response_started:
-            self._connection.transport.write(CONTINUE)
-        if self._early:
+        try:
+            self.on_start()
+            if self.more_body and self.head.expects_continue and not self.response_started:
+                self._connection.transport.write(CONTINUE)
             early, self._early = self._early, []
             for data in early:
-                self.received(data)
-        if not self.more_body and not self.response_complete:
-            self.on_body_end()
+                if not self.response_complete:
+                    self.on_body(data)
+            if not self.more_body and not self.response_complete:
+                self.on_body_end()
+        except Exception as error:  # noqa: BLE001 (else the parser would take it for the client's mistake)
+            self._failed(error)
 
     def received(self, data: bytes) -> None:
         """More of the body has come."""
         if not self._has_started:
             self._early.append(data)
         elif not self.response_complete:
-            self.on_body(data)
+            try:
+                self.on_body(data)
+            except Exception as error:  # noqa: BLE001 (as in `start`)
+                self._failed(error)
 
     def body_ended(self) -> None:
         """The body is complete."""
         self.more_body = False
         if self._has_started and not self.response_complete:
-            self.on_body_end()
+            try:
+                self.on_body_end()
+            except Exception as error:  # noqa: BLE001 (as in `start`)
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.keep_alive = False
+        self.on_failed(error)
+        self._connection.transport.close()
 
     def lost(self) -> None:
         """The connection is gone."""

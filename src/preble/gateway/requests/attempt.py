@@ -78,9 +78,9 @@ class Attempt:
         """Send the request. The owner hears what becomes of it, perhaps before this returns."""
         placed = self.placed
         placed.on_lost, placed.heard_at = self._on_lost, self._last_heard
-        self._late_at = self._loop.time() + placed.engine.http.timeouts.first_byte_s
         self._under_way.add(self)
         try:
+            self._late_at = self._loop.time() + placed.engine.http.timeouts.first_byte_s
             self._ongoing = placed.engine.begin(self._endpoint.path, body, headers, self)
         except Exception as error:  # noqa: BLE001 (an adapter may be the user's own)
             self._end(error)
@@ -239,14 +239,20 @@ class Attempt:
         if self._is_over:
             return
         self._is_over = True
-        if self._ongoing is not None:
-            self._ongoing.abort()
         self._under_way.discard(self)
+        owner, self._owner = self._owner, None
         try:
-            self._end_placement(self.flaw if error is None else error)
-        except Exception as failure:  # noqa: BLE001 (the owner must hear of the end whatever happens)
-            error = failure
-        owner, self._owner, self._sink, self._ongoing = self._owner, None, None, None
+            try:
+                if self._ongoing is not None:
+                    self._ongoing.abort()  # perhaps of the user's own
+            finally:
+                self._end_placement(self.flaw if error is None else error)
+        except Exception as failure:
+            if owner is None:
+                raise
+            error = failure  # the owner must hear of the end whatever happens
+        finally:
+            self._sink = self._ongoing = None
         if owner is not None:
             owner.over(self, error if isinstance(error, Exception) else None)
 

@@ -146,9 +146,11 @@ class JsonRequest:
         if self._task is not None:
             self._task.cancel()
         else:
-            if self._relay is not None:
-                self._relay.abort()
-            self._end(asyncio.CancelledError())
+            try:
+                if self._relay is not None:
+                    self._relay.abort()
+            finally:
+                self._end(asyncio.CancelledError())
 
     def _end(self, error: BaseException | None) -> None:
         """Give back what the request has taken, and answer if it has failed. Once."""
@@ -156,10 +158,12 @@ class JsonRequest:
             return
         self._is_over = True
         self._relay = None  # it refers to this request: only a full collection would free the cycle
-        if self._admission is not None:
-            self._admission.leave()
-        if self._parsed is not None and (trace := self._parsed.trace) is not None:
-            trace.end(self._client.status or getattr(error, "status", None), error)
-        if self._id is not None:
-            self._serving.release_id(self._id)
-        self._client.over(error)
+        try:
+            if self._admission is not None:
+                self._admission.leave()
+            if self._id is not None:
+                self._serving.release_id(self._id)
+            if self._parsed is not None and (trace := self._parsed.trace) is not None:
+                trace.end(self._client.status or getattr(error, "status", None), error)
+        finally:
+            self._client.over(error)

@@ -163,6 +163,11 @@ class PlacedClient(Answering):
         if not self._is_over:
             self._stop()
 
+    def on_failed(self, error: Exception) -> None:
+        self._fail(error)
+        if not self._is_over:
+            self._stop()
+
     def _stop(self) -> None:
         if self._work is None:
             self.over(asyncio.CancelledError())

@@ -94,12 +94,17 @@ class Relay:
 
     def _send(self, placed: Placed) -> None:
         parsed, headers = self._parsed, self._headers
-        endpoint = parsed.endpoint
-        self._attempt = attempt = Attempt(placed, endpoint, self._max_answer_bytes, self, self._sink, self._under_way)
-        if parsed.trace is not None:
-            self._span = parsed.trace.sent(placed.placement)
-            headers = {**headers, **self._span.headers}
-        attempt.begin(self._body if self._with_ids is None else self._body_at(placed, self._with_ids), headers)
+        try:
+            attempt = Attempt(placed, parsed.endpoint, self._max_answer_bytes, self, self._sink, self._under_way)
+            if parsed.trace is not None:
+                self._span = parsed.trace.sent(placed.placement)
+                headers = {**headers, **self._span.headers}
+            body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
+        except Exception as error:
+            placed.failed(error)  # no attempt has begun that would end it
+            raise
+        self._attempt = attempt
+        attempt.begin(body, headers)
 
     def _body_at(self, placed: Placed, with_ids: bytes) -> bytes:
         """Return the body for a replica. Since it was written, the request may have waited, or moved to a replica that
