@@ -9,22 +9,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from gateway.fakes import FakeReplica, replicas
+from gateway.fakes import FakeReplica, replicas, status
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import Reason
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
+from preble.gateway.http.keys import KeyRing
+from preble.gateway.server import accepting
+from preble.gateway.workers.front_app import FrontApp
 from preble.serving import ANYBODY, COMPLETIONS, ENDPOINTS, Caller, FrontEnd, Intake, Placed, SchedulerAway, Serving
 from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.terms import Terms
 from preble.serving.tokens import pool
+from preble.web.listening import listen
 from support.waiting import PATIENCE_S, eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'
@@ -380,3 +385,34 @@ async def test_a_front_end_knows_which_replicas_take_token_ids(tmp_path: Path) -
         for other in one.serving.replicas.values():
             one.serving.replicas.set_takes_ids(other, True)
         await eventually(lambda: one.front_end.replicas.of_model("tiny").takes_ids)
+
+
+@pytest.mark.plain
+async def test_a_client_that_leaves_while_its_request_moves_has_the_move_withdrawn_before_the_request_leaves(
+    tmp_path: Path,
+) -> None:
+    async with host(tmp_path, policy="round_robin") as (one, fakes):
+        [peer] = one.serving._socket.peers  # type: ignore[union-attr]
+        received, hears = [], peer.received
+
+        def hear(message: protocol.ToScheduler) -> None:
+            received.append(type(message))
+            if not isinstance(message, protocol.PlaceAgain):  # which waits for its answer
+                hears(message)
+
+        peer.received = hear  # type: ignore[method-assign]
+        for fake in fakes:
+            fake.script.append(status(500))
+        app = FrontApp(one.config, one.front_end, KeyRing(one.config.auth, one.config.queue.classes), 1)
+        with listen("127.0.0.1", 0) as sock:
+            async with (
+                accepting(app, sock, one.config),
+                aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as http,
+            ):
+                asked = asyncio.create_task(http.post("/v1/completions", data=BODY).__aenter__())
+                await eventually(lambda: protocol.PlaceAgain in received)
+                asked.cancel()
+                await eventually(lambda: one.serving.num_admitted == 0)
+        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
+        expected = [protocol.Place, protocol.Ended, protocol.PlaceAgain, protocol.Withdraw, protocol.Leave]
+        assert of_requests == expected

@@ -128,7 +128,7 @@ class JsonRequest:
         else:
             self._answered()
 
-    def not_carried(self, error: Exception) -> None:
+    def not_carried(self, error: BaseException) -> None:
         self._end(error)
 
     # the end
@@ -143,8 +143,8 @@ class JsonRequest:
 
     def stop(self) -> None:
         """End the request as it is."""
-        if self._task is not None:
-            self._task.cancel()
+        if (task := self._task or (self._relay and self._relay.moving)) is not None:
+            task.cancel()  # its end is the request's: a placement is withdrawn before its request leaves
         else:
             try:
                 if self._relay is not None:

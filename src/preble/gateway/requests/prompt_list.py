@@ -96,7 +96,7 @@ class _Waiting:
         if not self.attempt.done():
             self.attempt.set_result(attempt)
 
-    def not_carried(self, error: Exception) -> None:
+    def not_carried(self, error: BaseException) -> None:
         if not self.attempt.done():
             self.attempt.set_exception(error)
 

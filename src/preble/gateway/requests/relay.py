@@ -25,8 +25,8 @@ class RelayOwner(Protocol):
     def carried(self, attempt: Attempt) -> None:
         """This attempt got an answer, which is complete."""
 
-    def not_carried(self, error: Exception) -> None:
-        """No replica answers: the last one's failure."""
+    def not_carried(self, error: BaseException) -> None:
+        """No replica answers: the last one's failure, or a cancellation while the request was moving."""
 
 
 @final
@@ -84,8 +84,13 @@ class Relay:
             trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
         self._send(placed)
 
+    @property
+    def moving(self) -> asyncio.Task[None] | None:
+        """The task in which the request waits for its next replica, if it does. The owner hears of a cancellation."""
+        return None if self._moving is None or self._moving.done() else self._moving
+
     def abort(self) -> None:
-        """Stop: nobody wants the answer. The owner hears nothing more."""
+        """Stop: nobody wants the answer. The owner hears nothing more, unless the request is moving."""
         if self._moving is not None:
             self._moving.cancel()
         if self._attempt is not None:
@@ -155,7 +160,7 @@ class Relay:
             self._send(await attempt.placed.place_again())
         except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
             self._give_up(attempt, error)
-        except Exception as failure:  # noqa: BLE001 (the client must get an answer)
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 (the client must get an answer)
             self._owner.not_carried(failure)
 
     def _give_up(self, attempt: Attempt, error: Exception | None) -> None:
