@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
@@ -115,3 +116,19 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
     after = made.snapshot()
     assert (before.replicas[A].drift.num_requests, after.replicas[A].drift.num_requests) == (0, 1)
     assert (before.replicas[A].cached_tokens, after.replicas[A].cached_tokens) == (0, 3)
+
+
+@pytest.mark.plain
+def test_a_request_is_out_of_flight_though_nothing_can_be_learned_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = scheduler_of("e2", A, B)
+    made.place(Request.of("r", [1, 2, 3]), 1.0)
+
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheTracker, "compare", fail)
+        with pytest.raises(ZeroDivisionError):
+            made.on_finish(RequestId("r"), 4, 2.0, cached_tokens=1)
+    assert sum(replica.num_requests for replica in made.snapshot().replicas.values()) == 0
+    made.check()

@@ -62,15 +62,16 @@ class Dispatcher:
         try:
             record = self._recent.placed(placement, now)
             placed = LocalPlaced(self.placements, record, terms, partial(self._place_again, request, terms))
-            self.placements.in_flight[request.request_id] = placed
+        except BaseException:
+            self._scheduler.on_finish(request.request_id, 0, now)
+            raise
+        self.placements.in_flight[request.request_id] = placed
+        try:
             self.placements.timer.arm()
             self._telemetry.placed(placement, placed.model, took_s)
             self.placements.sent(placement, terms, now)
-        except BaseException:
-            # Nobody gets this placement to end it. The observer, which hears last, does not know it.
-            self.placements.in_flight.pop(request.request_id, None)
-            self._ejection.dropped(placement.replica_id, request.request_id, now)
-            self._scheduler.on_finish(request.request_id, 0, now)
+        except BaseException as error:
+            placed.failed(error)  # nobody gets it to end it
             raise
         return placed
 

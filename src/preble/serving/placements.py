@@ -170,31 +170,42 @@ class LocalPlaced(Placed):
     def _over(self, error: BaseException | None) -> None:
         status = self._status
         if error is None and status < 300:
-            self._end("ok")
+            self._end("ok", None)
             return
         if error is None and status >= 500 and status not in NOT_NOW:
             replica_id = self.placement.replica_id
             text = f"replica {replica_id} answered with status {status}"
             error = EngineFailed(text, replica_id=replica_id)
-        if isinstance(error, EngineError):
-            self._may_retry_freely = isinstance(error, EngineRefused)
-            self._placements.telemetry.engine_failed(self.placement.replica_id, self.model, error)
-            self._placements.replicas.suspect(self.placement.replica_id)
-        outcome = _outcome(error) if error is not None else "refused" if status in NOT_NOW else "rejected"
-        self._end(outcome, is_engines_failure=isinstance(error, EngineError))
+        self._may_retry_freely = isinstance(error, EngineRefused)
+        self._end(_outcome(error) if error is not None else "refused" if status in NOT_NOW else "rejected", error)
 
-    def _end(self, outcome: str, *, is_engines_failure: bool = False) -> None:
-        placements, request_id = self._placements, self.placement.request_id
+    def _end(self, outcome: str, error: BaseException | None) -> None:
+        """Leave all that knows the placement, whichever of them fails."""
+        placements = self._placements
         now = placements.loop.time()
+        try:
+            self._leave_scheduler(now)
+        finally:
+            try:
+                self._judge_replica(outcome, error, now)
+                self._report_end(outcome, now)
+            finally:
+                if placements.observer is not None:
+                    placements.observer.ended(self.placement.request_id, self._terms.caller, self._output_tokens)
+
+    def _leave_scheduler(self, now: float) -> None:
+        placements, request_id = self._placements, self.placement.request_id
+        if self._record.replica_lost:  # then the scheduler has forgotten it
+            placements._lost.discard(self)
+            return
+        del placements.in_flight[request_id]
+        placements.scheduler.on_finish(request_id, self._output_tokens, now, cached_tokens=self._cached_tokens)
+        placements.timer.arm()
+
+    def _report_end(self, outcome: str, now: float) -> None:
         output_tokens, cached_tokens = self._output_tokens, self._cached_tokens
-        if not self._record.replica_lost:
-            del placements.in_flight[request_id]
-            placements.scheduler.on_finish(request_id, output_tokens, now, cached_tokens=cached_tokens)
-            placements.timer.arm()
-        placements._lost.discard(self)
-        self._judge_replica(outcome, is_engines_failure, now)
         self._record.finished(now, outcome, output_tokens, cached_tokens)
-        placements.telemetry.finished(
+        self._placements.telemetry.finished(
             self.placement,
             self.model,
             self._terms.caller,
@@ -203,15 +214,15 @@ class LocalPlaced(Placed):
             cached_tokens=cached_tokens,
             e2e_s=now - self._arrived_at,
         )
-        if placements.observer is not None:
-            placements.observer.ended(request_id, self._terms.caller, output_tokens)
 
-    def _judge_replica(self, outcome: str, is_engines_failure: bool, now: float) -> None:
-        """Report to the table of ejections what this end says of the replica."""
+    def _judge_replica(self, outcome: str, error: BaseException | None, now: float) -> None:
+        """Report what this end says of the replica."""
         ejection = self._placements.ejection
         replica_id, request_id = self.placement.replica_id, self.placement.request_id
-        if is_engines_failure:
+        if isinstance(error, EngineError):
             ejection.failed(replica_id, request_id, now)
+            self._placements.telemetry.engine_failed(replica_id, self.model, error)
+            self._placements.replicas.suspect(replica_id)
         elif outcome == "ok":
             ejection.succeeded(replica_id, request_id, now)
         elif outcome == "refused":

@@ -100,16 +100,18 @@ class InFlightTable:
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request is over. `cached_tokens`: prompt tokens that it reported as cached, None if it did not."""
-        if output_tokens > 0:
-            self.first_token(entry, now, seen=False)
-        work_done = entry.first_token_at is not None
-        if work_done:
-            self._timing.finished(entry, output_tokens, cached_tokens, now)
-        if cached_tokens is not None:
-            self._tracker.compare(entry, cached_tokens, now)
-        if work_done:
-            self._index.note_answer(entry.leaf, output_tokens)
-        self._end(entry, now, work_done=work_done)
+        try:
+            if output_tokens > 0:
+                self.first_token(entry, now, seen=False)
+            work_done = entry.first_token_at is not None
+            if work_done:
+                self._timing.finished(entry, output_tokens, cached_tokens, now)
+            if cached_tokens is not None:
+                self._tracker.compare(entry, cached_tokens, now)
+            if work_done:
+                self._index.note_answer(entry.leaf, output_tokens)
+        finally:  # a bug in what is learned must not keep the request in flight
+            self._end(entry, now, work_done=entry.first_token_at is not None)
         if work_done:
             self._window.finish(entry.replica, now, output_tokens)
 
