@@ -167,6 +167,14 @@ async def test_the_events_of_ranks_are_looked_for_at_the_given_port_and_those_th
     assert info.kv_events == (given, KvEventEndpoints("tcp://10.0.0.5:5558", "tcp://10.0.0.5:6558", "kv"))
 
 
+async def test_ranks_for_whose_events_no_port_is_left_are_an_error_that_says_so() -> None:
+    given = KvEventEndpoints("tcp://10.0.0.5:65535")
+    for adapter, answers in (("vllm", VLLM | {"/metrics": of_ranks(TWO_RANKS)}), ("sglang", sglang(dp_size=2))):
+        async with client_of(answers, adapter, kv_events=given) as client:
+            with pytest.raises(EngineProtocolError, match=r"has 2 ranks, and each takes the next port.*65536"):
+                await client.probe()
+
+
 async def test_ranks_of_which_only_some_publish_report_no_events() -> None:
     async with client_of({**VLLM, "/metrics": of_ranks(TWO_RANKS)}, "vllm") as client:
         info = await client.probe()
@@ -356,7 +364,10 @@ def test_cache_configuration_is_read_from_metrics_with_gaps() -> None:
     assert (cache.block_size, cache.num_blocks) == (128, None)
 
 
-@pytest.mark.parametrize("address", ["", "tcp://*:5557", "tcp://host", "http://host:1", "tcp://ho st:1"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "tcp://*:5557", "tcp://host", "http://host:1", "tcp://ho st:1", "tcp://host:0", "tcp://[::1]:65536"],
+)
 def test_an_address_that_cannot_be_connected_to_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="no address for KV events"):
         KvEventEndpoints(address)

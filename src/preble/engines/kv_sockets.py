@@ -22,7 +22,8 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 up every request. An engine that sends more loses the connection, and is then asked for what it has sent since."""
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
-_ADDRESS = re.compile(r"tcp://[^\s*/]+:\d{1,5}|ipc://\S+")
+_ADDRESS = re.compile(r"tcp://[^\s*/]+:(?P<port>\d{1,5})|ipc://\S+", re.ASCII)
+_HIGHEST_PORT = 65535
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 2_000
 
@@ -40,13 +41,22 @@ class KvEventEndpoints:
 
     def __post_init__(self) -> None:
         for address in (self.endpoint, self.replay):
-            if address is not None and not _ADDRESS.fullmatch(address):
-                raise ConfigError(f"{address!r} is no address for KV events; give one such as tcp://10.0.0.5:5557")
+            if address is not None and not _is_address(address):
+                text = f"{address!r} is no address for KV events; give one such as tcp://10.0.0.5:5557"
+                raise ConfigError(f"{text}, with a port from 1 to {_HIGHEST_PORT}")
 
     def of_rank(self, rank: int) -> KvEventEndpoints:
-        """Those of a data-parallel rank, where these are rank 0's: its ports are higher by its number."""
+        """Those of a data-parallel rank, where these are rank 0's: its ports are higher by its number.
+
+        Raises: ConfigError: they would be too high.
+        """
         replay = None if self.replay is None else _moved(self.replay, rank)
         return KvEventEndpoints(_moved(self.endpoint, rank), replay, self.topic)
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 1 <= int(found["port"] or 1) <= _HIGHEST_PORT
 
 
 def _moved(address: str, by: int) -> str:

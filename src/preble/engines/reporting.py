@@ -127,6 +127,14 @@ class ReportingEngine(OpenAIEngine):
         except ConfigError as error:
             raise self.http.error(EngineProtocolError, f"reports a bad address: {error}") from error
 
+    def _of_ranks(self, first: KvEventEndpoints | None, count: int) -> tuple[KvEventEndpoints, ...]:
+        """Return those of every rank, given the first one's. Raises: EngineProtocolError: there are too many ranks."""
+        try:
+            return tuple(map(first.of_rank, range(count))) if first is not None else ()
+        except ConfigError as error:
+            text = f"has {count} ranks, and each takes the next port for its events: {error}"
+            raise self.http.error(EngineProtocolError, text) from error
+
     def _say_no_events(self) -> None:
         self._log.warning("no_kv_events", reason="they are off", consequence="what it caches is estimated")
 

@@ -69,8 +69,8 @@ class SglangEngine(ReportingEngine):
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
-        self._load_endpoints: KvEventEndpoints | None = None
-        """Of its first rank."""
+        self._load_endpoints: tuple[KvEventEndpoints, ...] = ()
+        """By rank; empty where it reports no load."""
         self._load_streams: list[LoadStream] = []
         self._aborting: set[asyncio.Task[None]] = set()
 
@@ -85,8 +85,8 @@ class SglangEngine(ReportingEngine):
         loads = await self.http.ask("/v1/loads")
         num_ranks = max(info.kv_events.dp_size, 1) if info.kv_events is not None else 1
         first = self.given_kv_events or self._endpoints_of(info.kv_events)
-        self._set_ranks(num_ranks, tuple(map(first.of_rank, range(num_ranks))) if first else ())
-        self._load_endpoints = self._load_endpoints_of(info.kv_events)
+        self._set_ranks(num_ranks, self._of_ranks(first, num_ranks))
+        self._load_endpoints = self._of_ranks(self._load_endpoints_of(info.kv_events), num_ranks)
         if not info.enable_cache_report:
             self._log.warning("no_cache_report", hint="start SGLang with --enable-cache-report")
         return EngineInfo(
@@ -118,7 +118,7 @@ class SglangEngine(ReportingEngine):
         return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
 
     def _load_endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
-        """Where its load is: in the same framing as KV events, without a past. Raises: EngineProtocolError."""
+        """Where its first rank's load is, framed as KV events are, without a past. Raises: EngineProtocolError."""
         if source is None or source.load_endpoint_port_base is None:
             return None
         return self._at(source.endpoint_host, source.load_endpoint_port_base, None, source.load_topic)
@@ -157,9 +157,9 @@ class SglangEngine(ReportingEngine):
                 await self.http.ask("/abort_request", body)
 
     def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
-        if self._load_endpoints is None:
+        if not self._load_endpoints:
             return None
-        stream = LoadStream(self.replica_id, self._load_endpoints.of_rank(rank))
+        stream = LoadStream(self.replica_id, self._load_endpoints[rank])
         self._load_streams = [*(other for other in self._load_streams if not other.closed), stream]
         return stream.loads()
 

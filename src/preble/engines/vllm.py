@@ -69,7 +69,7 @@ class VllmEngine(ReportingEngine):
         self.takes_ids = not emulated  # to which a text costs nothing
         cache = await self._cache_config(emulated)
         given = self.given_kv_events
-        endpoints = tuple(map(given.of_rank, range(cache.num_ranks))) if given else await self._ask_endpoints()
+        endpoints = self._of_ranks(given, cache.num_ranks) if given else await self._ask_endpoints()
         self._set_ranks(cache.num_ranks, endpoints)
         max_model_len = models[0].max_model_len
         return EngineInfo(
