@@ -115,6 +115,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pieces of 24 characters, so that short texts have many cuts, and short keys, so that some pieces share theirs."""
     monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
     monkeypatch.setattr(pieces, "_KEY_SIZE", 6)
+    monkeypatch.setattr(pieces, "_LARGEST", 72)
     monkeypatch.setattr(pieces, "_WINDOW", 96)
     monkeypatch.setattr(pieces, "_STEP", 200)
     monkeypatch.setattr(pool, "PIECE_SIZE", 24)
@@ -203,7 +204,17 @@ def test_parts_are_the_text_and_a_known_beginning_is_known_whatever_follows(text
     for end in ("", " one end", " another end"):
         found = parts_of(memory, json.dumps(whole + end).encode() if is_json else whole + end)
         assert "".join(part for part, _ in found) == whole + end
-    assert sum(len(part) for part, is_known in found if not is_known) < 2 * pieces.PIECE_SIZE + len(text)
+    longest = max(len(whole) / pieces._OF_BEGINNING, pieces.PIECE_SIZE)
+    assert sum(len(part) for part, is_known in found if not is_known) < pieces.PIECE_SIZE + longest + len(text)
+
+
+def test_the_pieces_of_a_long_text_are_few_and_not_too_large_to_be_done_at_once() -> None:
+    memory, text = PieceMemory(2**24), "".join(f"some words {number} " for number in range(60_000))
+    for _ in range(3):
+        sizes = [len(part) for part, _ in parts_of(memory, text)]
+    assert sizes[0] < 1.1 * pieces.PIECE_SIZE
+    assert len(sizes) < len(text) / (2 * pieces.PIECE_SIZE)
+    assert max(sizes) <= pieces.MOST_AT_ONCE
 
 
 @pytest.mark.parametrize(
@@ -260,7 +271,7 @@ def test_only_missed_pieces_are_decoded_and_tokenized(tmp_path: Path, monkeypatc
     first, second, third = "".join("|" if not size else f" {size}" for size in done).split("|")[:3]
     assert sum(map(int, first.split())) == len(document) + len("what is it")
     assert sum(map(int, second.split())) == len(document) + len("who wrote it")
-    assert int(third) < 2 * pieces.PIECE_SIZE
+    assert int(third) < pieces.PIECE_SIZE + max(pieces.PIECE_SIZE, len(document) / pieces._OF_BEGINNING)
 
 
 def test_a_piece_that_is_not_utf_8_is_the_clients_error(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Cuts long prompts into pieces and keeps the token ids of pieces that prompts share: a known beginning is neither
 decoded nor tokenized.
 
-A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before. So prompts
-with the same beginning have the same pieces up to where they differ. `joints` says for which tokenizers the ids of the
-pieces are the ids of the whole.
+A text is cut between two words about every `PIECE_SIZE` characters or bytes, counted from the cut before; pieces far
+from the beginning are larger. So prompts with the same beginning have the same pieces up to where they differ. `joints`
+says for which tokenizers the ids of the pieces are the ids of the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 from preble.core.types import PackedTokens
 
 PIECE_SIZE = 4096
+_LARGEST = 4 * PIECE_SIZE
+_OF_BEGINNING = 16
+"""A piece has one part in this many of what is before it, but no less than `PIECE_SIZE` and no more than `_LARGEST`."""
 _WINDOW = 4 * PIECE_SIZE
 """How far one step searches for a cut."""
 _LARGEST_KEPT = 16 * PIECE_SIZE
@@ -124,6 +127,7 @@ class Parts:
         self._memory = memory
         self._text = text
         self._cuts: Any = TEXT_CUT if isinstance(text, str) else _JSON_CUT
+        self._start = start
         self._end = end
         self._space = int(drop_space)
         self._at = start
@@ -132,22 +136,17 @@ class Parts:
         """Where the new pieces before it begin."""
         self._seek = start + PIECE_SIZE
         """From where on its end is searched for."""
+        self._last: _Kept | None = None
+        """The piece before it, if that was known."""
         self._found: list[Part] = []
 
     def step(self) -> list[Part]:
         """Return the next parts. O(`_STEP`). The caller puts the ids of shared ones."""
         self._found = []
-        before: _Kept | None = None
         until = min(self._seek + _STEP, self._end - _OVERLAP)
         while self._seek < until:
-            kept = None if before is None else self._memory.get(before.follower, self._text, self._at, self._cuts)
-            if kept is None:
-                kept = self._cut_next()
-            else:
-                self._known(kept)
-            if before is not None and kept is not None:
-                before.follower = kept.key
-            before = kept
+            if self._last is None or not self._follow(self._last, until):
+                self._cut_next()
         if self._seek >= self._end - _OVERLAP:
             self.is_over = True
             if self._end - self._new > MOST_AT_ONCE:
@@ -155,33 +154,45 @@ class Parts:
             self._found.append((self._text[self._new : self._end], None, False))
         return self._found
 
-    def _cut_next(self) -> _Kept | None:
-        """Search for the end of the piece. Return the piece if its ids are known."""
-        text, at = self._text, self._at
+    def _follow(self, last: _Kept, until: int) -> bool:
+        """Take the pieces that came after a known one before, as far as they do here. Return whether any does."""
+        get, text, cuts, found = self._memory.get, self._text, self._cuts, self._found
+        at = self._at
+        while at < until and (kept := get(last.follower, text, at, cuts)) is not None:
+            found.append((kept.text, kept.ids, False))
+            at += len(kept.text) + self._space
+            last = kept
+        if at == self._at:
+            return False
+        self._begin(at)
+        self._new, self._last = at, last
+        return True
+
+    def _cut_next(self) -> None:
+        """Search for the end of the piece."""
+        text, at, before = self._text, self._at, self._last
         cut = self._cuts.search(text, self._seek, self._seek + _WINDOW)
         if cut is None:
             self._seek += _WINDOW - _OVERLAP
-            return None
+            return
         stop: int = cut.start()
         key = key_of(text, at, stop)
-        kept = self._memory.get(key, text, at, self._cuts)
+        self._last = kept = self._memory.get(key, text, at, self._cuts)
         if kept is not None:
-            self._known(kept)
+            if before is not None:
+                before.follower = key
+            self._apart((kept.text, kept.ids, False), stop)
         elif self._memory.was_seen(key):
             self._apart((text[at:stop], None, True), stop)
         else:
             if stop - self._new > MOST_AT_ONCE:
                 self._end_new()
-            self._next(stop)
-        return kept
-
-    def _known(self, kept: _Kept) -> None:
-        self._apart((kept.text, kept.ids, False), self._at + len(kept.text))
+            self._begin(stop + self._space)
 
     def _apart(self, part: Part, stop: int) -> None:
         self._end_new()
         self._found.append(part)
-        self._next(stop)
+        self._begin(stop + self._space)
         self._new = self._at
 
     def _end_new(self) -> None:
@@ -190,6 +201,7 @@ class Parts:
             self._found.append((self._text[self._new : self._at - self._space], None, False))
             self._new = self._at
 
-    def _next(self, stop: int) -> None:
-        self._at = stop + self._space
-        self._seek = self._at + PIECE_SIZE
+    def _begin(self, at: int) -> None:
+        """A piece begins here."""
+        self._at = at
+        self._seek = at + min(max(PIECE_SIZE, (at - self._start) // _OF_BEGINNING), _LARGEST)
