@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -97,10 +97,14 @@ async def take(port: int, pipe: Connection, at_once: int, last: int, on_event: C
     stream = KvEventStream(WATCHED, KvEventEndpoints(f"tcp://127.0.0.1:{port}"), idle_check_s=1e6)
     pipe.send(at_once)
     began = time.process_time()
-    async for event in stream.events():
-        on_event(event)
+
+    def take(changes: Sequence[KvEvent]) -> None:
+        for change in changes:
+            on_event(change)
         if stream.position == last:
             stream.close()
+
+    await stream.follow(take)
     return time.process_time() - began
 
 

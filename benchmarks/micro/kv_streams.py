@@ -60,12 +60,7 @@ class Publisher:
 async def following(publisher: Publisher, count: int) -> AsyncIterator[list[KvEventStream]]:
     """Start `count` streams that follow the publisher."""
     streams = [KvEventStream(ReplicaId(f"r{i}"), publisher.endpoints) for i in range(count)]
-
-    async def follow(stream: KvEventStream) -> None:
-        async for _ in stream.events():
-            pass
-
-    tasks = [asyncio.create_task(follow(stream)) for stream in streams]
+    tasks = [asyncio.create_task(stream.follow(lambda changes: None)) for stream in streams]
     try:
         yield streams
     finally:

@@ -158,9 +158,9 @@ class _Player:
                 placed.usage(event.output_tokens, event.cached_tokens)
                 placed.end()
             case StoredLine():
-                self._rotation.apply(event.event())
+                self._rotation.apply([event.event()])
             case EvictedLine():
-                self._rotation.apply(BlocksEvicted(ReplicaId(event.replica), event.blocks))
+                self._rotation.apply([BlocksEvicted(ReplicaId(event.replica), event.blocks)])
             case AddReplicaLine():
                 self._rotation.add(
                     _Engine(event.replica.replica_id),  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
 from preble.engines.vllm import VllmEngine, read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
+from support.kv_changes import changes_of
 from support.kv_publisher import ScriptedPublisher, stored
 from support.waiting import eventually
 from support.web_app import listening
@@ -113,7 +114,7 @@ async def test_an_unknown_server_is_taken_for_a_plain_openai_one() -> None:
     found = await found_at({"/v1/models": MODELS})
     info = found.info
     assert (info.engine, info.models, info.max_model_len) == ("openai", ("base", "sql"), 4096)
-    assert found.engine.kv_events() is None
+    await found.engine.follow_kv_events(pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ async def test_a_replica_without_events_of_its_own_reports_none(sources: Any) ->
     async with client_of({**VLLM, "/kv_event_sources": sources}, "vllm") as client:
         info = await client.probe()
         assert not info.spec.reports_events
-        assert client.kv_events() is None
+        await client.follow_kv_events(pytest.fail)
 
 
 TWO_RANKS = (METRICS + METRICS.replace('engine="0"', 'engine="1"')).replace('"65"', '"130"')
@@ -179,7 +180,9 @@ async def test_ranks_of_which_only_some_publish_report_no_events() -> None:
     async with client_of({**VLLM, "/metrics": of_ranks(TWO_RANKS)}, "vllm") as client:
         info = await client.probe()
         assert len(client.ranks()) == 2
-        assert not info.spec.reports_events and all(rank.kv_events() is None for rank in client.ranks())
+        assert not info.spec.reports_events
+        for rank in client.ranks():
+            await rank.follow_kv_events(pytest.fail)
 
 
 async def test_the_ranks_of_a_server_stay_the_same_objects_while_it_has_as_many() -> None:
@@ -347,8 +350,7 @@ async def test_sglangs_events_start_over_when_asked_to() -> None:
         given = publisher.endpoints
         async with client_of(sglang(), "sglang", kv_events=given, replica_id="r0") as client:
             await client.probe()
-            events = client.kv_events()
-            assert events is not None
+            events = changes_of(client.follow_kv_events)
             await publisher.publish(stored(1))
             begun = [await anext(events), await anext(events)]
             client.resync_kv_events()

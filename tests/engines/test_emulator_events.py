@@ -19,6 +19,7 @@ from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.emulator.events import KvEventPublisher, wire_events
 from preble.engines.emulator.media import EmulatedMedia
 from preble.errors import ConfigError
+from support.kv_changes import changes_of
 from support.waiting import PATIENCE_S
 
 BLOCK = 16
@@ -168,8 +169,7 @@ async def test_the_vllm_adapter_sees_the_cache_as_it_is() -> None:
         at = connect(server.url)
         try:
             found = await at.probe()
-            stream = found.engine.kv_events()
-            assert stream is not None
+            stream = changes_of(found.engine.follow_kv_events)
             believed: set[Any] = set()
             async with asyncio.timeout(PATIENCE_S):
                 await follow(stream, believed, server)
@@ -224,8 +224,7 @@ async def test_an_adapter_loaded_at_run_time_has_a_cache_and_events_of_its_own()
             for model in ("tiny-cpu", "sql", "sql"):
                 usage = (await ask(server, "POST", "/v1/completions", model=model, prompt=prompt))["usage"]
             assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK
-            events = found.engine.kv_events()
-            assert events is not None
+            events = changes_of(found.engine.follow_kv_events)
             namespaces: set[str] = set()
             async with asyncio.timeout(PATIENCE_S):
                 async for event in events:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,15 @@ class Follower:
         self.stream = stream
         self.events: list[KvEvent] = []
         self.cached: set[int | bytes] = set()
+        self.calls: list[int] = []
+        """How many changes each call gave."""
 
     async def run(self) -> None:
-        async for event in self.stream.events():
+        await self.stream.follow(self.take)
+
+    def take(self, changes: Sequence[KvEvent]) -> None:
+        self.calls.append(len(changes))
+        for event in changes:
             self.events.append(event)
             match event:
                 case BlocksStored():
@@ -91,9 +97,12 @@ async def test_the_stream_starts_with_a_cleared_cache_before_anything_is_connect
     async with ScriptedPublisher() as publisher:
         endpoints = publisher.endpoints
     stream = KvEventStream(REPLICA, endpoints)
-    events = stream.events()
-    assert await anext(events) == CacheCleared(REPLICA, is_past=True)
-    await events.aclose()
+    taken: list[KvEvent] = []
+    following = asyncio.create_task(stream.follow(taken.extend))
+    await asyncio.sleep(0)
+    assert taken == [CacheCleared(REPLICA, is_past=True)]
+    following.cancel()
+    await asyncio.wait([following])
     assert stream.closed
 
 
@@ -105,6 +114,49 @@ async def test_stored_blocks_arrive_with_their_tokens_and_parent() -> None:
             BlocksStored(REPLICA, (10, 20), None, pack_tokens([10, 11, 20, 21]), 2),
             BlocksStored(REPLICA, (30,), 20, pack_tokens([30, 31]), 2),
         ]
+
+
+async def test_messages_that_come_together_are_given_at_once() -> None:
+    async with ScriptedPublisher() as publisher:
+        await publisher.publish(stored(1))
+        async with following(publisher) as follower:
+            subscription = follower.stream._subscription
+            assert subscription is not None
+            subscription.on_messages([live(1, stored(2)), live(2, stored(3), removed(1)), live(3, stored(4))])
+            assert (follower.cached, follower.calls[-1]) == ({2, 3, 4}, 4)
+
+
+async def test_what_comes_together_is_applied_in_parts_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("preble.engines.kv_events.SLICE_S", 0.0)
+    async with ScriptedPublisher() as publisher:
+        await publisher.publish(stored(1))
+        async with following(publisher) as follower:
+            subscription = follower.stream._subscription
+            assert subscription is not None
+            subscription.on_messages([live(1, stored(2)), live(2, stored(3)), live(3, stored(4))])
+            assert follower.cached == {1, 2}
+            await follower.sees(1, 2, 3, 4)
+
+
+async def test_what_a_follower_raises_ends_the_stream_and_not_the_connection() -> None:
+    def fail(changes: Sequence[KvEvent]) -> None:
+        if isinstance(changes[0], BlocksEvicted):
+            raise ArithmeticError
+
+    async with ScriptedPublisher() as publisher:
+        await publisher.publish(stored(1))
+        stream = KvEventStream(REPLICA, publisher.endpoints)
+        following = asyncio.create_task(stream.follow(fail))
+        await eventually(lambda: stream.position == 0, "caught up")
+        await publisher.publish(removed(1))
+        with pytest.raises(ArithmeticError):
+            await following
+        assert stream.closed
+
+
+def live(number: int, *events: dict[str, Any]) -> list[bytes]:
+    """The frames of a message."""
+    return [TOPIC.encode(), number.to_bytes(8, "big"), msgspec.msgpack.encode([0.0, events])]
 
 
 async def test_a_late_joiner_gets_everything_that_is_cached() -> None:

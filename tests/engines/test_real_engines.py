@@ -13,6 +13,7 @@ from preble.engines import Engine, connect
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.errors import EngineGone, EngineRefused
 from support.belief import believing, predicted_and_found
+from support.kv_changes import changes_of
 from support.questions import Replica, completion, prompt_of, read
 from support.relay import TcpRelay
 from support.replicas import KV_TOKENS, MAX_MODEL_LEN, MODEL_NAME, TEST_TIMEOUT_S
@@ -148,10 +149,8 @@ async def test_prompts_with_a_cache_salt_are_distinguished(engine: Engine, repli
     prompt = prompt_of(8, 100)
     await replica.complete(prompt, cache_salt="pepper")
     await replica.complete(prompt)
-    events = engine.kv_events()
-    assert events is not None
     namespaces = set()
-    async for event in events:
+    async for event in changes_of(engine.follow_kv_events):
         namespaces.add(getattr(event, "namespace", None))
         if namespaces >= {"", namespace_of(cache_salt="pepper")}:
             break

@@ -116,9 +116,7 @@ def test_a_publisher_on_a_local_socket_is_followed(
 async def test_a_stream_that_cannot_connect_says_why_and_may_still_be_closed(endpoint: str, reason: str) -> None:
     with capture_logs() as logs:
         stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(endpoint), lost_after_s=0.2)
-        async for event in stream.events():
-            if isinstance(event, EventsLost):
-                stream.close()
+        await stream.follow(lambda changes: stream.close() if isinstance(changes[0], EventsLost) else None)
     [line] = logs
     assert (line["event"], line["endpoint"]) == ("kv_events_not_connected", endpoint)
     assert reason in line["reason"]
@@ -129,18 +127,13 @@ async def test_an_address_for_past_events_that_zmq_refuses_has_none() -> None:
         await anext(replayed(KvEventEndpoints("tcp://127.0.0.1:1", f"ipc:///{'long' * 100}"), 0, 20))
 
 
-async def to_the_end_of(stream: KvEventStream) -> None:
-    async for _ in stream.events():
-        pass
-
-
 async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_subscription, "MAX_MESSAGE_BYTES", 1_000)
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher, capture_logs() as logs:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(f"tcp://127.0.0.1:{port}"))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(to_the_end_of(stream))
+            tasks.create_task(stream.follow(lambda changes: None))
             await publisher.recv()
             await publisher.send_multipart([b"", bytes(8), bytes(1_001)])
             await eventually(lambda: any(line["event"] == "kv_events_given_up" for line in logs), "it says so")

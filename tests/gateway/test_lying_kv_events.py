@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ import zmq.asyncio
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
-from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
+from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.engines.kv_events import EventIntake, KvEventStream
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message
 from support.gateways import PROFILE
@@ -117,16 +118,16 @@ async def test_a_message_too_large_to_be_true_is_not_taken_and_those_after_it_ar
     stream = KvEventStream(LIAR, KvEventEndpoints(f"tcp://127.0.0.1:{port}"))
     stored: set[Any] = set()
 
-    async def take_in() -> None:
-        async for event in stream.events():
-            if isinstance(event, BlocksStored):
-                stored.update(event.block_hashes)
+    def take(changes: Sequence[KvEvent]) -> None:
+        for change in changes:
+            if isinstance(change, BlocksStored):
+                stored.update(change.block_hashes)
 
     async def told(number: int) -> bool:
         await publisher.send_multipart([b"", number.to_bytes(8, "big"), stored_block(number)])
         return number in stored
 
-    reader = asyncio.create_task(take_in())
+    reader = asyncio.create_task(stream.follow(take))
     try:
         await eventually(lambda: told(0), "what is small arrives")
         rubbish = msgspec.msgpack.encode([0.0, [bytes(MAX_MESSAGE_BYTES)]])

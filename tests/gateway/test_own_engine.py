@@ -112,6 +112,7 @@ def test_an_unknown_name_is_answered_with_the_installed_ones(installed: None) ->
 
 async def test_an_adapter_has_every_capability_by_default(my_engines: ModuleType, server: str) -> None:
     engine: Engine = my_engines.MyEngine(HttpClient(server, ReplicaId("r")))
-    assert engine.kv_events() is None and engine.loads() is None
+    await engine.follow_kv_events(pytest.fail)
+    assert engine.loads() is None
     engine.resync_kv_events()
     await engine.close()

@@ -31,9 +31,11 @@ class Belief:
         self._copies: Counter[BlockHash] = Counter()
 
     async def follow(self) -> None:
-        async with aclosing(self.stream.events()) as events:
-            async for event in events:
-                self.apply(event)
+        await self.stream.follow(self.take)
+
+    def take(self, changes: Sequence[KvEvent]) -> None:
+        for change in changes:
+            self.apply(change)
 
     def apply(self, event: KvEvent) -> None:
         match event:

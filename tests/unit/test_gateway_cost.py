@@ -17,6 +17,7 @@ from preble.core.types import BlocksStored, KvEvent, ReplicaId, unpack_tokens
 from preble.engines.http import HttpClient
 from preble.engines.vllm import VllmEngine
 from preble.serving import COMPLETIONS
+from support.kv_changes import changes_of
 from support.scripts import script
 from support.waiting import PATIENCE_S
 
@@ -130,8 +131,7 @@ async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
     engine = VllmEngine(http)
     try:
         assert (await engine.probe()).spec.reports_events
-        events = engine.kv_events()
-        assert events is not None
+        events = changes_of(engine.follow_kv_events)
         await connection.ask(gateway.question(drawn, form="text", events=0, natively=False))
         async with asyncio.timeout(PATIENCE_S):
             stored = [event async for event in once_stored(events)]

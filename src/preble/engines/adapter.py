@@ -8,7 +8,7 @@ docs/howto/own-engine.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -157,14 +157,15 @@ class Engine(ABC):
         """
         raise self.http.error(EngineRefused, "has no /tokenize; give the gateway a tokenizer (--tokenizer)")
 
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        """Yield changes of the replica's prefix cache, from the beginning, without end. None where it reports none.
+    async def follow_kv_events(self, take: Callable[[Sequence[KvEvent]], None]) -> None:
+        """Give `take` the changes of the replica's prefix cache, from the beginning, without end.
 
-        Starts with `CacheCleared`, then everything that is cached now, then every change. After a gap that cannot be
-        replayed, or a restart of the engine, it starts over in the same way. Reconnects by itself; `EventsLost` says
-        that this takes long, and it starts over afterwards. Ends when closed.
+        Starts with `CacheCleared`, then everything that is cached now, then every change, as many at once as came
+        together. After a gap that cannot be replayed, or a restart of the engine, it starts over in the same way.
+        Reconnects by itself; `EventsLost` says that this takes long, and it starts over afterwards. Ends when closed,
+        or at once, without a call, where the replica reports none.
         """
-        return None
+        return
 
     @property
     def has_caught_up(self) -> bool:

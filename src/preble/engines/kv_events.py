@@ -21,7 +21,7 @@ scheduler finds out from prompts and answers where they belong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -60,6 +60,9 @@ MAX_REPLAYS = 32
 
 SLICE_S = 0.002
 """How long messages are applied before other tasks get theirs."""
+
+Take = Callable[[Sequence[KvEvent]], None]
+"""Whoever follows a replica's events: gets changes in their order, all at once that came together."""
 
 
 @dataclass(slots=True)
@@ -122,7 +125,11 @@ class TimeSlice:
 
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._ends_at = self._clock() + SLICE_S
+        self.begin()
+
+    def begin(self, length_s: float = SLICE_S) -> None:
+        """Let a new slice begin now."""
+        self._ends_at = self._clock() + length_s
 
     def is_over(self) -> bool:
         return self._clock() >= self._ends_at
@@ -130,7 +137,7 @@ class TimeSlice:
     async def over(self) -> None:
         if self.is_over():
             await asyncio.sleep(0)
-            self._ends_at = self._clock() + SLICE_S
+            self.begin()
 
 
 class EventIntake:
@@ -226,7 +233,7 @@ class Replay:
         self._stuck_at = stuck_at
         self.complete = False
 
-    async def events(self, endpoints: KvEventEndpoints, timeout_s: float) -> AsyncGenerator[KvEvent, None]:
+    async def run(self, endpoints: KvEventEndpoints, timeout_s: float, take: Take) -> None:
         """Raises: ReplayUnavailable."""
         intake, time_slice = self._intake, TimeSlice()
         in_step = intake.line.is_empty
@@ -238,16 +245,15 @@ class Replay:
                     in_step = True
                     continue
                 if not in_step or verdict is Verdict.OTHER_LIFE:
-                    yield intake.start_over()
+                    take([intake.start_over()])
                     return
                 if verdict is Verdict.GAP:
                     if intake.line.last != self._stuck_at:
                         return
-                    yield intake.start_over()
-                for event in await intake.accept(message, is_past=True):
-                    yield event
+                    take([intake.start_over()])
+                take(await intake.accept(message, is_past=True))
         if not in_step:
-            yield intake.start_over()
+            take([intake.start_over()])
             return
         if intake.line.last is None:
             intake.line.last = NOTHING_YET
@@ -255,7 +261,7 @@ class Replay:
 
 
 class KvEventStream:
-    """The KV events of one replica. Iterate over `events()` once; `close()` ends it."""
+    """The KV events of one replica. Call `follow` once; `close()` ends it."""
 
     def __init__(
         self,
@@ -276,10 +282,11 @@ class KvEventStream:
         self._replay_timeout_s = replay_timeout_s
         self._intake = EventIntake(replica_id, reset_keeps_host)
         self._subscription: Subscription | None = None
+        self._silence_s = idle_check_s
         self._closed = False
         self._resync = False
         self.has_caught_up = False
-        """Whether all that the engine could say of the past has been yielded once."""
+        """Whether all that the engine could say of the past has been given once."""
 
     @property
     def counters(self) -> KvEventCounters:
@@ -308,22 +315,20 @@ class KvEventStream:
         if self._subscription is not None:
             self._subscription.wake()
 
-    async def events(self) -> AsyncGenerator[KvEvent, None]:
-        """As `Engine.kv_events` promises. A block's parent was stored before it, unless the past is cut.
+    async def follow(self, take: Take) -> None:
+        """As `Engine.follow_kv_events` promises. A block's parent was stored before it, unless the past is cut.
 
         Nothing that the engine sends makes it raise or end.
         """
         try:
-            yield self._intake.start_over(is_past=True)
+            take([self._intake.start_over(is_past=True)])
             while not self._closed:
                 with Subscription(self._endpoints) as self._subscription:
                     if not await self._connected(self._subscription, self._lost_after_s) and not self._closed:
-                        yield EventsLost(self._intake.replica_id)
+                        take([EventsLost(self._intake.replica_id)])
                         await self._connected(self._subscription, None)
-                        yield self._intake.start_over(is_past=True)
-                    async with aclosing(self._follow(self._subscription)) as events:
-                        async for event in events:
-                            yield event
+                        take([self._intake.start_over(is_past=True)])
+                    await self._follow(self._subscription, take)
                     if self._subscription.is_lost() and self._subscription.trouble:
                         self._say_why("kv_events_given_up", self._subscription)
         finally:
@@ -343,37 +348,56 @@ class KvEventStream:
     def _say_why(self, event: str, subscription: Subscription) -> None:
         self._intake.say_once(event, endpoint=self._endpoints.endpoint, reason=subscription.trouble)
 
-    async def _follow(self, subscription: Subscription) -> AsyncGenerator[KvEvent, None]:
+    async def _follow(self, subscription: Subscription, take: Take) -> None:
         """Everything from being in step to losing the connection."""
         if self._closed:
             return
-        async with aclosing(self._catch_up(trust_silence=False)) as events:
-            async for event in events:
-                yield event
+        await self._catch_up(take, trust_silence=False)
         self.has_caught_up = True
-        idle_s, time_slice = self._idle_check_s, TimeSlice()
+        self._silence_s, time_slice = self._idle_check_s, TimeSlice()
+
+        def take_in(messages: Sequence[Message | None]) -> int:
+            return self._take_in(messages, subscription, time_slice, take)
+
         while not self._closed and not subscription.is_lost():
             message = subscription.take(self._intake.count_malformed)
-            if message is None and not self._resync and await subscription.wait(idle_s):
+            if message is None and not self._resync and await subscription.wait(self._silence_s, take_in):
                 continue
-            idle_s = self._idle_check_s if message is not None else min(2 * idle_s, LONGEST_IDLE_CHECK_S)
-            if time_slice.is_over():
-                await time_slice.over()
-            if message is not None and self._follows_on(subscription, message):
-                for event in self._intake.accept_small(message):
-                    yield event
-                continue
-            async with aclosing(self._step(subscription, message)) as events:
-                async for event in events:
-                    yield event
+            self._silence_s = self._idle_check_s if message else min(2 * self._silence_s, LONGEST_IDLE_CHECK_S)
+            await time_slice.over()
+            if message is not None and self._follows_on(message) and not subscription.is_lost():
+                take(self._intake.accept_small(message))
+            else:
+                await self._step(subscription, message, take)
 
-    def _follows_on(self, subscription: Subscription, message: Message) -> bool:
+    def _take_in(
+        self, messages: Sequence[Message | None], subscription: Subscription, time_slice: TimeSlice, take: Take
+    ) -> int:
+        """Apply messages that have just arrived, while nothing waits before them. Returns how many; the others wait.
+
+        Waking up a task for them would take longer than applying them.
+        """
+        time_slice.begin(SLICE_S / 2)  # what follows takes as long as what is counted here
+        changes: list[KvEvent] = []
+        count = 0
+        for message in messages:
+            if message is None or not self._follows_on(message) or (count and time_slice.is_over()):
+                break
+            changes += self._intake.accept_small(message)
+            count += 1
+        if count:
+            self._silence_s = self._idle_check_s
+            subscription.wait_on(self._silence_s)
+            take(changes)
+        return count
+
+    def _follows_on(self, message: Message) -> bool:
         """Whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
-        if self._resync or subscription.is_lost() or not self._intake.is_small(message):
+        if self._resync or self._closed or not self._intake.is_small(message):
             return False
         return self._intake.line.judge(message) is Verdict.NEXT
 
-    async def _step(self, subscription: Subscription, message: Message | None) -> AsyncGenerator[KvEvent, None]:
+    async def _step(self, subscription: Subscription, message: Message | None, take: Take) -> None:
         """One live message after whatever was missed before it; None for a check that nothing was."""
         intake = self._intake
         # A message of a new process can only arrive after the end of the old connection has been noted.
@@ -381,16 +405,13 @@ class KvEventStream:
             return
         if self._resync:
             self._resync = False
-            yield intake.start_over(is_past=True)
+            take([intake.start_over(is_past=True)])
             intake.line.last = NOTHING_YET
         verdict = intake.line.judge(message) if message else None
         if verdict not in (Verdict.NEXT, Verdict.DUPLICATE):
-            async with aclosing(self._catch_up(trust_silence=True)) as events:
-                async for event in events:
-                    yield event
+            await self._catch_up(take, trust_silence=True)
         if message is not None:
-            for event in await self._settle(message):
-                yield event
+            take(await self._settle(message))
 
     async def _settle(self, message: Message) -> Sequence[KvEvent]:
         """Apply a live message now that everything before it is there that can still be got."""
@@ -401,7 +422,7 @@ class KvEventStream:
         forgotten = [] if verdict is Verdict.NEXT else [self._intake.start_over()]
         return [*forgotten, *await self._intake.accept(message)]
 
-    async def _catch_up(self, *, trust_silence: bool) -> AsyncGenerator[KvEvent, None]:
+    async def _catch_up(self, take: Take, *, trust_silence: bool) -> None:
         """Get in step with the engine by its past messages; see the head of this module.
 
         `trust_silence`: where past messages are not available, whether to keep what we have.
@@ -413,15 +434,13 @@ class KvEventStream:
             before = intake.line.last
             replay = Replay(intake, stuck_at)
             try:
-                async with aclosing(replay.events(self._endpoints, self._replay_timeout_s)) as events:
-                    async for event in events:
-                        yield event
+                await replay.run(self._endpoints, self._replay_timeout_s, take)
             except ReplayUnavailable as reason:
                 if intake.line.last != before:
                     continue  # the end of a long replay can get lost; ask for the rest
                 intake.say_once("no_replay", reason=str(reason))
                 if not trust_silence and not intake.line.is_empty:
-                    yield intake.start_over()
+                    take([intake.start_over()])
                 return
             if replay.complete:
                 return

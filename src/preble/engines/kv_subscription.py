@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from types import TracebackType
 from typing import cast
@@ -39,6 +39,10 @@ _AT_ONCE, _APART_S = 8, 0.001
 """Connections that are read again at once, and the time between two such groups: other tasks go on meanwhile."""
 
 
+TakeIn = Callable[[Sequence[Message | None]], int]
+"""Deals with messages as they arrive, None for one of another form. Returns how many, of the first; the others wait."""
+
+
 class Subscription:
     """One connection to the live stream. A context manager; ends for good when the connection is lost.
 
@@ -61,6 +65,7 @@ class Subscription:
         self._num_bytes = 0
         self._connected = self._lost = self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
+        self._take_in: TakeIn | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._wait_until = inf
         self._connecting = self._loop.create_task(self._connect())
@@ -85,21 +90,28 @@ class Subscription:
         self._has_news = True
         self._end_wait()
 
-    async def wait(self, timeout_s: float | None) -> bool:
+    async def wait(self, timeout_s: float | None, take_in: TakeIn | None = None) -> bool:
         """Wait for news: a message, a connection made or lost, or `wake`. Returns False if there is none.
 
+        `take_in`: messages that arrive meanwhile are no news if it deals with them. What it raises, this raises.
         To be called only after `take` and `is_lost` have found nothing more.
         """
         if not self._has_news:
-            self._waiter = self._loop.create_future()
-            self._wait_until = inf if timeout_s is None else self._loop.time() + timeout_s
-            self._set_timer()
+            self._waiter, self._take_in = self._loop.create_future(), take_in
+            self._wait_until = inf
+            if timeout_s is not None:
+                self.wait_on(timeout_s)
             try:
                 await self._waiter
             finally:
-                self._waiter, self._wait_until = None, inf
+                self._waiter, self._take_in, self._wait_until = None, None, inf
         had_news, self._has_news = self._has_news, False
         return had_news
+
+    def wait_on(self, timeout_s: float) -> None:
+        """Have the wait that goes on end in this time from now, unless there is news."""
+        self._wait_until = self._loop.time() + timeout_s
+        self._set_timer()
 
     def _set_timer(self) -> None:
         """Have the wait end in time. One timer serves many waits: nearly all end by a message, which costs no more."""
@@ -145,13 +157,26 @@ class Subscription:
         self.wake()
 
     def on_messages(self, messages: list[list[bytes]]) -> None:
-        for frames in messages:
-            if frames[0] == self._topic:  # a publisher filters by prefix: "kv@a" also brings "kv@ab"
-                self._messages.append(message := message_of(frames))
-                self._num_bytes += len(message.payload) if message is not None else 0
+        # A publisher filters by prefix: "kv@a" also brings "kv@ab".
+        arrived = [message_of(frames) for frames in messages if frames[0] == self._topic]
+        left = arrived[self._num_taken_in(arrived) :]
+        if not left:
+            return
+        self._messages += left
+        self._num_bytes += sum(len(message.payload) for message in left if message is not None)
         if self._connection is not None:
             self._connection.is_full = self._is_full()
         self.wake()
+
+    def _num_taken_in(self, arrived: Sequence[Message | None]) -> int:
+        """Have those messages dealt with at once that need no more than that; returns how many."""
+        if self._take_in is None or self._has_news or self._waiter is None or self._waiter.done():
+            return 0
+        try:
+            return self._take_in(arrived)
+        except Exception as error:  # noqa: BLE001 (whoever waits has to know; it is no matter of the connection)
+            self._waiter.set_exception(error)
+            return 0
 
     def on_end(self) -> None:
         self._lost = self._connected

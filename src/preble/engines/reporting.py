@@ -7,10 +7,10 @@ from ipaddress import ip_address
 
 import structlog
 
-from preble.core.types import KvEvent, ReplicaId
+from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.engines.http import HttpClient
-from preble.engines.kv_events import KvEventEndpoints, KvEventStream
+from preble.engines.kv_events import KvEventEndpoints, KvEventStream, Take
 from preble.engines.openai import OpenAIEngine
 from preble.errors import ConfigError, EngineProtocolError
 from preble.wire.pool import Ongoing, Receiver
@@ -27,10 +27,12 @@ class EventStreams:
         self._reset_keeps_host = reset_keeps_host
         self._streams: list[KvEventStream] = []
 
-    def follow(self, endpoints: KvEventEndpoints) -> AsyncIterator[KvEvent]:
-        stream = KvEventStream(self._replica_id, endpoints, reset_keeps_host=self._reset_keeps_host)
-        self._streams = [*(other for other in self._streams if not other.closed), stream]
-        return stream.events()
+    async def follow(self, endpoints: KvEventEndpoints | None, take: Take) -> None:
+        """As `KvEventStream.follow`; ends at once without endpoints."""
+        if endpoints is not None:
+            stream = KvEventStream(self._replica_id, endpoints, reset_keeps_host=self._reset_keeps_host)
+            self._streams = [*(other for other in self._streams if not other.closed), stream]
+            await stream.follow(take)
 
     @property
     def have_caught_up(self) -> bool:
@@ -72,8 +74,8 @@ class ReportingEngine(OpenAIEngine):
     def ranks(self) -> tuple[Engine, ...]:
         return self._ranks or (self,)
 
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        return self._streams.follow(self._endpoints[0]) if self._endpoints else None
+    async def follow_kv_events(self, take: Take) -> None:
+        await self._streams.follow(self.kv_event_endpoints, take)
 
     @property
     def has_caught_up(self) -> bool:
@@ -184,9 +186,8 @@ class RankEngine(Engine):
         """As any engine, to this rank, unless the client has chosen one itself."""
         return self._server.begin(path, body, {RANK_HEADER: str(self.rank), **headers}, receiver)
 
-    def kv_events(self) -> AsyncIterator[KvEvent] | None:
-        endpoints = self._server.endpoints_of(self.rank or 0)
-        return None if endpoints is None else self.streams.follow(endpoints)
+    async def follow_kv_events(self, take: Take) -> None:
+        await self.streams.follow(self._server.endpoints_of(self.rank or 0), take)
 
     @property
     def has_caught_up(self) -> bool:

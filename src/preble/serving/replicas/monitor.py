@@ -130,7 +130,8 @@ class ReplicaMonitor:
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
-                following = [group.create_task(self._take_in_events(replica.engine)) for replica in replicas]
+                take = self._rotation.apply
+                following = [group.create_task(replica.engine.follow_kv_events(take)) for replica in replicas]
                 following += [group.create_task(self._take_in_loads(replica)) for replica in replicas]
                 down = await self._until_down(replicas)
                 for task in following:
@@ -157,12 +158,6 @@ class ReplicaMonitor:
                     logged = reason
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._health.retry_max_s)
-
-    async def _take_in_events(self, engine: Engine) -> None:
-        events = engine.kv_events()
-        if events is not None:
-            async for event in events:
-                self._rotation.apply(event)
 
     async def _take_in_loads(self, replica: LiveReplica) -> None:
         loads = replica.engine.loads()

@@ -6,8 +6,9 @@ Synchronous, in the event loop's thread, as the placements are: nothing happens 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from preble.core.types import BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.core.types import BlocksEvicted, BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.engines.http import HttpClient
 from preble.serving.placements import Placements
@@ -83,21 +84,27 @@ class Rotation:
             self.scheduler.set_trust(replica_id, trusted, self._loop.time())
             replica.trusted = trusted
 
-    def apply(self, event: KvEvent) -> None:
-        """Give the scheduler a change of a live replica's cache."""
-        self._telemetry.kv_event(event.replica_id, type(event).__name__)
-        if isinstance(event, BlocksStored):
-            replica = self.replicas[event.replica_id]
-            if event.block_size != replica.info.spec.block_size:
-                self._learn_block_size(replica, event.block_size)
-            if not self.scheduler.on_stored(event, self._loop.time()):
-                self._count_unlocated(event)
-            elif replica.probe_prompt is not None:
-                replica.probe_prompt.note(event)
-        else:
-            self.scheduler.on_evicted(event, self._loop.time())
-            self._note_events(event)
+    def apply(self, changes: Sequence[KvEvent]) -> None:
+        """Give the scheduler changes of live replicas' caches."""
+        now, scheduler = self._loop.time(), self.scheduler
+        for change in changes:
+            self._telemetry.kv_event(change.replica_id, type(change).__name__)
+            if isinstance(change, BlocksStored):
+                self._stored(change, now)
+            else:
+                scheduler.on_evicted(change, now)
+                if not isinstance(change, BlocksEvicted):
+                    self._note_events(change)
         self._timer.arm()
+
+    def _stored(self, event: BlocksStored, now: float) -> None:
+        replica = self.replicas[event.replica_id]
+        if event.block_size != replica.info.spec.block_size:
+            self._learn_block_size(replica, event.block_size)
+        if not self.scheduler.on_stored(event, now):
+            self._count_unlocated(event)
+        elif replica.probe_prompt is not None:
+            replica.probe_prompt.note(event)
 
     def _learn_block_size(self, replica: LiveReplica, block_size: int) -> None:
         """Learn the block size from events that differ from what the replica says (context parallelism)."""
