@@ -56,7 +56,8 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(fakes: list[FakeReplica], url: str, name: str, **changes: Any) -> AsyncIterator[Gateway]:
-    peers = PeersConfig(servers=(url,), name=name, silent_s=3.0, **changes.pop("peers", {}))
+    """One of a group whose gateways never take another for silent, unless `peers` says so: this machine may be slow."""
+    peers = PeersConfig(**{"servers": (url,), "name": name, "silent_s": 1000.0, **changes.pop("peers", {})})
     serving = await Serving.start(config(fakes, peers=peers, policy="preble", **changes))
     try:
         await eventually(lambda: len(serving.replicas) == len(fakes))
@@ -66,10 +67,10 @@ async def gateway(fakes: list[FakeReplica], url: str, name: str, **changes: Any)
 
 
 @asynccontextmanager
-async def group(fakes: list[FakeReplica], url: str, *names: str) -> AsyncIterator[list[Gateway]]:
+async def group(fakes: list[FakeReplica], url: str, *names: str, **changes: Any) -> AsyncIterator[list[Gateway]]:
     """Gateways that have all heard each other."""
     async with AsyncExitStack() as stack:
-        gateways = [await stack.enter_async_context(gateway(fakes, url, name)) for name in names]
+        gateways = [await stack.enter_async_context(gateway(fakes, url, name, **changes)) for name in names]
         await eventually(lambda: all(len(one.group.peers) == len(names) - 1 for one in gateways))
         yield gateways
 
@@ -141,7 +142,7 @@ async def test_without_nats_each_gateway_serves_alone_and_afterwards_they_agree_
     fakes: list[FakeReplica],
 ) -> None:
     with nats_server() as server:
-        async with group(fakes, server.url, "a", "b") as (a, b):
+        async with group(fakes, server.url, "a", "b", peers={"silent_s": 3.0}) as (a, b):
             before = await a.place("before")
             await eventually(lambda: b.num_assumed == 1)
             server.stop()
@@ -201,7 +202,7 @@ ODD = [
 
 async def test_packets_that_are_malformed_or_odd_harm_nobody(fakes: list[FakeReplica]) -> None:
     with nats_server() as server:
-        async with group(fakes, server.url, "a", "b") as (a, b):
+        async with group(fakes, server.url, "a", "b", peers={"silent_s": 3.0}) as (a, b):
             stranger = await nats.connect(server.url)
             subject = f"preble.{VERSION}.default.gateways"
             for packet in HOSTILE:

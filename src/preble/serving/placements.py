@@ -86,13 +86,12 @@ class Placements:
         if placed.on_lost is not None:
             placed.on_lost(reason, silent_since)
 
-    def eject_outliers(self) -> None:
+    def eject_outliers(self, now: float) -> None:
         """Eject replicas that are slow or begin no answer, and move requests that wait there.
 
         To be called every second or so. Requests whose answers come whole stay the first time, since they may be nearly
         done; they move when the replica has been tried again and still begins no answer.
         """
-        now = self.loop.time()
         last_heard: dict[ReplicaId, float] = {}
         for placed in self.in_flight.values():
             if (heard_at := placed.heard_at()) is not None:

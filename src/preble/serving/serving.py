@@ -208,7 +208,7 @@ class Serving(Intake):
         while True:
             await asyncio.sleep(_EJECTION_CHECK_S)
             try:
-                self._placements.eject_outliers()
+                self._placements.eject_outliers(self._placements.loop.time())
             except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the checks)
                 structlog.get_logger().exception("ejection_check_failed")
 
