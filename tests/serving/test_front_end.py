@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -311,37 +311,73 @@ async def test_the_candidates_of_a_placement_come_where_the_request_is_traced(tm
             assert {candidate.replica_id for candidate in placed.placement.candidates} == {fake.url for fake in fakes}
 
 
-async def test_placements_and_their_explanations_are_those_of_one_process(tmp_path: Path) -> None:
-    """The same requests, one after the other, to a scheduler of this process and through the socket."""
+class Clock:
+    """The event loop's time, which passes only when the test says so: what replicas seem to take, and rates, change
+    decisions."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        self._now = loop.time()
+        patch.setattr(loop, "time", lambda: self._now)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and timers run that are due."""
+        self._now += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def stop_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what takes no time: `eventually` would wait for ever."""
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_placements_and_their_explanations_are_those_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same requests at the same times, to a scheduler of this process and through the socket."""
     rng = Random(7)
     heads = ["".join(rng.choices("abcdefgh ", k=rng.randrange(40, 400))) for _ in range(6)]
     prompts = [rng.choice(heads) + "".join(rng.choices("abcdefgh ", k=60)) for _ in range(120)]
-    async with host(tmp_path, 3, policy="preble") as (one, fakes):
+    async with host(tmp_path, 1, policy="preble") as (one, _), replicas(2) as others:
         alone = await Serving.start(one.config)
         try:
-            await eventually(lambda: list(alone.replicas) == list(one.serving.replicas) and len(fakes) == 3)
-            for number, prompt in enumerate(prompts):
-                for intake in (alone, one.front_end):
-                    await ask(intake, prompt, f"r{number}", number)
-            await eventually(lambda: one.serving.num_admitted == 0)
+            await eventually(lambda: len(alone.replicas) == 1)
+            for count, fake in enumerate(others, start=2):  # one by one: they join both in the same order
+                for intake in (alone, one.serving):
+                    intake.add_replica(ReplicaConfig(fake.url))
+                    await eventually(lambda: len(intake.replicas) == count)  # noqa: B023 (called at once)
+            await eventually(lambda: len(one.front_end.replicas) == 3)
+            with monkeypatch.context() as patch:
+                clock = Clock(patch)
+                for number, prompt in enumerate(prompts):
+                    await ask((alone, one.front_end), prompt, number, clock)
+                    await clock.stop_until(lambda: one.serving.num_admitted == 0)
+                    await clock.advance(0.03)
             assert decisions(one.serving) == decisions(alone)
         finally:
             await alone.close()
 
 
-async def ask(intake: Intake, prompt: str, name: str, number: int) -> None:
-    """Have one request served. Every fifth fails at its first replica."""
+async def ask(intakes: Sequence[Intake], prompt: str, number: int, clock: Clock) -> None:
+    """Have one request served by each. Every fifth fails at its first replica."""
     body = msgspec.json.encode({"prompt": prompt, "stream": True, "max_tokens": 8})
-    parsed = await intake.parse(COMPLETIONS, {}, body, name)
-    async with intake.admitted(parsed) as parsed:
-        placed = await intake.place(await intake.tokenize(parsed), parsed)
-        if number % 5 == 0:
-            placed.failed(EngineProtocolError("nonsense"))
-            placed = await placed.place_again()
-        placed.answered(200)
-        placed.first_token()
-        placed.usage(number % 7, len(prompt) // 8)
-        placed.end()
+    async with AsyncExitStack() as admissions:
+        asked = []
+        for intake in intakes:
+            parsed = await intake.parse(COMPLETIONS, {}, body, f"r{number}")
+            parsed = await admissions.enter_async_context(intake.admitted(parsed))
+            placed = await intake.place(await intake.tokenize(parsed), parsed)
+            if number % 5 == 0:
+                placed.failed(EngineProtocolError("nonsense"))
+                placed = await placed.place_again()
+            asked.append(placed)
+        await clock.advance(0.02)
+        for placed in asked:
+            placed.answered(200)
+            placed.first_token()
+            placed.usage(number % 7, len(prompt) // 8)
+            placed.end()
 
 
 def decisions(serving: Serving) -> list[Any]:
