@@ -8,10 +8,12 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from preble.web import server as web_server
 from preble.web.listening import listen
 from preble.web.server import Server
 from preble.wire.answering import Answering
@@ -87,5 +89,37 @@ async def test_time_limits_hold_after_one_request_fails_at_its_own() -> None:
         with socket.create_connection(listener.getsockname()) as client:
             client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n")
             await eventually(lambda: len(looks) > 1)
+        server.should_exit = True
+        await serving
+
+
+async def test_a_server_without_connections_looks_at_nothing() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(app, grace_s=1)
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.listening.wait()
+        for _ in range(2):
+            assert server._sweeping is None
+            with socket.create_connection(listener.getsockname()):
+                await eventually(lambda: server._sweeping is not None)
+            await eventually(lambda: server._sweeping is None)
+        server.should_exit = True
+        await serving
+
+
+async def test_answers_have_the_date_also_after_a_long_time_without_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(app, grace_s=1)
+        serving = asyncio.create_task(server.serve([listener]))
+        await server.listening.wait()
+        for now, date in ((1.0, b"Thu, 01 Jan 1970 00:00:01 GMT"), (86_400.9, b"Fri, 02 Jan 1970 00:00:00 GMT")):
+            monkeypatch.setattr(web_server, "time", SimpleNamespace(time=lambda now=now: now))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert b"date: " + date in await reader.read()
+            writer.close()
+            await eventually(lambda: server._sweeping is None)
         server.should_exit = True
         await serving

@@ -13,7 +13,7 @@ A POST that `accept` takes is served by callbacks (`preble.wire.answering`); eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from math import inf
 from typing import Any
@@ -60,6 +60,8 @@ class BoundedConnection(HttpToolsProtocol):
     limit: ConnectionLimit | None = None
     accept: Accept | None = None
     """Says which POSTs are served by callbacks."""
+    opened: Callable[[], None] | None = None
+    """Called when a connection has opened."""
     _served: Answering | None = None
     """The request that is served now, if it is by callbacks."""
     _send_by = _head_by = _idle_until = inf
@@ -80,6 +82,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.opened is not None:
+            self.opened()
         if self.limit is not None:
             self._room = self.limit.enter(self._address, self.loop.time())
             if self._room is Access.NONE:
