@@ -279,6 +279,22 @@ async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp
         await eventually(lambda: one.front_end.is_led and list(one.front_end.replicas) == [fakes[1].url])
 
 
+async def test_a_front_end_without_requests_is_heard_less_often(tmp_path: Path) -> None:
+    async with host(tmp_path) as (one, _):
+        sent: list[type] = []
+        one.front_end._link._send = lambda message: sent.append(type(message))  # type: ignore[method-assign]
+
+        def pulses() -> list[type]:
+            sent.clear()
+            for number in range(1, 6):
+                one.front_end._link.pulse(number)
+            return sent
+
+        assert pulses() == [protocol.Heard, protocol.Numbers]
+        async with one.placed("a"):
+            assert pulses() == [*[protocol.Heard] * 5, protocol.Numbers]
+
+
 @pytest.mark.plain
 async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):

@@ -28,7 +28,7 @@ from preble.serving.terms import Terms
 from preble.serving.turns import Turns
 
 _SILENT_S = 15.0
-"""A carrier that sends nothing from one such check to the next is cut off: carriers send `Heard` every second."""
+"""A carrier that sends nothing from one such check to the next is cut off. It sends `Heard` every five seconds."""
 Answering = Callable[[m.PageRequest], Awaitable[m.PageAnswer]]
 _HINT = "the tokenizer's files have changed; start the gateway again"
 _COUNT_S = 1.0

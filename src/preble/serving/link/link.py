@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -23,6 +22,8 @@ from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import Terms
 
 _PULSE_S = 1.0
+_FULL_PULSE = 5
+"""Each so many pulses one is sent even without requests, and with the metrics."""
 _SILENT_S = 10.0
 """A scheduler process that says nothing for this long counts as away."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
@@ -276,26 +277,19 @@ class SchedulerLink:
 
     async def _connect(self) -> None:
         """Connect, and stay until the connection is over. Raises: OSError."""
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_unix_connection(lambda: _Connection(self), str(self._path))
+        _, connection = await self._loop.create_unix_connection(lambda: _Connection(self), str(self._path))
         self._connection = connection
         try:
-            await self._watch(connection)
+            await connection.is_over.wait()
         finally:
             connection.finish()
 
-    async def _watch(self, connection: _Connection) -> None:
-        """Send a sign of life every second until the connection is over or silent."""
-        loop = asyncio.get_running_loop()
-        while not connection.is_over.is_set():
-            if loop.time() - connection.heard_at > _SILENT_S:
-                self._log.warning("scheduler_silent", seconds=_SILENT_S)
-                connection.close()
-                return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PULSE_S):
-                    await connection.is_over.wait()
+    def pulse(self, number: int) -> None:
+        """Send a sign of life, if one is due. `number`: of the pulse on this connection, from 1."""
+        is_full = number % _FULL_PULSE == 0
+        if self._tickets or is_full:
             self._send(m.Heard(self._last_heard()))
+        if is_full:
             self._send(m.Numbers(0, self._readings()))
 
     def _last_heard(self) -> dict[int, float]:
@@ -336,6 +330,7 @@ class _Connection(FrameProtocol[m.FromScheduler]):
         self._link = link
         self.heard_at = self._loop.time()
         self.is_over = asyncio.Event()
+        self._num_pulses = 0
         self._end: tuple[m.Ended, int] | None = None
         """An end that is not sent yet, with the number of its request's admission."""
 
@@ -368,12 +363,27 @@ class _Connection(FrameProtocol[m.FromScheduler]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.send(self._link.hello)
+        self._beat = self._loop.call_later(_PULSE_S, self._pulse)
+
+    def _pulse(self) -> None:
+        if self._loop.time() - self.heard_at > _SILENT_S:
+            structlog.get_logger().warning("scheduler_silent", seconds=_SILENT_S)
+            self.close()
+            return
+        self._beat = self._loop.call_later(_PULSE_S, self._pulse)
+        self._num_pulses += 1
+        try:
+            self._link.pulse(self._num_pulses)
+        except Exception:  # noqa: BLE001 (whatever is wrong with this connection, the next one may do without it)
+            structlog.get_logger().exception("scheduler_link_failed")
+            self.close()
 
     def received(self, message: m.FromScheduler) -> None:
         self.heard_at = self._loop.time()
         self._link.received(message)
 
     def ended(self) -> None:
+        self._beat.cancel()
         self.is_over.set()
         self._link.ended(self)
 

@@ -115,7 +115,7 @@ class Suspect(Message, tag=9):
 
 class Heard(Message, tag=10):
     """By placement, when its replica last sent anything, in seconds of the host's monotonic clock. Send it every
-    second, even empty: it is the sign of life, which `Alive` answers."""
+    second while requests are under way, else every five, even empty: it is the sign of life, which `Alive` answers."""
 
     at: dict[int, float] = {}
 
@@ -132,7 +132,7 @@ class PageRequest(Message, tag=11):
 
 
 class Numbers(Message, tag=12):
-    """A carrier's own metrics: the answer to `Count`, and also sent every second with number 0."""
+    """A carrier's own metrics: the answer to `Count`, and also sent every five seconds with number 0."""
 
     number: int
     readings: list[Reading]
