@@ -313,6 +313,16 @@ async def test_a_question_of_our_own_times_out() -> None:
             await client.ask("/health")
 
 
+async def test_a_question_of_our_own_opens_a_connection_though_requests_keep_one() -> None:
+    """A check must find out whether the server accepts connections. What is asked right afterwards needs no other."""
+    async with serving(always_ok) as server, client_of(server.url) as client:
+        await body_of(client)
+        for _ in range(2):
+            assert (await client.ask("/health")).content == b"ok"
+        assert [len(peer.requests) for peer in server.peers] == [1, 2]
+        assert b"content-length" not in server.peers[1].requests[0].lower()
+
+
 async def test_the_api_key_is_sent_unless_the_request_brings_its_own() -> None:
     async with serving(always_ok) as server, client_of(server.url, api_key="secret") as client:
         await body_of(client)

@@ -1,6 +1,6 @@
 """HTTP to one replica: pooled connections, bounded waits, and our own errors in place of a library's.
 
-Requests of clients go over `preble.wire`, by callbacks. Questions of our own, which are few, go over aiohttp.
+Requests with JSON bodies and questions of our own go over `preble.wire`. Uploads go over aiohttp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from io import BytesIO
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -20,7 +19,7 @@ import aiohttp
 import msgspec
 
 from preble.core.types import ReplicaId
-from preble.engines.awaited import AwaitedAnswer
+from preble.engines.awaited import AwaitedAnswer, WholeAnswer
 from preble.engines.forwarding import Forwarded
 from preble.errors import (
     EngineError,
@@ -39,9 +38,6 @@ MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 
 MAX_ERROR_LETTERS = 200
 """What an error repeats of a replica's words."""
-
-LARGE_BODY_BYTES = 512 * 1024
-"""Bodies above this are written in pieces."""
 
 T = TypeVar("T")
 
@@ -80,7 +76,8 @@ class HttpClient:
         parts = urlsplit(self.url)
         self._base_path = parts.path.encode()
         self._host_line = b"Host: %b\r\n" % parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
-        self._pool = ConnectionPool(
+        new_pool = partial(
+            ConnectionPool,
             self.host,
             parts.port or (443 if parts.scheme == "https" else 80),
             tls=_tls() if parts.scheme == "https" else None,
@@ -89,6 +86,9 @@ class HttpClient:
             error=self.error,
             why=lambda error: (why_unreachable(error), _is_silent(error)),
         )
+        self._pool = new_pool()
+        # Of their own: a check must find out whether the server accepts connections, however many requests keep some.
+        self._questions = new_pool()
         self._authorization = f"Bearer {api_key}" if api_key else None
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -113,9 +113,11 @@ class HttpClient:
         `on_unfinished`: called once if the exchange ends in another way than with the answer's end.
         Raises: EngineRefused: the client is closed.
         """
-        start = b"POST %b%b HTTP/1.1\r\n%b" % (self._base_path, _quoted(path), self._host_line)
-        head = request_head(start, self._headers_of(headers).items(), len(body))
-        return self._pool.begin((head, body), receiver, on_unfinished)
+        return self._pool.begin((self._head(b"POST", path, headers, len(body)), body), receiver, on_unfinished)
+
+    def _head(self, method: bytes, path: str, headers: Mapping[str, str], body_bytes: int | None) -> bytes:
+        start = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._base_path, _quoted(path), self._host_line)
+        return request_head(start, self._headers_of(headers).items(), body_bytes)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
         """As `begin`, for coroutines."""
@@ -147,28 +149,14 @@ class HttpClient:
 
         Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
         """
-        method = "GET" if body is None else "POST"
-        with self._own_errors():
-            async with (
-                asyncio.timeout(self.timeouts.control_s),
-                self._session_now().request(
-                    method,
-                    self.url + path,
-                    data=body and _payload(body),
-                    headers=self._headers_of({}),
-                    allow_redirects=False,
-                ) as response,
-            ):
-                content = await self._bounded(response)
-        return HttpAnswer(self, path, response.status, response.headers, content)
-
-    async def _bounded(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > MAX_CONTROL_BODY_BYTES:
-                raise self.error(EngineProtocolError, f"answered {response.url.path} with more than 16 MiB")
-        return bytes(content)
+        head = self._head(b"GET", path, {}, None) if body is None else self._head(b"POST", path, {}, len(body))
+        answer = WholeAnswer(path, MAX_CONTROL_BODY_BYTES, self.error)
+        ongoing = self._questions.begin((head, body or b""), answer)
+        try:
+            content = await answer.content(self.timeouts.control_s)
+        finally:
+            ongoing.abort()
+        return HttpAnswer(self, path, answer.status, answer.headers, content)
 
     @contextmanager
     def _own_errors(self) -> Iterator[None]:
@@ -217,6 +205,7 @@ class HttpClient:
         """Close every connection. May be called twice."""
         self._closed = True
         self._pool.close()
+        self._questions.close()
         if self._session is not None:
             await self._session.close()
 
@@ -254,11 +243,6 @@ def _tls() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _payload(body: bytes) -> bytes | BytesIO:
-    """The library writes a large body piece by piece, letting others have their turn, only if it comes as a file."""
-    return body if len(body) <= LARGE_BODY_BYTES else BytesIO(body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,19 +41,22 @@ def by_name(headers: HeaderList) -> dict[bytes, bytes]:
     return found
 
 
-def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: int) -> bytes:
-    r"""Return the head of a request. `start`: the lines that are the same in every request.
+def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: int | None) -> bytes:
+    r"""Return the head of a request. `start`: its first lines. `body_bytes`: None for a request without a body.
 
     Raises: ValueError: a header has a line break, or a character outside latin-1.
 
     >>> request_head(b"POST / HTTP/1.1\r\nHost: a\r\n", [("B", "c")], 2)
     b'POST / HTTP/1.1\r\nHost: a\r\nB: c\r\nContent-Length: 2\r\n\r\n'
+    >>> request_head(b"GET / HTTP/1.1\r\nHost: a\r\n", [], None)
+    b'GET / HTTP/1.1\r\nHost: a\r\n\r\n'
     """
     lines = [f"{name}: {value}" for name, value in headers]
     text = "\r\n".join([*lines, ""])
     if text.count("\n") + text.count("\r") != 2 * len(lines):
         raise ValueError("a header has a line break")
-    return b"%b%bContent-Length: %d\r\n\r\n" % (start, text.encode("latin-1"), body_bytes)
+    length = b"" if body_bytes is None else b"Content-Length: %d\r\n" % body_bytes
+    return b"%b%b%b\r\n" % (start, text.encode("latin-1"), length)
 
 
 def chunk(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -319,16 +320,18 @@ class ConnectionPool:
         if self.now() - self._found_at > _KNOWN_S:
             self._found = await self._look_up()
             self._found_at = self.now()
-        sock = await start_connection(self._found, happy_eyeballs_delay=_NEXT_ADDRESS_S, loop=loop)
         name = self._address[0] if self._tls is not None else None
+        new = partial(_Connection, self)
+        if len(self._found) == 1:  # for which the event loop has a shorter way
+            [(family, _, proto, _, address)] = self._found
+            to = {"host": address[0], "port": address[1], "family": family, "proto": proto}
+            return (await loop.create_connection(new, **to, ssl=self._tls, server_hostname=name))[1]
+        sock = await start_connection(self._found, happy_eyeballs_delay=_NEXT_ADDRESS_S, loop=loop)
         try:
-            _, connection = await loop.create_connection(
-                lambda: _Connection(self), sock=sock, ssl=self._tls, server_hostname=name
-            )
+            return (await loop.create_connection(new, sock=sock, ssl=self._tls, server_hostname=name))[1]
         except BaseException:
             sock.close()
             raise
-        return connection
 
     async def _look_up(self) -> list[AddrInfoType]:
         host, port = self._address
