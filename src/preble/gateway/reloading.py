@@ -23,10 +23,16 @@ Contents = list[bytes | None]
 _OFF_S = 60.0
 
 
+def _files(config: GatewayConfig, sources: ConfigSources | None) -> list[str | Path]:
+    """Return the files that a configuration comes from."""
+    named = (sources.path if sources is not None else None, config.auth.keys_file)
+    return [file for file in named if file is not None]
+
+
 async def contents(config: GatewayConfig, sources: ConfigSources | None) -> Contents:
     """Return what the files hold that a configuration comes from; None for one that cannot be read."""
-    named = (sources.path if sources is not None else None, config.auth.keys_file)
-    return await asyncio.to_thread(lambda: [_content(file) for file in named if file is not None])
+    files = _files(config, sources)
+    return await asyncio.to_thread(lambda: [_content(file) for file in files]) if files else []
 
 
 def _content(file: str | Path) -> bytes | None:
@@ -46,8 +52,9 @@ async def reload_on_change(
     """
     last = known
     while True:
-        await asyncio.sleep(config().discovery.file_interval_s or _OFF_S)
-        if not config().discovery.file_interval_s:
+        interval_s = config().discovery.file_interval_s if _files(config(), sources) else 0.0
+        await asyncio.sleep(interval_s or _OFF_S)
+        if not interval_s:
             continue
         now = await contents(config(), sources)
         if now == last and now != known:

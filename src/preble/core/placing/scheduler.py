@@ -308,6 +308,11 @@ class GlobalScheduler:
         """The cost model, as corrected so far."""
         return self._cluster.cost_model
 
+    @property
+    def num_unindexed(self) -> int:
+        """Prompts and reports so far that the index budget had no room for."""
+        return self._tracker.num_unindexed
+
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
         return take_snapshot(

@@ -109,7 +109,7 @@ class ParityCheck:
 
     async def run(self) -> list[Finding]:
         """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
-        num_unindexed = self.rotation.scheduler.snapshot().num_unindexed
+        num_unindexed = self.rotation.scheduler.num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         if self.sends_ids and self.reference is not None and self.replica.engine.takes_ids:
             alike = answers_alike(self.replica.engine, self._model, self.reference, self._longest)
@@ -236,7 +236,7 @@ class ParityCheck:
             return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
         if replica.has_lost_events:
             return unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
-        if self.rotation.scheduler.snapshot().num_unindexed > num_unindexed:
+        if self.rotation.scheduler.num_unindexed > num_unindexed:
             return unchecked(Check.EVENTS, "the prefix index takes in nothing new (`scheduler.index_budget_mib`)")
         return mismatch(
             Check.EVENTS,

@@ -305,8 +305,10 @@ class EjectionTable:
 
     def _is_stalled(self, replica: _Replica, silent_since: float, now: float) -> bool:
         least = 1 if replica.standing is Standing.PROBING else self._config.consecutive_failures
-        oldest_at = next((sent.at for sent in replica.unheard.values()), now)
-        if len(replica.unheard) < least or oldest_at > now - self._config.stall_s:
+        if len(replica.unheard) < least:
+            return False
+        oldest_at = next(sent.at for sent in replica.unheard.values())
+        if oldest_at > now - self._config.stall_s:
             return False
         waits = [wait for other in self._peers(replica) for wait in other.waits]
         patience_s = max([self._config.stall_s, *(_STALL_FACTOR * wait.wait_s for wait in waits)])
