@@ -106,7 +106,6 @@ def test_a_publisher_on_a_local_socket_is_followed(
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [
-        ("tcp://127.0.0.1:99999", "port must be 0-65535"),
         ("tcp://no\0name:1", "null"),
         ("tcp://127.0.0.1:1", "127.0.0.1"),
         (f"ipc:///{'long' * 100}", "too long"),
