@@ -18,7 +18,8 @@ NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
 NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py scheduler_interface.py preble_policy.py rebalance.py known_defects.py \
 	index_memory.py block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py \
-	radix_tree.py local_scheduler.py local_fairness.py kv_packed.py)
+	radix_tree.py local_scheduler.py local_fairness.py kv_packed.py) \
+	tests/engines/test_kv_translation.py tests/engines/test_zmtp.py
 CONSTRAINTS := requirements/constraints.txt
 PACKAGED := pyproject.toml README.md LICENSE src
 # pip compiles what it installs: without .pyc files every start is twice as slow.
