@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from preble.core.types import PackedTokens
 from preble.errors import PromptTooLong, RequestError
+from preble.serving.endpoints import COMPLETIONS
+from preble.serving.endpoints.bodies import TEXT_OF_COMPLETION, BegunText, PromptLimits
+from preble.serving.requests import parse_request
 from preble.serving.tokens import pieces, pool
 from preble.serving.tokens.pieces import Parts, PieceMemory
 from preble.serving.tokens.pool import LocalTokens
@@ -182,6 +186,75 @@ def test_ids_in_pieces_are_those_of_the_whole_among_texts_that_share_pieces(
             assert asyncio.run(tokens.completion(prompt, False, None)) == encode(text, False)
     finally:
         tokens.close()
+
+
+BODIES = (
+    '{"prompt":%s}',
+    '{"stream": false, "model": "m", "prompt": %s, "max_tokens": 3}',
+    '{"prompt":%s,"prompt":"another one"}',
+    '{"prompt":%s,"pr\\u006fmpt":"another one"}',
+    '{"prompt":"another one","prompt":%s}',
+    '{"prompt":%s,"prompt":[1, 2]}',
+    '{"model":"a \\" b","prompt":%s}',
+    '{"metadata":{"prompt":"x"},"prompt":%s}',
+    '{"prompt":[%s]}',
+    '{"prompt":%s',
+    '{"prompt":%s,"max_tokens":"many"}',
+    '{"prompt":%s}}',
+    '{"kv_transfer_params":1,"prompt":%s}',
+)
+LIMITS = PromptLimits(8, 1000)
+
+
+def read(tokens: LocalTokens, body: bytes, begun: BegunText | None) -> tuple[object, ...]:
+    """Return everything that is read of a body and its token ids, or the error."""
+    try:
+        fields = parse_request(COMPLETIONS, {}, body, "id", LIMITS, begun=begun).fields
+        if fields.begun is not None:
+            found = [asyncio.run(tokens.complete(fields.begun, True, inf))]
+        else:
+            found = [
+                p if isinstance(p, bytes) else asyncio.run(tokens.completion(p, True, None)) for p in fields.prompts
+            ]
+    except RequestError as error:
+        return str(error), error.param
+    return found, fields.model, fields.stream, fields.max_output_tokens
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(beginning=TEXTS.filter(is_unicode), end=TEXTS.filter(is_unicode), escapes=st.booleans())
+def test_a_body_whose_beginning_is_known_is_read_as_any_other(
+    folder: Path, small_pieces: None, beginning: str, end: str, escapes: bool
+) -> None:
+    tokens = LocalTokens(folder, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    beginning += " and so it goes on for all of them " * 4
+    texts = [json.dumps(beginning + rest, ensure_ascii=escapes) for rest in ("", " one end", end)]
+    try:
+        for _ in range(2):
+            right = [read(tokens, (form % text).encode(), None) for form in BODIES for text in texts]
+        for known, text in zip(right, [form % text for form in BODIES for text in texts], strict=True):
+            begun = tokens.begin(text.encode(), TEXT_OF_COMPLETION)
+            assert read(tokens, text.encode(), begun) == known
+    finally:
+        tokens.close()
+
+
+def test_of_a_body_whose_beginning_is_known_only_the_rest_is_read(tmp_path: Path) -> None:
+    KINDS["llama3"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    document = "".join(f"some words of page {number} \\u00e9\\n " for number in range(3000))
+    bodies = [f'{{"model":"m","prompt":"{document}{number} of all","n":1}}'.encode() for number in range(3)]
+    try:
+        for body in bodies:
+            begun = tokens.begin(body, TEXT_OF_COMPLETION)
+            fields = parse_request(COMPLETIONS, {}, body, "id", LIMITS, begun=begun).fields
+            if begun is None:
+                asyncio.run(tokens.completion(fields.prompts[0], True, None))
+    finally:
+        tokens.close()
+    assert begun is not None and fields.begun is begun
+    assert len(begun.rest()) < pieces.PIECE_SIZE + max(pieces.PIECE_SIZE, len(document) / pieces._OF_BEGINNING)
+    assert body[begun.start : begun.end].decode() == f"{document}2 of all"
 
 
 def parts_of(memory: PieceMemory, text: str | bytes) -> list[tuple[str, bool]]:

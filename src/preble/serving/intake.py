@@ -106,8 +106,9 @@ class Intake(ABC):
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt)
         now, salts = self._loop.time(), self.replicas.take_cache_salts
-        given = (endpoint, headers, body, request_id, limits, caller, salts, now)
-        is_small = len(body) <= _PARSED_AT_ONCE_BYTES
+        begun = None if endpoint.text_start is None else self._tokens.begin(body, endpoint.text_start)
+        given = (endpoint, headers, body, request_id, limits, caller, salts, now, begun)
+        is_small = len(body) - (0 if begun is None else begun.known) <= _PARSED_AT_ONCE_BYTES
         parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
         if self.tracing is not None:
             parsed.trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id)
@@ -176,7 +177,9 @@ class Intake(ABC):
         started = time.perf_counter()
         is_long = len(parsed.body) > _PARSED_AT_ONCE_BYTES and fields.truncate_prompt_tokens is None
         most_tokens = of_model.longest_prompt if is_long else inf
-        if not fields.prompts:
+        if fields.begun is not None:
+            tokens = await self._tokens.complete(fields.begun, fields.add_special_tokens, most_tokens)
+        elif not fields.prompts:
             tokens = await self._chat_ids(fields, most_tokens, of_model.engine)
         elif isinstance(prompt := fields.prompts[index], (str, Raw)):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)

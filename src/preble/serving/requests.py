@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from preble.errors import RequestError
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields, Prompt
-from preble.serving.endpoints.bodies import PromptLimits, with_cache_salt
+from preble.serving.endpoints.bodies import BegunText, PromptLimits, with_cache_salt
 from preble.serving.telemetry.tracing import Trace
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
@@ -84,18 +85,33 @@ def parse_request(
     caller: Caller = ANYBODY,
     salts: bool = False,
     arrived_at: float | None = None,
+    begun: BegunText | None = None,
 ) -> ParsedRequest:
-    """`salts`: whether the caller's cache salt can go to the replicas.
+    """`salts`: whether the caller's cache salt can go to the replicas. `begun`: the body's text, where token ids of its
+    beginning are known.
 
     Raises: RequestError: the body is not what the endpoint takes, or is surely over a limit.
     """
-    fields = endpoint.read(body, limits)
+    fields = (begun and _read_rest(endpoint, begun, limits)) or endpoint.read(body, limits)
     salt = caller.cache_salt(fields.cache_salt)
     if salt != fields.cache_salt:
         fields.cache_salt = salt
         if salts and salt and endpoint.salt_field:
             body = with_cache_salt(body, salt, endpoint.salt_field)
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
+
+
+def _read_rest(endpoint: Endpoint, begun: BegunText, limits: PromptLimits) -> Fields | None:
+    """Read all of a body but what is known of its text. Return None if all of it has to be read."""
+    rest = begun.rest()
+    try:
+        fields = endpoint.read(rest, limits)
+    except RequestError:
+        return None  # the whole body is wrong, too, and says where
+    if not begun.is_all_of(fields.prompts, rest):
+        return None
+    fields.prompts, fields.begun = (), begun
+    return fields
 
 
 class RequestIds:

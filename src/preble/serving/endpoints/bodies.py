@@ -24,6 +24,38 @@ from preble.serving.endpoints.answers import MOST_TOKENS
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _PIECE_BYTES = 64 * 1024
 """How much of a list of token ids is decoded in one go: less than a millisecond of work."""
+
+
+@dataclass(slots=True)
+class BegunText:
+    """A prompt's text in a body, of whose beginning token ids are known: the inside of a JSON string.
+
+    `start`, `known`, `end`: where it begins, where what is known of it ends, and where it ends, once the body is read.
+    `parts`: of whoever makes its token ids.
+    """
+
+    body: bytes
+    start: int
+    known: int
+    parts: object
+    end: int = 0
+
+    def rest(self) -> bytes:
+        """Return the body without what is known of the text. It says the same of every other field."""
+        return b"".join((self.body[: self.start], memoryview(self.body)[self.known :]))
+
+    def is_all_of(self, prompts: Sequence[Prompt], rest: bytes) -> bool:
+        """Take the prompts of `rest`. Return whether the only one is the rest of this text, and so ends where it does.
+
+        Another may come from a second field of the same name, which counts in place of the first.
+        """
+        [text, *others] = prompts
+        if others or not isinstance(text, Raw) or _address(text) - _address(rest) != self.start - 1:
+            return False
+        self.end = self.known + memoryview(text).nbytes - 2
+        return True
+
+
 Text = str | Raw
 """A prompt's text. `Raw`: as in the body, a JSON string that is not decoded yet."""
 Prompt = Text | PackedTokens
@@ -38,9 +70,10 @@ BYTES_PER_TOKEN = 4
 class Fields:
     """What placing needs of a body, whatever its endpoint.
 
-    `prompts`: texts or token ids, each to be placed on its own. `chat`: the body of a chat with the same prompt, for
-    what makes token ids. Of the two, at least one is empty. Where both are, the request is placed by load, and
-    `load_tokens` estimates its length. `is_translated`: `chat` was made here, of a body in another form.
+    `prompts`: texts or token ids, each to be placed on its own. `begun`: the only prompt, in place of `prompts`, if
+    token ids of its beginning are known. `chat`: the body of a chat with the same prompt, for what makes token ids. Of
+    the three, at most one is given. Where none is, the request is placed by load, and `load_tokens` estimates its
+    length. `is_translated`: `chat` was made here, of a body in another form.
     `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
     last tokens count, None for all. `num_choices`: answers to each prompt.
@@ -49,6 +82,7 @@ class Fields:
     model: str | None = None
     stream: bool = False
     prompts: Sequence[Prompt] = ()
+    begun: BegunText | None = None
     chat: bytes = b""
     load_tokens: int = 0
     is_translated: bool = False
@@ -64,7 +98,7 @@ class Fields:
     @property
     def by_load(self) -> bool:
         """Whether no prompt is known: the request is placed by load alone."""
-        return not self.prompts and not self.chat
+        return not self.prompts and not self.chat and self.begun is None
 
     def truncated(self, tokens: PackedTokens) -> PackedTokens:
         """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
@@ -147,6 +181,10 @@ _IN_NO_INTEGER = b'.eEn"[{'
 """Every JSON value but an integer has one of these, and so has every list and object."""
 _LISTS = msgspec.json.Decoder(list[Raw])
 _LIST_START = re.compile(rb"\[\s*(.)", re.DOTALL)
+TEXT_OF_COMPLETION = re.compile(
+    rb'\{\s*(?:"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|[\w.+-]{1,20})\s*,\s*){0,20}"prompt"\s*:\s*"'
+)
+"""The usual beginning of a completion's body, up to the inside of its text: at most short fields are before it."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
@@ -280,6 +318,12 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
             return [_packed(ids, limits, param) for ids in decoded(_LISTS, raw, param)]
         case _:
             return [_packed(raw, limits, param)]
+
+
+def _address(data: bytes | Raw) -> int:
+    """Return where in memory it is. `Raw` is a part of what it was decoded from."""
+    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _text(raw: Raw, param: str) -> Raw:

@@ -23,8 +23,9 @@ class Endpoint:
     none; raises EngineProtocolError if it is no answer of this endpoint. `events`: how it streams. `salt_field`: the
     field of a body that keeps a tenant's KV blocks apart, "" if the endpoint caches none. `by_load`: whether its
     requests are placed by load; its answers may then be of any kind, and streamed or not, whatever the request says.
-    `of_tokens`: whether a tokenizer alone can answer. `answer_id`: finds the id of an answer that replicas store, None
-    if they store none.
+    `of_tokens`: whether a tokenizer alone can answer. `text_start`: matches the usual beginning of a body, up to the
+    inside of the text that is its only prompt; None if there is none. `answer_id`: finds the id of an answer that
+    replicas store, None if they store none.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Endpoint:
     salt_field: str = "cache_salt"
     by_load: bool = False
     of_tokens: bool = False
+    text_start: re.Pattern[bytes] | None = None
     label: str = ""
     answer_id: re.Pattern[bytes] | None = None
 

@@ -14,7 +14,7 @@ from preble.serving.endpoints.anthropic import (
     usage_of_count,
     usage_of_message,
 )
-from preble.serving.endpoints.bodies import read_chat, read_completion
+from preble.serving.endpoints.bodies import TEXT_OF_COMPLETION, read_chat, read_completion
 from preble.serving.endpoints.by_load import read_invocation, usage_of_invocation
 from preble.serving.endpoints.endpoint import Endpoint
 from preble.serving.endpoints.errors import ErrorStyle
@@ -22,7 +22,9 @@ from preble.serving.endpoints.events import OPENAI_EVENTS
 from preble.serving.endpoints.generate import GENERATE_EVENTS, read_generate, read_tokens, usage_of_generated
 from preble.serving.endpoints.responses import RESPONSE_EVENTS, RESPONSE_ID, read_response, usage_of_response
 
-COMPLETIONS = Endpoint("/v1/completions", read_completion, usage_of_completion, OPENAI_EVENTS)
+COMPLETIONS = Endpoint(
+    "/v1/completions", read_completion, usage_of_completion, OPENAI_EVENTS, text_start=TEXT_OF_COMPLETION
+)
 CHAT = Endpoint("/v1/chat/completions", read_chat, usage_of_completion, OPENAI_EVENTS)
 RESPONSES = Endpoint(
     "/v1/responses",

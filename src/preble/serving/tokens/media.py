@@ -19,7 +19,7 @@ import msgspec
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.serving.endpoints.bodies import Text, decode_chat
+from preble.serving.endpoints.bodies import BegunText, Text, decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
 
 _CONTENT = b'"content"'
@@ -40,6 +40,14 @@ class MediaTokens:
     @property
     def identity(self) -> str:
         return self._texts.identity
+
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> BegunText | None:
+        return self._texts.begin(body, text_start)
+
+    def complete(
+        self, begun: BegunText, add_special_tokens: bool, most_tokens: float
+    ) -> Coroutine[Any, Any, PackedTokens]:
+        return self._texts.complete(begun, add_special_tokens, most_tokens)
 
     def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
-from preble.serving.endpoints.bodies import Text, decode_chat, decode_text
+from preble.serving.endpoints.bodies import BegunText, Text, decode_chat, decode_text
 from preble.serving.tokens.joints import Joint
 from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Parts, PieceMemory
 from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
@@ -105,15 +106,21 @@ class LocalTokens:
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(workers, spawn, _begin_worker, self._source)
 
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> BegunText | None:
+        if self._joint is None or len(body) <= 2 * PIECE_SIZE or (start := text_start.match(body)) is None:
+            return None
+        parts = Parts(self._memory, body, start.end(), len(body), drop_space=self._joint.drop_space)
+        known = parts.begin()
+        return BegunText(body, start.end(), known, parts) if known > start.end() else None
+
     async def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
     ) -> PackedTokens:
         size = len(text) if isinstance(text, str) else memoryview(text).nbytes
         if self._joint is not None and size > 2 * PIECE_SIZE:
-            if size <= _GIANT_BYTES:
-                return await self._in_parts(text, size, self._joint, add_special_tokens, most_tokens)
-            async with self._giants_turn:
-                return await self._in_parts(text, size, self._joint, add_special_tokens, most_tokens)
+            whole, quote = (text, 0) if isinstance(text, str) else (bytes(text), 1)
+            parts = Parts(self._memory, whole, quote, size - quote, drop_space=self._joint.drop_space)
+            return await self._in_parts(parts, size, self._joint, add_special_tokens, most_tokens)
         if size <= self._inline_bytes:
             return self._tokenizer.completion(text, add_special_tokens)
         if size > _LETTERS_PER_TOKEN * most_tokens:
@@ -121,13 +128,23 @@ class LocalTokens:
             await self._check_length(text, most_tokens)
         return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
 
+    async def complete(self, begun: BegunText, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
+        parts, size = begun.parts, begun.end - begun.start
+        assert isinstance(parts, Parts) and self._joint is not None, "another source has begun this text"
+        parts.end = begun.end
+        return await self._in_parts(parts, size, self._joint, add_special_tokens, most_tokens)
+
     async def _in_parts(
-        self, text: Text, size: int, joint: Joint, add_special_tokens: bool, most_tokens: float
+        self, parts: Parts, size: int, joint: Joint, add_special_tokens: bool, most_tokens: float
     ) -> PackedTokens:
-        """Tokenize in parts. Gives up the event loop in between. Raises: PromptTooLong, RequestError."""
+        """Tokenize in parts; a giant at its turn. Gives up the event loop in between. Raises: as `completion`."""
+        if size <= _GIANT_BYTES:
+            return await self._turns(parts, joint, add_special_tokens, most_tokens)
+        async with self._giants_turn:
+            return await self._turns(parts, joint, add_special_tokens, most_tokens)
+
+    async def _turns(self, parts: Parts, joint: Joint, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
         found = [joint.before] if add_special_tokens else []
-        whole, quote = (text, 0) if isinstance(text, str) else (bytes(text), 1)
-        parts = Parts(self._memory, whole, quote, size - quote, drop_space=joint.drop_space)
         until = time.perf_counter() + _TURN_S
         while not parts.is_over:
             for part, ids, is_shared in parts.step():
@@ -236,6 +253,12 @@ class EngineTokens:
         self._suspect = suspect
         self._turn = 0
         self._has_warned = False
+
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> None:
+        """Nothing is remembered."""
+
+    async def complete(self, begun: BegunText, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
+        raise NotImplementedError("no text is begun here")
 
     async def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
