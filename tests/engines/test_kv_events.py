@@ -78,15 +78,10 @@ async def following(publisher: ScriptedPublisher, **options: Any) -> AsyncIterat
     options = {"idle_check_s": 1000.0, **options}
     follower = Follower(KvEventStream(REPLICA, publisher.endpoints, **options))
 
-    def has_caught_up() -> bool:
-        if publisher.endpoints.replay is None:
-            return follower.stream.counters.catch_ups >= 1
-        return follower.stream.position is not None
-
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(follower.run())
         await publisher.subscribed()
-        await eventually(has_caught_up, "caught up")
+        await eventually(lambda: follower.stream.has_caught_up, "caught up")
         try:
             yield follower
         finally:
@@ -138,17 +133,22 @@ async def test_what_comes_together_is_applied_in_parts_if_it_takes_long(monkeypa
             await follower.sees(1, 2, 3, 4)
 
 
-async def test_what_a_follower_raises_ends_the_stream_and_not_the_connection() -> None:
+@pytest.mark.parametrize("asks_for_a_new_start", [False, True])
+async def test_what_a_follower_raises_ends_the_stream_and_not_the_connection(asks_for_a_new_start: bool) -> None:
     def fail(changes: Sequence[KvEvent]) -> None:
         if isinstance(changes[0], BlocksEvicted):
+            if asks_for_a_new_start:
+                stream.resync()
             raise ArithmeticError
 
     async with ScriptedPublisher() as publisher:
         await publisher.publish(stored(1))
         stream = KvEventStream(REPLICA, publisher.endpoints)
         following = asyncio.create_task(stream.follow(fail))
-        await eventually(lambda: stream.position == 0, "caught up")
-        await publisher.publish(removed(1))
+        await eventually(lambda: stream.has_caught_up, "caught up")
+        subscription = stream._subscription
+        assert subscription is not None
+        subscription.on_messages([live(1, removed(1))])
         with pytest.raises(ArithmeticError):
             await following
         assert stream.closed

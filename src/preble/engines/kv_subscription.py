@@ -66,6 +66,7 @@ class Subscription:
         self._connected = self._lost = self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._take_in: TakeIn | None = None
+        self._failure: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._wait_until = inf
         self._connecting = self._loop.create_task(self._connect())
@@ -105,6 +106,8 @@ class Subscription:
                 await self._waiter
             finally:
                 self._waiter, self._take_in, self._wait_until = None, None, inf
+        if self._failure is not None:
+            raise self._failure
         had_news, self._has_news = self._has_news, False
         return had_news
 
@@ -175,7 +178,7 @@ class Subscription:
         try:
             return self._take_in(arrived)
         except Exception as error:  # noqa: BLE001 (whoever waits has to know; it is no matter of the connection)
-            self._waiter.set_exception(error)
+            self._failure = error
             return 0
 
     def on_end(self) -> None:
