@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from preble.core.types import PackedTokens
 from preble.errors import PromptTooLong, RequestError
 from preble.serving.endpoints import COMPLETIONS
-from preble.serving.endpoints.bodies import TEXT_OF_COMPLETION, BegunText, PromptLimits
+from preble.serving.endpoints.bodies import TEXT_OF_COMPLETION, KnownPrefix, PromptLimits
 from preble.serving.requests import parse_request
 from preble.serving.tokens import pieces, pool
 from preble.serving.tokens.pieces import Parts, PieceMemory
@@ -206,7 +206,7 @@ BODIES = (
 LIMITS = PromptLimits(8, 1000)
 
 
-def read(tokens: LocalTokens, body: bytes, begun: BegunText | None) -> tuple[object, ...]:
+def read(tokens: LocalTokens, body: bytes, begun: KnownPrefix | None) -> tuple[object, ...]:
     """Return everything that is read of a body and its token ids, or the error."""
     try:
         fields = parse_request(COMPLETIONS, {}, body, "id", LIMITS, begun=begun).fields

@@ -12,7 +12,7 @@ from itertools import count
 from preble.errors import RequestError
 from preble.serving.callers import ANYBODY, Caller
 from preble.serving.endpoints import Endpoint, Fields, Prompt
-from preble.serving.endpoints.bodies import BegunText, PromptLimits, with_cache_salt
+from preble.serving.endpoints.bodies import KnownPrefix, PromptLimits, with_cache_salt
 from preble.serving.telemetry.tracing import Trace
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
@@ -85,7 +85,7 @@ def parse_request(
     caller: Caller = ANYBODY,
     salts: bool = False,
     arrived_at: float | None = None,
-    begun: BegunText | None = None,
+    begun: KnownPrefix | None = None,
 ) -> ParsedRequest:
     """`salts`: whether the caller's cache salt can go to the replicas. `begun`: the body's text, where token ids of its
     beginning are known.
@@ -101,7 +101,7 @@ def parse_request(
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 
-def _read_rest(endpoint: Endpoint, begun: BegunText, limits: PromptLimits) -> Fields | None:
+def _read_rest(endpoint: Endpoint, begun: KnownPrefix, limits: PromptLimits) -> Fields | None:
     """Read all of a body but what is known of its text. Return None if all of it has to be read."""
     rest = begun.rest()
     try:

@@ -27,8 +27,8 @@ _PIECE_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class BegunText:
-    """A prompt's text in a body, of whose beginning token ids are known: the inside of a JSON string.
+class KnownPrefix:
+    """A prompt's text in a body, of whose prefix token ids are known: the inside of a JSON string.
 
     `start`, `known`, `end`: where it begins, where what is known of it ends, and where it ends, once the body is read.
     `parts`: of whoever makes its token ids.
@@ -82,7 +82,7 @@ class Fields:
     model: str | None = None
     stream: bool = False
     prompts: Sequence[Prompt] = ()
-    begun: BegunText | None = None
+    begun: KnownPrefix | None = None
     chat: bytes = b""
     load_tokens: int = 0
     is_translated: bool = False

@@ -19,7 +19,7 @@ import msgspec
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.serving.endpoints.bodies import BegunText, Text, decode_chat
+from preble.serving.endpoints.bodies import KnownPrefix, Text, decode_chat
 from preble.serving.tokens.source import Asker, TokenSource
 
 _CONTENT = b'"content"'
@@ -41,11 +41,11 @@ class MediaTokens:
     def identity(self) -> str:
         return self._texts.identity
 
-    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> BegunText | None:
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> KnownPrefix | None:
         return self._texts.begin(body, text_start)
 
     def complete(
-        self, begun: BegunText, add_special_tokens: bool, most_tokens: float
+        self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float
     ) -> Coroutine[Any, Any, PackedTokens]:
         return self._texts.complete(begun, add_special_tokens, most_tokens)
 

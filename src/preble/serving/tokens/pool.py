@@ -22,7 +22,7 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
-from preble.serving.endpoints.bodies import BegunText, Text, decode_chat, decode_text
+from preble.serving.endpoints.bodies import KnownPrefix, Text, decode_chat, decode_text
 from preble.serving.tokens.joints import Joint
 from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Parts, PieceMemory
 from preble.serving.tokens.tokenizer import PromptTokenizer, unescaped
@@ -106,12 +106,12 @@ class LocalTokens:
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(workers, spawn, _begin_worker, self._source)
 
-    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> BegunText | None:
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> KnownPrefix | None:
         if self._joint is None or len(body) <= 2 * PIECE_SIZE or (start := text_start.match(body)) is None:
             return None
         parts = Parts(self._memory, body, start.end(), len(body), drop_space=self._joint.drop_space)
         known = parts.begin()
-        return BegunText(body, start.end(), known, parts) if known > start.end() else None
+        return KnownPrefix(body, start.end(), known, parts) if known > start.end() else None
 
     async def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
@@ -128,7 +128,7 @@ class LocalTokens:
             await self._check_length(text, most_tokens)
         return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
 
-    async def complete(self, begun: BegunText, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
+    async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
         parts, size = begun.parts, begun.end - begun.start
         assert isinstance(parts, Parts) and self._joint is not None, "another source has begun this text"
         parts.end = begun.end
@@ -257,7 +257,7 @@ class EngineTokens:
     def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> None:
         """Nothing is remembered."""
 
-    async def complete(self, begun: BegunText, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
+    async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
         raise NotImplementedError("no text is begun here")
 
     async def completion(

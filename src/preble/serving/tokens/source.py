@@ -7,7 +7,7 @@ from math import inf
 from typing import Protocol
 
 from preble.core.types import PackedTokens
-from preble.serving.endpoints.bodies import BegunText, Text
+from preble.serving.endpoints.bodies import KnownPrefix, Text
 
 
 class PromptEncoder(Protocol):
@@ -27,14 +27,14 @@ class PromptEncoder(Protocol):
 class TokenSource(PromptEncoder, Protocol):
     """Token ids for placing."""
 
-    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> BegunText | None:
+    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> KnownPrefix | None:
         """Return the text of a body if token ids of its beginning are known, else None. O(what is known).
 
         `text_start`: matches a body up to the inside of the text.
         """
         ...
 
-    async def complete(self, begun: BegunText, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
+    async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
         """Return the ids of what this source's `begin` returned, once its end is known. As `completion`."""
         ...
 
