@@ -323,6 +323,12 @@ async def test_a_question_of_our_own_opens_a_connection_though_requests_keep_one
         assert b"content-length" not in server.peers[1].requests[0].lower()
 
 
+async def test_a_question_of_our_own_may_have_a_query() -> None:
+    async with serving(always_ok) as server, client_of(server.url) as client:
+        await client.ask("/about?of=a%20b&x= \r\n")
+        assert server.peers[0].requests[0].startswith(b"GET /about?of=a%20b&x=%20%0D%0A HTTP/1.1\r\n")
+
+
 async def test_the_api_key_is_sent_unless_the_request_brings_its_own() -> None:
     async with serving(always_ok) as server, client_of(server.url, api_key="secret") as client:
         await body_of(client)

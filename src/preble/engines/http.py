@@ -113,10 +113,10 @@ class HttpClient:
         `on_unfinished`: called once if the exchange ends in another way than with the answer's end.
         Raises: EngineRefused: the client is closed.
         """
-        return self._pool.begin((self._head(b"POST", path, headers, len(body)), body), receiver, on_unfinished)
+        return self._pool.begin((self._head(b"POST", _quoted(path), headers, len(body)), body), receiver, on_unfinished)
 
-    def _head(self, method: bytes, path: str, headers: Mapping[str, str], body_bytes: int | None) -> bytes:
-        start = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._base_path, _quoted(path), self._host_line)
+    def _head(self, method: bytes, target: bytes, headers: Mapping[str, str], body_bytes: int | None) -> bytes:
+        start = b"%b %b%b HTTP/1.1\r\n%b" % (method, self._base_path, target, self._host_line)
         return request_head(start, self._headers_of(headers).items(), body_bytes)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
@@ -147,9 +147,11 @@ class HttpClient:
     async def ask(self, path: str, body: bytes | None = None) -> HttpAnswer:
         """A question of our own: GET, or POST where there is a body. The whole answer, of whatever status.
 
+        `path`: perhaps with a query, quoted as in a URL.
         Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
         """
-        head = self._head(b"GET", path, {}, None) if body is None else self._head(b"POST", path, {}, len(body))
+        target = quote(path, safe=f"{_PATH_LETTERS}?%").encode()
+        head = self._head(b"GET", target, {}, None) if body is None else self._head(b"POST", target, {}, len(body))
         answer = WholeAnswer(path, MAX_CONTROL_BODY_BYTES, self.error)
         ongoing = self._questions.begin((head, body or b""), answer)
         try:
@@ -231,10 +233,13 @@ async def _timed(body: AsyncIterable[bytes], limit: asyncio.Timeout, most_s: flo
     restart(most_s)
 
 
+_PATH_LETTERS = "/:@!$&'()*+,;=~-._"
+
+
 @lru_cache(256)
 def _quoted(path: str) -> bytes:
     """A path as a request's first line can have it; clients choose some."""
-    return quote(path, safe="/:@!$&'()*+,;=~-._").encode()
+    return quote(path, safe=_PATH_LETTERS).encode()
 
 
 @cache
