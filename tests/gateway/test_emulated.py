@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -50,6 +51,12 @@ class Cluster:
         async with self.http.get("/metrics") as answer:
             return await answer.text()
 
+    async def has_reported(self, num_prompts: int) -> bool:
+        """Whether the replicas have reported that many prompts as cached."""
+        lines = (await self.metrics()).splitlines()
+        stored = [line for line in lines if line.startswith('preble_kv_events_total{kind="BlocksStored"')]
+        return sum(float(line.split()[1]) for line in stored) == num_prompts
+
     def matched(self, replica: str, prompt: list[int]) -> int:
         return self.scheduler.matched_tokens(ReplicaId(replica), Request.of("probe", prompt))
 
@@ -82,7 +89,7 @@ def prompt_of(number: int, length: int = 20 * BLOCK) -> list[int]:
 async def test_prompts_go_where_their_prefix_is_and_events_agree_with_usage(tmp_path: Path) -> None:
     async with cluster(2, tmp_path, report_grace_s=REPORTS_TAKE_LONG) as running:
         homes = [(await running.complete(prompt_of(i)))["x-preble-replica"] for i in range(4)]
-        await eventually(lambda: all(running.matched(home, prompt_of(i)) >= 19 * BLOCK for i, home in enumerate(homes)))
+        await eventually(partial(running.has_reported, len(homes)))
         for i, home in enumerate(homes):
             headers = await running.complete([*prompt_of(i), 7, 8, 9])
             assert (headers["x-preble-replica"], headers["x-preble-reason"]) == (home, "exploit")
