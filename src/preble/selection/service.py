@@ -85,7 +85,10 @@ class SelectionService:
     async def _give_way(
         self, selection_id: str, asked: ClientRequest, others: Callable[[], frozenset[ReplicaId]]
     ) -> None:
-        """A selection that is still pending gives way to another one under its id, unless no worker takes that one."""
+        """A selection that is still pending gives way to another one under its id, unless no worker takes that one now.
+
+        The other one gets its room and its id, so it is gone even if no worker is left a moment later.
+        """
         if self.reservations.get(selection_id) in self._selected:
             request, model = await self.loads.request(asked)
             replicas = self._serving.replicas
