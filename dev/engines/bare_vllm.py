@@ -45,7 +45,7 @@ class BareVllm:
     ) -> None:
         config = VllmConfig(
             model_config=ModelConfig(
-                model=str(TINY_MODEL), dtype="bfloat16", max_model_len=max_model_len, skip_tokenizer_init=True
+                model=str(TINY_MODEL), dtype="float32", max_model_len=max_model_len, skip_tokenizer_init=True
             ),
             scheduler_config=SchedulerConfig(
                 max_num_seqs=max_running,

@@ -142,7 +142,8 @@ def _kv_events(port: int, replay_port: int) -> dict[str, object]:
 
 
 def _cpu_args(options: LaunchOptions) -> list[str]:
-    args = ["--dtype", "bfloat16", "--block-size", str(CPU_BLOCK_SIZE), "--enforce-eager"]
+    # Not bfloat16: where the processor has AMX, the attention of vLLM 0.32 then dies of an illegal instruction.
+    args = ["--dtype", "float32", "--block-size", str(CPU_BLOCK_SIZE), "--enforce-eager"]
     args += ["--max-num-batched-tokens", "1024", "--max-num-seqs", "16"]
     args += ["--kv-cache-memory-bytes", str(CPU_KV_BYTES)]
     if num_workers(options.extra_args) == 1:
