@@ -350,6 +350,18 @@ async def test_a_body_is_read_once() -> None:
             await anext(response.chunks())
 
 
+async def test_a_client_that_is_closed_while_it_connects_sends_nothing() -> None:
+    async with serving(always_ok) as server, client_of(server.url) as client:
+        asked = asyncio.create_task(client.ask("/ping"))
+        await asyncio.sleep(0)  # it asks
+        await asyncio.sleep(0)  # it connects
+        await client.close()
+        with pytest.raises(EngineRefused):
+            await asked
+        assert not any(peer.requests for peer in server.peers)
+        assert not client._questions._kept
+
+
 async def test_a_closed_client_may_be_closed_again_and_refuses_so_that_requests_go_elsewhere() -> None:
     client = HttpClient("http://127.0.0.1:1", ReplicaId("r0"))
     await client.close()

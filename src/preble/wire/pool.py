@@ -310,6 +310,8 @@ class ConnectionPool:
             why, is_silent = self._why(error)
             exchange.refused(why, is_silent=is_silent)
             return
+        if self.is_closed:
+            connection.transport.abort()
         if connection.transport.is_closing():
             exchange.refused(_why(None), is_silent=False)
         else:
@@ -369,7 +371,7 @@ class ConnectionPool:
             self._kept.remove(connection)
 
     def close(self) -> None:
-        """Close every connection; running exchanges fail. May be called twice."""
+        """Close every connection; running exchanges fail, at the latest when connected. May be called twice."""
         self.is_closed = True
         self._kept.clear()
         if self._timer is not None:
