@@ -257,6 +257,22 @@ def test_of_a_body_whose_beginning_is_known_only_the_rest_is_read(tmp_path: Path
     assert body[begun.start : begun.end].decode() == f"{document}2 of all"
 
 
+def test_a_text_whose_beginning_is_known_may_be_completed_again(tmp_path: Path) -> None:
+    KINDS["llama3"]().save(str(tmp_path / "tokenizer.json"))
+    tokens = LocalTokens(tmp_path, None, inline_bytes=0, workers=1, memory_bytes=2**20)
+    body = b'{"prompt":"%b"}' % (b"and so it goes on for all of them " * 1000)
+    try:
+        for _ in range(3):
+            begun = tokens.begin(body, TEXT_OF_COMPLETION)
+            fields = parse_request(COMPLETIONS, {}, body, "id", LIMITS, begun=begun).fields
+            if fields.begun is None:
+                right = asyncio.run(tokens.completion(fields.prompts[0], True, None))
+        assert fields.begun is not None
+        assert [asyncio.run(tokens.complete(fields.begun, True, inf)) for _ in range(2)] == [right, right]
+    finally:
+        tokens.close()
+
+
 def parts_of(memory: PieceMemory, text: str | bytes) -> list[tuple[str, bool]]:
     """Put what is shared. Return the parts, and whether each was known."""
     quote = isinstance(text, bytes)

@@ -31,7 +31,7 @@ class KnownPrefix:
     """A prompt's text in a body, of whose prefix token ids are known: the inside of a JSON string.
 
     `start`, `known`, `end`: where it begins, where what is known of it ends, and where it ends, once the body is read.
-    `parts`: of whoever makes its token ids.
+    `parts`: of whoever makes its token ids, who takes them.
     """
 
     body: bytes

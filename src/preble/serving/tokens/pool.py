@@ -129,10 +129,13 @@ class LocalTokens:
         return await self._elsewhere(size, PromptTokenizer.completion, text, add_special_tokens)
 
     async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
-        parts, size = begun.parts, begun.end - begun.start
-        assert isinstance(parts, Parts) and self._joint is not None, "another source has begun this text"
-        parts.end = begun.end
-        return await self._in_parts(parts, size, self._joint, add_special_tokens, most_tokens)
+        assert self._joint is not None, "another source has begun this text"
+        parts, begun.parts = begun.parts, None  # they can be taken once
+        if isinstance(parts, Parts):
+            parts.end = begun.end
+        else:
+            parts = Parts(self._memory, begun.body, begun.start, begun.end, drop_space=self._joint.drop_space)
+        return await self._in_parts(parts, begun.end - begun.start, self._joint, add_special_tokens, most_tokens)
 
     async def _in_parts(
         self, parts: Parts, size: int, joint: Joint, add_special_tokens: bool, most_tokens: float

@@ -35,7 +35,10 @@ class TokenSource(PromptEncoder, Protocol):
         ...
 
     async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
-        """Return the ids of what this source's `begin` returned, once its end is known. As `completion`."""
+        """Return the ids of what this source's `begin` returned, once its end is known. As `completion`.
+
+        May be called again.
+        """
         ...
 
     @property
