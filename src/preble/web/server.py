@@ -116,8 +116,8 @@ class Server(uvicorn.Server):
 
     def _renew_date(self) -> None:
         """Renew the date in the heads of answers."""
-        if time.time() - self._dated_at >= 1:
-            self._dated_at = int(time.time())
+        if (now := int(time.time())) != self._dated_at:  # a clock may be set back
+            self._dated_at = now
             date = formatdate(self._dated_at, usegmt=True).encode()
             self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
 
