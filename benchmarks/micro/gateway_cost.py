@@ -2,10 +2,11 @@
 
 `preble serve` runs as its users start it, each request logged to a file, in front of four replicas that compute nothing
 but publish KV events (gateway_parts/upstream.py). Each gateway has four of its own, so that all replicas have the same
-history. Gateway, replicas and load generator (this one) are processes of their own; the CPU time is the system's count
-for all threads of the gateway's process and of those that it has started. Prompts are lines of the documentation, half
-of each shared with other prompts, as text, which the gateway tokenizes, as token ids, and as chats with tools. All
-gateways are measured in turn, with the same requests, and the cheapest round of each counts.
+history. Their caches are full before anything is measured: what is stored evicts as much. Gateway, replicas and load
+generator (this one) are processes of their own; the CPU time is the system's count for all threads of the gateway's
+process and of those that it has started. Prompts are lines of the documentation, nine tenths of each shared with other
+prompts, in some cases half, as text, which the gateway tokenizes, as token ids, and as chats with tools. All gateways
+are measured in turn, with the same requests, and the cheapest round of each counts.
 
 `--router` and `--smg` measure other routers beside it, sglang-router and the Shepherd model gateway. sglang-router
 installs a command `smg` too, which is itself under another name; give the one of the package smg:
@@ -42,7 +43,7 @@ import uvloop
 from gateway_parts import upstream
 from gateway_parts.cache import STEP_S, STEP_TOKENS
 from gateway_parts.load import Connection, Question, Times, ask_all, connected
-from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
+from gateway_parts.prompts import SHARED, Form, Line, Prompts, question, train_tokenizer
 
 from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
@@ -51,7 +52,7 @@ from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess
 
 REPLICAS = 4
-CONNECTIONS = 8
+CONNECTIONS = 32
 """Requests at a time, where CPU seconds are counted."""
 SETTLE_S = 0.1
 """After the last short answer, until the KV events of it have arrived."""
@@ -60,8 +61,12 @@ PREBLE, ROUTER, SMG = "preble", "sglang-router", "smg"
 SHORT, LONG, HUGE = 1_900, 24_000, 240_000
 """Tokens of about 8 KB, 100 KB and 1 MB of text."""
 EVENTS = (16, 50, 200)
-CROWDS = (1, 64, 512)
+CROWDS = (1, 8, 512)
 """Further numbers of connections."""
+HALF = 0.5
+"""Shared, of prompts that are mostly new to the gateway."""
+FILLING = 3_000
+"""Such prompts of 8 KB fill the caches of all replicas."""
 IDLE, STREAMS = 1_000, 256
 """Connections and streams whose memory is measured."""
 ADDED_EVENTS = 2
@@ -103,16 +108,18 @@ ROUTER_ARMS = [THEIRS, Arm(ROUTER, "round_robin"), SHEPHERD]
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of request. `events`: of a streamed answer; 0 for a whole one. `connections`: requests at once."""
+    """One kind of request. `events`: of a streamed answer; 0 for a whole one. `connections`: requests at once.
+    `shared`: the part of a prompt that others begin with, too."""
 
     tokens: int
     form: Form
     events: int
     connections: int = CONNECTIONS
+    shared: float = SHARED
 
     def requests(self, usual: int) -> int:
         """In a round: fewer where each takes long, two a connection where there are many."""
-        times_as_long = max(1.0, self.tokens / 8_000, self.events / 50, 8 * bool(self.events) / self.connections)
+        times_as_long = max(1.0, self.tokens / 8_000, self.events / 20, 32 * bool(self.events) / self.connections)
         return max(2 * self.connections, int(usual / times_as_long))
 
     def settle_s(self, count: int) -> float:
@@ -122,12 +129,15 @@ class Case:
     def __str__(self) -> str:
         answer = f"{self.events} events" if self.events else "whole"
         crowd = f" {self.connections:3} at once" if self.connections != CONNECTIONS else ""
-        return f"{self.form:4} {self.tokens:6}  {answer:10}{crowd}"
+        new = f" {self.shared:.0%} shared" if self.shared != SHARED else ""
+        return f"{self.form:4} {self.tokens:6}  {answer:10}{crowd}{new}"
 
 
 WHOLE = Case(SHORT, "text", 0)
 CASES = [
-    *(Case(tokens, "text", 0) for tokens in (SHORT, LONG, HUGE)),
+    *(Case(tokens, "text", 0) for tokens in (SHORT, LONG)),
+    Case(HUGE, "text", 0, 8),
+    *(Case(tokens, "text", 0, shared=HALF) for tokens in (SHORT, LONG)),
     *(Case(SHORT, form, 0) for form in ("ids", "chat")),
     *(Case(SHORT, "text", events) for events in EVENTS),
     *(Case(SHORT, "text", events, crowd) for events in (0, EVENTS[1]) for crowd in CROWDS),
@@ -291,6 +301,15 @@ class Benchmark:
         self._prompts = prompts
         self._requests = requests
 
+    async def fill(self) -> None:
+        """Ask until the caches of all replicas are full."""
+        case = Case(SHORT, "text", 0, shared=HALF)
+        prompts = [self._prompts.draw(case.tokens, case.shared) for _ in range(FILLING)]
+        for gateway in self._gateways:
+            tell(f"filling the caches: {gateway.arm.program}")
+            await gateway.ask_all([gateway.question_of(prompt, case) for prompt in prompts], case.connections)
+            await asyncio.sleep(case.settle_s(FILLING // REPLICAS))
+
     async def costs(self, rounds: int) -> list[Cost]:
         """Every case, in every round once with each gateway."""
         found: dict[tuple[Arm, Case], list[float]] = {}
@@ -298,7 +317,7 @@ class Benchmark:
             for case in CASES:
                 tell(f"round {number + 1} of {rounds}: {case}")
                 count = case.requests(self._requests)
-                prompts = [self._prompts.draw(case.tokens) for _ in range(min(count, self._requests))]
+                prompts = [self._prompts.draw(case.tokens, case.shared) for _ in range(min(count, self._requests))]
                 for gateway in self._gateways:
                     questions = [gateway.question_of(prompts[i % len(prompts)], case) for i in range(count)]
                     before = await gateway.cpu_s()
@@ -420,6 +439,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], l
         [url] = await stack.enter_async_context(started_replicas(1, folder / "direct.log", folder))
         gateways = [await stack.enter_async_context(started(arm, programs[arm.program], folder)) for arm in arms]
         benchmark = Benchmark(gateways, await connected(url), prompts, args.requests)
+        await benchmark.fill()
         return await benchmark.costs(args.rounds), await benchmark.added(), await benchmark.memory()
 
 
@@ -439,7 +459,7 @@ def _version(router: Path | None) -> str | None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=96, help="requests of each kind in a round (default: 96)")
+    parser.add_argument("--requests", type=int, default=320, help="requests of each kind in a round (default: 320)")
     parser.add_argument("--rounds", type=int, default=8, help="rounds; the cheapest counts (default: 8)")
     add_common_options(parser)
     return parser.parse_args()

@@ -101,7 +101,9 @@ def gateway_values() -> dict[str, str]:
 COMPARED = {
     "8 KB of text, whole answer": (gateway_cost.WHOLE, "1.0 × sglang-router"),
     "100 KB of text": (gateway_cost.Case(gateway_cost.LONG, "text", 0), "0.6 × sglang-router"),
-    "1 MB of text": (gateway_cost.Case(gateway_cost.HUGE, "text", 0), ""),
+    "1 MB of text": (gateway_cost.Case(gateway_cost.HUGE, "text", 0, 8), ""),
+    "8 KB, half of it new": (gateway_cost.Case(gateway_cost.SHORT, "text", 0, shared=gateway_cost.HALF), ""),
+    "100 KB, half of it new": (gateway_cost.Case(gateway_cost.LONG, "text", 0, shared=gateway_cost.HALF), ""),
     "8 KB as token ids": (gateway_cost.Case(gateway_cost.SHORT, "ids", 0), ""),
     "a chat of 8 KB with tools": (gateway_cost.Case(gateway_cost.SHORT, "chat", 0), ""),
     "8 KB, 16 events": (gateway_cost.Case(gateway_cost.SHORT, "text", 16), ""),
@@ -144,8 +146,8 @@ def _conditions(kept: dict[str, Any]) -> str:
     rounds = len(kept["costs"][0]["rounds_us"])
     return (
         f"Preble with the {kept['core']} core, in one process and with one worker, the default on two cores; multiples "
-        f"are of both; {kept['router']}, {kept['smg']}; {events}; seed {kept['seed']}; the cheapest of {rounds} "
-        f"rounds{beside}."
+        f"are of both; {kept['router']}, {kept['smg']}; {events}; {gateway_cost.CONNECTIONS} requests at once; nine "
+        f"tenths of a prompt are shared; seed {kept['seed']}; the cheapest of {rounds} rounds{beside}."
     )
 
 
