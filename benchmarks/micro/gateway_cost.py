@@ -275,12 +275,12 @@ async def started_replicas(count: int, log: Path, tokenizer: Path | None = None)
 
 
 @asynccontextmanager
-async def started(arm: Arm, program: Path | None, folder: Path) -> AsyncIterator[Running]:
+async def started(arm: Arm, program: Path | None, folder: Path, replicas: int = REPLICAS) -> AsyncIterator[Running]:
     """A gateway and its replicas. `program`: of a router. `folder`: has the tokenizer, and gets the logs."""
     log = folder / f"{arm.program} {arm.setting}.log"
     async with AsyncExitStack() as stack:
         tokenizer = folder if arm.has_events else None
-        urls = await stack.enter_async_context(started_replicas(REPLICAS, log.with_suffix(".up.log"), tokenizer))
+        urls = await stack.enter_async_context(started_replicas(replicas, log.with_suffix(".up.log"), tokenizer))
         if program is None:
             level = "warning" if arm.is_quiet else "info"
             serve = ["--policy", arm.policy, "--tokenizer", str(folder), "--log-level", level]

@@ -1,6 +1,6 @@
 """Measure the figures of docs/howto/sizing.md and fill them in; the others are those of docs/performance.md.
 
-    python benchmarks/repro/sizing.py           # a minute; leave the machine alone meanwhile
+    python benchmarks/repro/sizing.py           # four minutes; leave the machine alone meanwhile
     python benchmarks/repro/sizing.py --fill    # only fill the page in from the kept results
 
 Run it with the compiled core (`make native`, then `.native/bin/python`), which users of the wheel have.
@@ -27,6 +27,7 @@ sys.path.append(str(ROOT / "benchmarks" / "micro"))
 
 import gateway_cost  # noqa: E402
 import place  # noqa: E402
+from gateway_parts.prompts import train_tokenizer  # noqa: E402
 
 PAGE = ROOT / "docs" / "howto" / "sizing.md"
 RESULT = ROOT / "benchmarks" / "results" / "sizing.json"
@@ -35,12 +36,21 @@ FLEETS, BUDGET_MIB = (4, 400), 256.0
 PLACED = 5000
 QUIET_STREAMS = 256
 SEED = 0
+IDLE_ARMS = tuple(gateway_cost.Arm(gateway_cost.PREBLE, "preble", workers=count, has_events=False) for count in (0, 1))
+IDLE_SETTLE_S, IDLE_S = 20.0, 20.0
 
 
 async def start_kib(arm: gateway_cost.Arm, folder: Path) -> float:
     """The memory of a gateway that has just started."""
     async with gateway_cost.started(arm, None, folder) as running:
         return running.kib
+
+
+async def idle_ms(arm: gateway_cost.Arm, replicas: int, folder: Path) -> float:
+    """CPU milliseconds a second of a gateway that nobody asks anything: it checks its replicas."""
+    async with gateway_cost.started(arm, None, folder, replicas) as running:
+        before = await running.cpu_s(IDLE_SETTLE_S)
+        return round((await running.cpu_s(IDLE_S) - before) / IDLE_S * 1e3, 2)
 
 
 def placing(replicas: int) -> place.Result:
@@ -54,9 +64,11 @@ def measured() -> dict[str, Any]:
     core = "compiled" if place.global_scheduler.__file__.endswith(".so") else "plain"
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     with tempfile.TemporaryDirectory() as folder:
+        train_tokenizer(Path(folder))
         memory = [uvloop.run(start_kib(arm, Path(folder))) for arm in (gateway_cost.OURS, gateway_cost.DEFAULT)]
+        idle = [[uvloop.run(idle_ms(arm, count, Path(folder))) for count in FLEETS] for arm in IDLE_ARMS]
     events = [asdict(placing(count)) for count in FLEETS]
-    return {"core": core, "load": round(load, 2), "seed": SEED, "start_kib": memory, "events": events}
+    return {"core": core, "load": round(load, 2), "seed": SEED, "start_kib": memory, "idle_ms": idle, "events": events}
 
 
 def values(kept: dict[str, Any]) -> dict[str, str]:
@@ -91,6 +103,8 @@ def values(kept: dict[str, Any]) -> dict[str, str]:
         "added": ms(added_us),
         "start": f"{kept['start_kib'][0] / 1024:.0f} MB",
         "default-start": f"{kept['start_kib'][1] / 1024:.0f} MB",
+        **{f"idle-{count}": share(ms) for count, ms in zip(FLEETS, kept["idle_ms"][0], strict=True)},
+        **{f"default-idle-{count}": share(ms) for count, ms in zip(FLEETS, kept["idle_ms"][1], strict=True)},
         "default-whole": ms(by[default, whole]),
         "default-event": ms(gateway_cost.event_us(by, default)),
     }
@@ -103,6 +117,15 @@ def ms(us: float) -> str:
     ('0.44 ms', '0.052 ms', '1.3 ms')
     """
     return f"{us / 1e3:.2g} ms"
+
+
+def share(ms_a_second: float) -> str:
+    """CPU milliseconds a second as a share of a core.
+
+    >>> share(0.42), share(18.4)
+    ('0.04 %', '1.8 %')
+    """
+    return f"{ms_a_second / 10:.2g} %"
 
 
 def per_s(us: float) -> str:
