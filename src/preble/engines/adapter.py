@@ -163,7 +163,8 @@ class Engine(ABC):
         Starts with `CacheCleared`, then everything that is cached now, then every change, as many at once as came
         together. After a gap that cannot be replayed, or a restart of the engine, it starts over in the same way.
         Reconnects by itself; `EventsLost` says that this takes long, and it starts over afterwards. Ends when closed,
-        or at once, without a call, where the replica reports none.
+        or at once, without a call, where the replica reports none. Call `take` in the event loop's thread, and not
+        after this has ended: the replica may have left by then.
         """
         return
 

@@ -59,7 +59,7 @@ MAX_REPLAYS = 32
 """Replays for one catching-up. Each brings us further, unless the engine talks nonsense."""
 
 SLICE_S = 0.002
-"""How long messages are applied before other tasks get theirs."""
+"""How long the messages of one stream are applied before other tasks go on."""
 
 Take = Callable[[Sequence[KvEvent]], None]
 """Whoever follows a replica's events: gets changes in their order, all at once that came together."""

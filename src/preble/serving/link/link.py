@@ -23,7 +23,7 @@ from preble.serving.terms import Terms
 
 _PULSE_S = 1.0
 _FULL_PULSE = 5
-"""Each so many pulses one is sent even without requests, and with the metrics."""
+"""Every fifth pulse is sent even if no request is under way. It brings the metrics, too."""
 _SILENT_S = 10.0
 """A scheduler process that says nothing for this long counts as away."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0

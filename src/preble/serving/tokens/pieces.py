@@ -165,7 +165,7 @@ class Parts:
         return found
 
     def _follow(self, until: int) -> bool:
-        """Take the pieces that came after the last one before, as far as they do here. Return whether any does."""
+        """Take the known pieces that come next here as they did last time. Return whether there is any."""
         get, text, cuts, found = self._memory.get, self._text, self._cuts, self._found
         at, last = self._at, self._last
         while last is not None and at < until and (kept := get(last.follower, text, at, cuts)) is not None:
