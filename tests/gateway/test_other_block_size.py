@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
 
 from preble.config import GatewayConfig, ReplicaConfig
@@ -30,10 +32,20 @@ async def test_the_block_size_of_the_events_counts_and_the_replica_is_trusted() 
             def has_the_true_size() -> bool:
                 return [r.info.spec.block_size for r in gateway.serving.replicas.values()] == [TRUE]
 
+            async def turns_without_a_replica() -> int:
+                """Turns of the loop, until it has joined again, in which a request would have found no replica."""
+                turns = 0
+                while not has_the_true_size():
+                    turns += not gateway.serving.replicas
+                    await asyncio.sleep(0)
+                return turns
+
             await eventually(lambda: len(gateway.serving.replicas) == 1, "it has joined")
             prompt = list(range(3 * TRUE + 20))
-            await matched(prompt)
-            await eventually(has_the_true_size, "it has joined again")
+            first = asyncio.create_task(matched(prompt))
+            async with asyncio.timeout(10):
+                assert await turns_without_a_replica() == 0
+            await first
 
             def is_verified() -> bool:
                 [replica] = gateway.serving.replicas.values()

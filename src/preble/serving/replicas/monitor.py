@@ -23,10 +23,14 @@ _IDLE_CHECK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Why a replica is down, None if it is not. `silent_since`: when its machine fell silent."""
+    """Why a replica is down, None if it is not. `silent_since`: when its machine fell silent.
+
+    `found_anew`: what a replica is that answers, but is not what it was when it joined.
+    """
 
     reason: str | None
     silent_since: float | None = None
+    found_anew: Found | None = None
 
 
 class ReplicaMonitor:
@@ -95,22 +99,21 @@ class ReplicaMonitor:
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
-        self._found = await self._until_up()
-        replicas = self._join(self._found)
-        self.waits_because = None
-        self._live = replicas
-        self.replica_ids = dict.fromkeys(replica.engine.replica_id for replica in replicas)
-        self.hold_back(self.held_back)
-        async with asyncio.TaskGroup() as aside:
-            parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
-            try:
-                await self._until_removed(replicas)
-            finally:
-                # Cancelled only now: a check that waits for a dead replica must not keep it in the rotation.
-                for task in parity:
-                    task.cancel()
+        self._join(await self._until_up())
+        try:
+            while replicas := self._live:
+                async with asyncio.TaskGroup() as aside:
+                    parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
+                    try:
+                        await self._until_removed(replicas)
+                    finally:
+                        # Cancelled only now: a check that waits for a dead replica must not keep it in the rotation.
+                        for task in parity:
+                            task.cancel()
+        finally:
+            self._leave(Down(None))  # cancelled while it was about to begin anew
 
-    def _join(self, found: Found) -> list[LiveReplica]:
+    def _join(self, found: Found) -> None:
         """Add all the server's ranks to the rotation, or none."""
         suspect = asyncio.Event()
         replicas: list[LiveReplica] = []
@@ -123,10 +126,26 @@ class ReplicaMonitor:
             for replica in replicas:
                 self._rotation.remove(replica.engine.replica_id, self.waits_because)
             raise
-        return replicas
+        self._found = found
+        self.waits_because = None
+        self._live = replicas
+        self.replica_ids = dict.fromkeys(replica.engine.replica_id for replica in replicas)
+        self.hold_back(self.held_back)
+
+    def _leave(self, down: Down) -> None:
+        """Remove all the server's ranks from the rotation. Nothing happens if they are not in it."""
+        replicas, self._live = self._live, []
+        if replicas:
+            self.waits_because = down.reason
+            self.last_error = down.reason or self.last_error
+        for replica in replicas:
+            self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_removed(self, replicas: list[LiveReplica]) -> None:
-        """Follow what its ranks report until it fails, then remove them."""
+        """Follow what its ranks report until it fails, then remove them. What is found anew joins in the same turn.
+
+        So no request finds the rotation without it, which may be its only replica.
+        """
         down = Down(None)
         try:
             async with asyncio.TaskGroup() as group:
@@ -137,11 +156,9 @@ class ReplicaMonitor:
                 for task in following:
                     task.cancel()
         finally:
-            self._live = []
-            self.waits_because = down.reason
-            self.last_error = down.reason or self.last_error
-            for replica in replicas:
-                self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
+            self._leave(down)
+        if down.found_anew is not None:
+            self._join(down.found_anew)
 
     async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason is logged."""
@@ -179,8 +196,11 @@ class ReplicaMonitor:
                 is_time = in_doubt and checked_at >= asked_at + self._health.check_interval_s
                 if is_time:
                     in_doubt, asked_at = False, checked_at
-                if (is_time and await self._is_another()) or not await self._took_in_models(replicas):
-                    return Down("it is not what it was when it joined: it has restarted, or serves something else")
+                is_another = not await self._took_in_models(replicas)
+                found_anew = await self._found_anew() if is_time or is_another else None
+                if is_another or found_anew is not None:
+                    reason = "it is not what it was when it joined: it has restarted, or serves something else"
+                    return Down(reason, found_anew=found_anew)
                 failures = 0
                 continue
             if failures == 0:
@@ -218,13 +238,14 @@ class ReplicaMonitor:
             self._rotation.set_models(replica, names)
         return True
 
-    async def _is_another(self) -> bool:
-        """Return whether it reports something else than when it joined: a restart can pass between two checks."""
+    async def _found_anew(self) -> Found | None:
+        """What it is if it is not what it was when it joined, else None: a restart can pass between two checks."""
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
-                return await self._server.probe() != self._found
+                found = await self._server.probe()
         except (EngineError, TimeoutError):
-            return False  # whatever it is, the checks will find it
+            return None  # whatever it is, the checks will find it
+        return found if found != self._found else None
 
     async def _check(self, engine: Engine) -> EngineError | TimeoutError | None:
         try:
