@@ -2,11 +2,12 @@
 
 `preble serve` runs as its users start it, each request logged to a file, in front of four replicas that compute nothing
 but publish KV events (gateway_parts/upstream.py). Each gateway has four of its own, so that all replicas have the same
-history. Their caches are full before anything is measured: what is stored evicts as much. Gateway, replicas and load
-generator (this one) are processes of their own; the CPU time is the system's count for all threads of the gateway's
-process and of those that it has started. Prompts are lines of the documentation, nine tenths of each shared with other
-prompts, in some cases half, as text, which the gateway tokenizes, as token ids, and as chats with tools. All gateways
-are measured in turn, with the same requests, and the cheapest round of each counts.
+history. Their caches are full before anything is measured: what is stored evicts as much. A case begins with requests
+that do not count, until the beginnings of its prompts are known. Gateway, replicas and load generator (this one) are
+processes of their own; the CPU time is the system's count for all threads of the gateway's process and of those that it
+has started. Prompts are lines of the documentation, nine tenths of each shared with other prompts, in some cases half,
+as text, which the gateway tokenizes, as token ids, and as chats with tools. All gateways are measured in turn, with the
+same requests, and the cheapest round of each counts.
 
 `--router` and `--smg` measure other routers beside it, sglang-router and the Shepherd model gateway. sglang-router
 installs a command `smg` too, which is itself under another name; give the one of the package smg:
@@ -43,7 +44,7 @@ import uvloop
 from gateway_parts import upstream
 from gateway_parts.cache import STEP_S, STEP_TOKENS
 from gateway_parts.load import Connection, Question, Times, ask_all, connected
-from gateway_parts.prompts import SHARED, Form, Line, Prompts, question, train_tokenizer
+from gateway_parts.prompts import PREFIXES, SHARED, Form, Line, Prompts, question, train_tokenizer
 
 from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
@@ -65,6 +66,8 @@ CROWDS = (1, 8, 512)
 """Further numbers of connections."""
 HALF = 0.5
 """Shared, of prompts that are mostly new to the gateway."""
+WARMING = 3 * PREFIXES
+"""Requests before each measurement. The gateway keeps what it has seen twice."""
 FILLING = 3_000
 """Such prompts of 8 KB fill the caches of all replicas."""
 IDLE, STREAMS = 1_000, 256
@@ -214,6 +217,10 @@ class Running:
             self.connections.append(await connected(self.url))
         return self.connections[:count]
 
+    def disconnect(self) -> None:
+        while self.connections:
+            self.connections.pop().close()
+
 
 def tree_of(pid: int) -> tuple[int, ...]:
     """A process and all that it has started."""
@@ -317,10 +324,13 @@ class Benchmark:
             for case in CASES:
                 tell(f"round {number + 1} of {rounds}: {case}")
                 count = case.requests(self._requests)
+                warming = [self._prompts.draw(case.tokens, case.shared) for _ in range(min(WARMING, count))]
                 prompts = [self._prompts.draw(case.tokens, case.shared) for _ in range(min(count, self._requests))]
                 for gateway in self._gateways:
+                    gateway.disconnect()  # a gateway closes connections that were idle
+                    await gateway.ask_all([gateway.question_of(prompt, case) for prompt in warming], case.connections)
                     questions = [gateway.question_of(prompts[i % len(prompts)], case) for i in range(count)]
-                    before = await gateway.cpu_s()
+                    before = await gateway.cpu_s(case.settle_s(len(warming)))
                     await gateway.ask_all(questions, case.connections)
                     spent_us = (await gateway.cpu_s(case.settle_s(count)) - before) * 1e6
                     found.setdefault((gateway.arm, case), []).append(round(spent_us / count, 1))
@@ -440,7 +450,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> tuple[list[Cost], l
         gateways = [await stack.enter_async_context(started(arm, programs[arm.program], folder)) for arm in arms]
         benchmark = Benchmark(gateways, await connected(url), prompts, args.requests)
         await benchmark.fill()
-        return await benchmark.costs(args.rounds), await benchmark.added(), await benchmark.memory()
+        memory = await benchmark.memory()  # before crowds leave freed memory behind, which streams would use
+        return await benchmark.costs(args.rounds), await benchmark.added(), memory
 
 
 def versions(router: Path | None, smg: Path | None) -> dict[str, str | None]:
