@@ -99,8 +99,8 @@ class ReplicaMonitor:
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
-        self._join(await self._until_up())
         try:
+            self._join(await self._until_up())
             while replicas := self._live:
                 async with asyncio.TaskGroup() as aside:
                     parity = [aside.create_task(self._parity.watch(replica)) for replica in replicas]
@@ -111,7 +111,7 @@ class ReplicaMonitor:
                         for task in parity:
                             task.cancel()
         finally:
-            self._leave(Down(None))  # cancelled while it was about to begin anew
+            self._leave(Down(None))  # whatever happened, also while it was about to begin anew
 
     def _join(self, found: Found) -> None:
         """Add all the server's ranks to the rotation, or none."""
