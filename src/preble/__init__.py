@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 
-def __getattr__(name: str) -> Any:
-    from importlib.util import find_spec  # costs more than all of the rest
+if not TYPE_CHECKING:  # a type checker that sees it takes every name, misspelled ones too
 
-    # `from preble import sim` asks here first: a module of ours must not import all the others.
-    if (name.startswith("_") and name != "__all__") or find_spec(f"preble.{name}") is not None:
-        raise AttributeError(name)
-    public = import_module("preble.api")
-    if name != "__all__" and name not in public.__all__:
-        raise AttributeError(f"preble has no public name {name!r}; see docs/reference/python.md")
-    value = globals()[name] = getattr(public, name)
-    return value
+    def __getattr__(name: str) -> Any:
+        from importlib.util import find_spec  # costs more than all of the rest
+
+        # `from preble import sim` asks here first: a module of ours must not import all the others.
+        if (name.startswith("_") and name != "__all__") or find_spec(f"preble.{name}") is not None:
+            raise AttributeError(name)
+        public = import_module("preble.api")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"preble has no public name {name!r}; see docs/reference/python.md")
+        value = globals()[name] = getattr(public, name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -44,10 +44,12 @@ from preble.core.types import (
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLong, UnknownRequest
+from preble.metrics.capacity import CapacitySlo
 from preble.policies import make_policy, policy_names
 from preble.profiles import load_profile, profile_names
 from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
 from preble.workloads import (
+    Segment,
     Workload,
     WorkloadPlan,
     WorkloadRequest,
@@ -65,6 +67,7 @@ __all__ = [
     "CacheCleared",
     "CacheDrift",
     "Candidate",
+    "CapacitySlo",
     "Choice",
     "ClusterView",
     "ComparePlan",
@@ -109,6 +112,7 @@ __all__ = [
     "RequestId",
     "SchedulerListener",
     "SchedulerState",
+    "Segment",
     "SimConfig",
     "SimResult",
     "Tier",

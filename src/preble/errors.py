@@ -14,7 +14,7 @@ PrebleError
 ├── NoReplicaError           no replica can serve it now                          503 + Retry-After
 ├── Overloaded               too many requests wait                               429 + Retry-After
 ├── UnknownRequest           a bug in the driver: a request that is not in flight
-├── PolicyError              a bug in the policy: a choice that is no candidate
+├── PolicyError              a bug in the policy: it failed, or chose what is not a candidate
 └── EngineError              the replica's
     ├── EngineRefused        no connection, or the replica said "not now"         502, may move
     ├── EngineGone           the connection broke                                 502, may move before 1st byte
@@ -116,7 +116,7 @@ class UnknownRequest(PrebleError):
 
 
 class PolicyError(PrebleError):
-    """A policy chose a replica that may not get the request: a bug in the policy."""
+    """A policy failed, or chose a replica that may not get the request: a bug in the policy."""
 
 
 class EngineError(PrebleError):

@@ -53,6 +53,20 @@ class Astray:
 
     def choose(self, view, rng):
         return Choice(7, Reason.POLICY)
+
+
+class Failing:
+    name = "failing"
+
+    def choose(self, view, rng):
+        return view.candidates[0].no_such_attribute
+
+
+class Silent:
+    name = "silent"
+
+    def choose(self, view, rng):
+        pass
 """
 
 
@@ -153,3 +167,40 @@ def test_a_choice_that_is_no_candidate_is_an_error_and_changes_nothing(folder: P
     with pytest.raises(PolicyError, match="policy 'astray' chose replica index 7"):
         scheduler.place(Request.of("r", [1, 2, 3]), 0.0)
     assert scheduler.snapshot().num_in_flight == 0
+
+
+def test_a_failure_of_it_names_its_own_line(folder: Path) -> None:
+    scheduler = make_scheduler(SchedulerSettings(policy="broken_policies:Failing"), PROFILE)
+    scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
+    line = BROKEN.splitlines().index("        return view.candidates[0].no_such_attribute") + 1
+    failed = rf"policy 'failing' failed in .*broken_policies\.py, line {line}: AttributeError: .*no_such_attribute"
+    with pytest.raises(PolicyError, match=failed):
+        scheduler.place(Request.of("r", [1, 2, 3]), 0.0)
+    assert scheduler.snapshot().num_in_flight == 0
+
+
+@pytest.mark.parametrize("how", [("simulate",), ("compare", "--jobs", "2", "--seed", "0")])
+def test_a_failure_of_it_is_not_called_a_bug_in_preble(folder: Path, how: tuple[str, ...]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "preble",
+        *how,
+        "--policy",
+        "broken_policies:Failing",
+        "--rps",
+        "5",
+        "--requests",
+        "9",
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert run.returncode == 1
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("preble: policy 'failing' failed in ") and "broken_policies.py, line" in last
+
+
+def test_a_policy_that_returns_nothing_is_told_so(folder: Path) -> None:
+    scheduler = make_scheduler(SchedulerSettings(policy="broken_policies:Silent"), PROFILE)
+    scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
+    with pytest.raises(PolicyError, match=r"policy 'silent' (returned None; return a Choice|failed.*got None)"):
+        scheduler.place(Request.of("r", [1, 2, 3]), 0.0)

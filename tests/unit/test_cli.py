@@ -66,7 +66,7 @@ def test_the_version_is_shown() -> None:
         (["up", "--engine", "emulator", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["serve", "--config", "missing.toml"], "missing.toml"),
         (["emulate", "--port", "0"], "Missing option '--profile'"),
-        (["bench"], "Missing option '--url'"),
+        (["version"], "No such command 'version'. Did you mean '--version'?"),
         (["bench", "--url", NOWHERE, "--rps", "0"], "--rps"),
         (["bench", "--url", NOWHERE, "--rps", "nan"], "'nan' is not a number"),
         (["bench", "--url", NOWHERE, "--rps", "inf"], "'inf' is not a number"),

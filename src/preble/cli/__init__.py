@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        close = get_close_matches(args[0], self._modules, n=1)
+        close = ["--version"] if args[0] == "version" else get_close_matches(args[0], self._modules, n=1)
         if args[0] not in self._modules and close:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {close[0]!r}?", ctx)
         return super().resolve_command(ctx, args)

@@ -13,6 +13,7 @@ import click
 
 from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
+from preble.cli.gateway_pages import GATEWAY
 from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
@@ -24,7 +25,13 @@ DEFAULT_REQUESTS = 200
 
 
 @click.command("bench", short_help="Send a workload to an endpoint and measure it.")
-@click.option("--url", type=HttpUrl(), required=True, help="The endpoint: Preble, or any OpenAI-compatible server.")
+@click.option(
+    "--url",
+    type=HttpUrl(),
+    default=GATEWAY,
+    show_default=True,
+    help="The endpoint: Preble, or any OpenAI-compatible server.",
+)
 @workload_options(DEFAULT_REQUESTS)
 @click.option("--model", help="Model to ask for.  [default: the first that the endpoint serves]")
 @click.option(
@@ -61,9 +68,9 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
 
     \b
     Examples:
-      preble bench --url http://127.0.0.1:8000
-      preble bench --url http://127.0.0.1:8000 --workload longdoc --rps 2 --requests 200
-      preble bench --url http://127.0.0.1:8000 --workload trace.jsonl.gz --json result.json
+      preble bench
+      preble bench --url http://gateway:8000 --workload longdoc --rps 2 --requests 200
+      preble bench --workload trace.jsonl.gz --json result.json
     """
     from preble.bench import BenchRun
     from preble.bench.progress import run_with_progress

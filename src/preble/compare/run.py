@@ -32,8 +32,8 @@ def compare_policies(
     caller's main module to be importable (`if __name__ == "__main__":`). `on_progress`: called with how many are
     made and how many it will be, which is an estimate while capacities are searched.
 
-    Raises: ConfigError, TraceFormatError: a workload cannot be made, or `path` is something else. PrebleError: a
-    process died.
+    Raises: ConfigError, TraceFormatError: a workload cannot be made, `path` is something else, or the caller's main
+    module is not importable. PrebleError: a process died.
     """
     comparison = _Comparison(plan, path, on_progress)
     with workers(jobs) as pool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 from preble.compare.early import watch_of
@@ -55,7 +57,8 @@ class _Here(Executor):
 def workers(jobs: int | None) -> Iterator[Pool]:
     """Processes to make runs in, None for one a core; none of them is left behind, whichever way this ends.
 
-    One job needs no process but this one. Raises: PrebleError: a process died.
+    One job needs no process but this one. Raises: PrebleError: a process died. ConfigError: fewer than one job, or the
+    running script would start over in each process.
     """
     if jobs is None:
         jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -64,17 +67,31 @@ def workers(jobs: int | None) -> Iterator[Pool]:
     if jobs == 1:
         yield Pool(_Here(), 1)
         return
+    _require_main_guard()
     others = set(multiprocessing.active_children())
     # Fresh processes: a fork of one that has threads (a progress bar) may hang.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
     try:
         yield Pool(pool, jobs)
     except BrokenProcessPool as error:
-        raise PrebleError("a process that made a run has died, out of memory perhaps; try fewer --jobs") from error
+        raise PrebleError("a process that made a run has died, out of memory perhaps; try fewer jobs") from error
     finally:
         for child in set(multiprocessing.active_children()) - others:
             child.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+def _require_main_guard() -> None:
+    """Raises: ConfigError: a new process imports the running script, which would begin this comparison again."""
+    main = sys.modules["__main__"]
+    script = Path(getattr(main, "__file__", None) or "")
+    if getattr(main, "__spec__", None) is not None or script.suffix != ".py" or not script.is_file():
+        return  # `python -m`, a console script, an interpreter
+    if "__name__" not in script.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(
+            f"compare makes its runs in new processes, and each of them would run {script} again: write "
+            'if __name__ == "__main__": above the lines that compare, or pass jobs=1'
+        )
 
 
 def _begin_worker() -> None:

@@ -419,8 +419,11 @@ def simulate(
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
     of the one that `config` names; the result has its name. `log`: where every call of the global scheduler
-    is written. `watch`: may end the run early.
+    is written. `watch`: may end the run early. Raises: ConfigError: no such policy; TypeError: swapped arguments.
     """
+    if not isinstance(config, SimConfig) or not isinstance(workload, Workload):
+        given = f"{type(config).__name__}, {type(workload).__name__}"
+        raise TypeError(f"simulate takes a SimConfig and a Workload, in this order; it got {given}")
     scheduler = make_cluster_scheduler(config, policy)
     if log is not None:
         if not isinstance(scheduler, GlobalScheduler):

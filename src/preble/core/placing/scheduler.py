@@ -18,7 +18,7 @@ from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.policies.policy import Policy
+from preble.core.policies.policy import Choice, Policy, failure_of
 from preble.core.policies.view import ClusterView
 from preble.core.types import (
     BlocksDemoted,
@@ -36,7 +36,7 @@ from preble.core.types import (
     Request,
     RequestId,
 )
-from preble.errors import NoReplicaError, PolicyError, PromptTooLong, UnknownRequest
+from preble.errors import NoReplicaError, PolicyError, PrebleError, PromptTooLong, UnknownRequest
 
 
 class GlobalScheduler:
@@ -81,6 +81,10 @@ class GlobalScheduler:
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
         self._assumed = AssumedRequests(self._cluster, self._tracker, self._in_flight)
 
+    def __repr__(self) -> str:
+        num_replicas, num_in_flight = self._replicas.serving("").bit_count(), len(self._in_flight)
+        return f"<GlobalScheduler {self.policy.name!r}: {num_replicas} replicas, {num_in_flight} requests in flight>"
+
     def listen(self, listener: SchedulerListener) -> None:
         """Report each later call that changes the scheduler to `listener`."""
         self._listeners.append(listener)
@@ -93,7 +97,7 @@ class GlobalScheduler:
         O(prompt tokens at memcmp speed + what the policy weighs).
         Raises: NoReplicaError: there is no replica, or the request must avoid each of them. PromptTooLong: no replica
         can hold it. UnknownRequest: a request of this id is in flight already. PolicyError: the policy chose a
-        replica that is no candidate.
+        replica that is no candidate, or, if it is not one of Preble's own, failed.
         """
         if request.request_id in self._in_flight:
             raise UnknownRequest(f"request {request.request_id!r} is in flight already")
@@ -112,7 +116,9 @@ class GlobalScheduler:
         eligible = self._replicas.eligible(request)
         match = self._cluster.match(request, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
-        choice = self.policy.choose(view, self._rng)
+        choice = self._chosen(view)
+        if not isinstance(choice, Choice):
+            raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; return a Choice")
         if choice.replica < 0 or not eligible >> choice.replica & 1:
             raise PolicyError(
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
@@ -130,6 +136,14 @@ class GlobalScheduler:
             choice.candidates,
             self._replicas.untrusted_ids,
         )
+
+    def _chosen(self, view: ClusterView) -> Choice:
+        try:
+            return self.policy.choose(view, self._rng)
+        except Exception as error:
+            if isinstance(error, PrebleError) or type(self.policy).__module__.startswith("preble."):
+                raise
+            raise failure_of(self.policy, error) from error
 
     def move(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
         """The driver sent a request to another replica than it was placed on: its load and its prefix move there.

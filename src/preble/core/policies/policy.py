@@ -13,6 +13,7 @@ from typing import Protocol
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
+from preble.errors import PolicyError
 
 
 class Choice:
@@ -46,3 +47,14 @@ class Policy(Protocol):
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """Choose a replica for `view.request`, one of `view.replicas`. `rng` breaks ties."""
         ...
+
+
+def failure_of(policy: Policy, error: Exception) -> PolicyError:
+    """Return `error`, raised by `policy.choose`, as one that names the last line of the policy's package that ran."""
+    package = type(policy).__module__.partition(".")[0]
+    where, frame = "", error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            where = f" in {frame.tb_frame.f_code.co_filename}, line {frame.tb_lineno}"
+        frame = frame.tb_next
+    return PolicyError(f"policy {policy.name!r} failed{where}: {type(error).__name__}: {error}")

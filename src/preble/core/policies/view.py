@@ -5,7 +5,7 @@ What a view computes, it computes when asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from preble.core.cluster.state import ClusterState
 from preble.core.cluster.tiers import loading_s
@@ -43,7 +43,7 @@ class PromptPiece:
 class ClusterView:
     """The cluster as one request finds it, read-only.
 
-    A policy may look at it in two ways. `candidates` yields an object for each replica: easy to write. `replicas` are
+    A policy may look at it in two ways. `candidates` has an object for each replica: easy to write. `replicas` are
     the same replicas as indexes, ascending, and the lists are by index: fast, for policies that weigh hundreds of
     replicas. Do not write to the lists; what they hold for other indexes means nothing.
     """
@@ -86,9 +86,9 @@ class ClusterView:
         self._prefill_tokens, self._prefill_s = -1, 0.0
 
     @property
-    def candidates(self) -> Iterator[ReplicaView]:
-        """The replicas that may get the request, as objects, in the order of `replicas`."""
-        return (ReplicaView(self, replica) for replica in self.replicas)
+    def candidates(self) -> list[ReplicaView]:
+        """The replicas that may get the request, as objects, in the order of `replicas`; a new list."""
+        return [ReplicaView(self, replica) for replica in self.replicas]
 
     @property
     def cost_model(self) -> CostModel:

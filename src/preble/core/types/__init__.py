@@ -146,6 +146,10 @@ class Request:
         model: str = "",
         keeps_kv: bool = True,
     ) -> None:
+        if not isinstance(prompt, bytes):
+            raise TypeError(
+                f"Request takes packed token ids, not a {type(prompt).__name__}: use Request.of, or pack_tokens"
+            )
         self.request_id = request_id
         self.prompt = prompt
         self.max_output_tokens = max_output_tokens
