@@ -319,7 +319,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("preble.compare.run.run_cell", die)
-    with pytest.raises(PrebleError, match="fewer --jobs"):
+    with pytest.raises(PrebleError, match="fewer jobs"):
         compare_policies(small(), jobs=2)
 
 
