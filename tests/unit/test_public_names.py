@@ -18,14 +18,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 
 
 PUBLIC_NAMES = """
-    BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate Choice ClusterView
-    ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Engine EngineInfo EventsLost
-    Failure FailureKind Fleet GlobalScheduler HotPrefix LaunchOptions NoReplicaError PackedHashes PackedTokens PeerEnded
-    PeerFirstToken PeerHeld PeerId PeerPlaced Placement Policy PrebleError PrefixReplication PromptPiece
-    PromptTooLong Reason RebalanceSettings RefitSettings ReplicaId ReplicaIndex ReplicaSpec ReplicaState ReplicaView
-    Request RequestId SchedulerListener SchedulerState SimConfig SimResult Tier UnknownRequest Workload WorkloadPlan
-    WorkloadRequest __version__ choose_by compare_policies load_profile make_policy make_workload pack_tokens
-    policy_names profile_names read_trace simulate workload_names write_trace
+    BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate CapacitySlo Choice
+    ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Engine EngineInfo
+    EventsLost Failure FailureKind Fleet GlobalScheduler HotPrefix LaunchOptions NoReplicaError PackedHashes
+    PackedTokens PeerEnded PeerFirstToken PeerHeld PeerId PeerPlaced Placement Policy PrebleError PrefixReplication
+    PromptPiece PromptTooLong Reason RebalanceSettings RefitSettings ReplicaId ReplicaIndex ReplicaSpec ReplicaState
+    ReplicaView Request RequestId SchedulerListener SchedulerState Segment SimConfig SimResult Tier UnknownRequest
+    Workload WorkloadPlan WorkloadRequest __version__ choose_by compare_policies load_profile make_policy
+    make_workload pack_tokens policy_names profile_names read_trace simulate workload_names write_trace
 """.split()  # noqa: SIM905
 
 
