@@ -56,9 +56,25 @@ class RequestError(PrebleError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit into any replica's context or KV cache."""
+    """The prompt does not fit into any replica's context or KV cache. See `prompt_too_long`."""
 
     code = "context_length_exceeded"
+
+
+def prompt_too_long(num_tokens: float, most_tokens: float) -> PromptTooLong:
+    """Return the error of a prompt with so many tokens, or more, where `most_tokens` fit.
+
+    Clients shorten a chat where they find the words of OpenAI ("maximum context length") or of Anthropic ("prompt is
+    too long: ..."), so every such error has both.
+
+    >>> str(prompt_too_long(20008, 8192.0))[:49]
+    'prompt is too long: 20008 tokens > 8192 maximum. '
+    """
+    most = f"{most_tokens:.0f}"
+    return PromptTooLong(
+        f"prompt is too long: {num_tokens:.0f} tokens > {most} maximum. This model's maximum context length is {most} "
+        "tokens; shorten the prompt"
+    )
 
 
 class UnknownModel(RequestError):

@@ -82,12 +82,49 @@ async def test_an_empty_text_is_the_engines_business(serve: Serve) -> None:
         assert (await gateway.complete(prompt=""))[0] == 200
 
 
-@pytest.mark.parametrize("prompt", [["a"] * 129, [[1, 2]] * 129])
+@pytest.mark.parametrize("prompt", [["a"] * 1025, [[1, 2]] * 1025])
 async def test_too_many_prompts_in_one_request_are_refused(serve: Serve, prompt: Any) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         status, body, _ = await gateway.complete(prompt=prompt)
         assert (status, body["error"]["param"]) == (400, "prompt")
-        assert "129 prompts; at most 128" in body["error"]["message"] and one.requests == []
+        assert "1025 prompts; at most 1024" in body["error"]["message"] and one.requests == []
+
+
+async def test_as_many_prompts_as_an_engine_takes_are_answered(serve: Serve) -> None:
+    """An evaluation's list: 300, where 128 was the limit."""
+    async with replicas(1) as [one], serve([one]) as gateway:
+        status, body, _ = await gateway.complete(prompt=["a"] * 300)
+        assert (status, len(body["choices"])) == (200, 300)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 20_000}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": 129}, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 9, "n": 128}, "n"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 100_000}, "n"),
+        ("/generate", {"text": "a", "sampling_params": {"n": 129}}, "sampling_params.n"),
+        ("/generate", {"text": ["a"] * 9, "sampling_params": [{"n": 1}, {"n": 128}]}, "sampling_params.n"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 129}}, "sampling_params.n"),
+        ("/invocations", {"prompt": "a", "n": 129}, "n"),
+    ],
+)
+async def test_more_answers_than_the_limit_are_refused(
+    serve: Serve, path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post(path, json=fields) as answer:
+            body = await answer.json()
+        assert (answer.status, body["error"]["param"], one.requests) == (400, param, [])
+
+
+async def test_each_answer_to_a_prompt_counts_as_load(serve: Serve) -> None:
+    limits = LimitsConfig(max_in_flight=8)
+    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
+        assert (await gateway.complete(prompt="a", n=8))[0] == 200
+        status, body, _ = await gateway.complete(prompt="a", n=9)
+        assert (status, "9 answers are asked for; at most 8" in body["error"]["message"]) == (400, True)
 
 
 async def test_token_ids_over_the_context_are_refused_before_they_are_decoded(serve: Serve) -> None:
@@ -97,7 +134,7 @@ async def test_token_ids_over_the_context_are_refused_before_they_are_decoded(se
         async with gateway.http.post("/v1/completions", data=BytesIO(raw)) as answer:
             body = await answer.json()
         assert (answer.status, body["error"]["code"]) == (400, "context_length_exceeded")
-        assert "2000001 tokens; the longest that a replica takes is 8192" in body["error"]["message"]
+        assert "prompt is too long: 2000001 tokens > 8192 maximum" in body["error"]["message"]
 
 
 async def test_long_lists_of_token_ids_arrive_as_they_were(serve: Serve) -> None:

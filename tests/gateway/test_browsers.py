@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,90 @@ async def test_what_a_replica_says_about_pages_does_not_count(serve: Serve) -> N
 def test_what_is_no_origin_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match=r"browsers.origins: .* is no origin; write https"):
         load(None, {"PREBLE_BROWSERS__ORIGINS": origin}, {"replicas": ["http://a:1"]})
+
+
+BODIES = {"/v1/completions": b'{"prompt": "a"}', "/v1/embeddings": b'{"input": "a"}', "/v1/new": b"{}"}
+FORMS = ["text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", None]
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("path", [*BODIES, "/replicas", "/debug/parity"])
+async def test_what_a_browser_sends_for_any_page_is_refused(serve: Serve, path: str, kind: str | None) -> None:
+    headers = {"origin": "http://evil.example"} | ({} if kind is None else {"content-type": kind})
+    async with replicas(1) as [one], serve([one]) as gateway:
+        skipped = ["content-type"] if kind is None else []
+        body = BODIES.get(path, b"{}")
+        async with gateway.http.post(path, data=body, headers=headers, skip_auto_headers=skipped) as answer:
+            told = (await answer.json())["error"]
+        assert (answer.status, told["code"], one.requests) == (415, "unsupported_media_type", [])
+        assert "`browsers.origins`" in told["message"]
+
+
+async def test_a_form_with_a_file_from_any_page_is_refused(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        form = {"model": "tiny", "file": BytesIO(b"sound")}
+        headers = {"origin": "http://evil.example"}
+        async with gateway.http.post("/v1/audio/transcriptions", data=form, headers=headers) as answer:
+            assert (answer.status, one.requests) == (415, [])
+
+
+@pytest.mark.parametrize("kind", FORMS)
+async def test_a_program_needs_no_type_nor_does_a_page_that_is_named(serve: Serve, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    async with replicas(1) as [one], serve([one], browsers=BrowsersConfig((PAGE,))) as gateway:
+        for more in ({}, {"origin": PAGE}):
+            sent = {"data": BODIES["/v1/completions"], "headers": headers | more}
+            skipped = ["content-type"] if kind is None else []
+            async with gateway.http.post("/v1/completions", **sent, skip_auto_headers=skipped) as answer:  # type: ignore[arg-type]
+                assert answer.status == 200
+
+
+OPERATORS = ["/debug/decisions", "/debug/replicas", "/replicas", "/ui/picture", "/ui/events"]
+
+
+@pytest.mark.parametrize("path", OPERATORS)
+async def test_operators_data_is_shown_under_no_name_that_a_page_may_have(serve: Serve, path: str) -> None:
+    """DNS rebinding: the page's own name leads to this machine."""
+    evil = {"host": "evil.example:8000"}
+    async with replicas(1) as [one], serve([one]) as gateway, gateway.http.get(path, headers=evil) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "unknown_host")
+    auth = AuthConfig(api_keys=("k1",), admin_keys=("an-admin",))
+    async with replicas(1) as [one], serve([one], auth=auth) as gateway:
+        headers = {"host": "llm.corp.example", "x-api-key": "an-admin"}
+        async with gateway.http.get(path, headers=headers) as answer:
+            assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "10.1.2.3:8000",
+        "[fd00::5]",
+        "localhost",
+        "preble",
+        "preble.prod.svc:8000",
+        "p.prod.svc.cluster.local",
+        "llm.corp",
+    ],
+)
+async def test_addresses_and_names_of_a_network_are_known(serve: Serve, host: str) -> None:
+    browsers, headers = BrowsersConfig(hosts=("llm.corp",)), {"host": host}
+    async with replicas(1) as [one], serve([one], browsers=browsers) as gateway:
+        assert (await gateway.http.get("/debug/decisions", headers=headers)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/version"])
+async def test_probes_and_scrapes_may_use_any_name(serve: Serve, path: str) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        assert (await gateway.http.get(path, headers={"host": "probe.example"})).status == 200
+
+
+async def test_a_page_under_its_own_name_may_not_ask_where_there_are_no_keys(serve: Serve) -> None:
+    headers = {"origin": "http://evil.example:8000", "host": "evil.example:8000"}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "unknown_host")
+        async with gateway.http.post(
+            "/v1/completions", json={"prompt": "a"}, headers=headers | {"host": "localhost"}
+        ) as ok:
+            assert ok.status == 200

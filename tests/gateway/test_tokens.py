@@ -195,7 +195,7 @@ async def test_a_text_that_is_surely_too_long_is_never_tokenized_whole(lengths: 
     text = "all work and no play makes jack a dull boy " * 100_000
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     try:
-        with pytest.raises(PromptTooLong, match="the longest that a replica takes is 1000"):
+        with pytest.raises(PromptTooLong, match="maximum context length is 1000 tokens"):
             await pool.completion(text, True, None, 1000)
         with pytest.raises(PromptTooLong):
             await pool.chat(body, None, 1000)

@@ -515,7 +515,7 @@ async def test_a_prompt_in_pieces_that_is_too_long_is_refused_before_its_end(
     monkeypatch.setattr(tokens._tokenizer, "piece", lambda piece: (done.append(len(piece)), plain(piece))[1])
     text = "".join(f"some words {number} " for number in range(100_000))
     try:
-        with pytest.raises(PromptTooLong, match="the longest that a replica takes is 1000"):
+        with pytest.raises(PromptTooLong, match="maximum context length is 1000 tokens"):
             await tokens.completion(text, True, None, 1000)
         assert 0 < len(done) < 5
     finally:

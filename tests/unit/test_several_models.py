@@ -56,7 +56,7 @@ def test_a_prompt_too_long_for_its_model_is_too_long_whatever_others_take() -> N
     made = scheduler_of("preble")
     made.add_replica(ReplicaSpec(A, max_prompt_tokens=50, model="small"), 0.0)
     made.add_replica(ReplicaSpec(B, max_prompt_tokens=500, model="large"), 0.0)
-    with pytest.raises(PromptTooLong, match="the longest that a replica takes is 50"):
+    with pytest.raises(PromptTooLong, match="maximum context length is 50 tokens"):
         made.place(request("q", "small", DOC), 0.0)
     assert made.place(request("q", "large", DOC), 0.0).replica_id == B
 

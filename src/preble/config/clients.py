@@ -28,7 +28,8 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_in_flight: Annotated[
         int,
         about(
-            "Prompts that are tokenized, waiting or running; further ones get a 429.",
+            "Prompts that are tokenized, waiting or running, each counted as often as it is answered; further ones "
+            "get a 429.",
             unit="prompts",
             why="far above what the engines run at once, far below what memory holds",
             ge=1,
@@ -37,11 +38,15 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_prompts: Annotated[
         int,
         about(
-            "Prompts in one request.",
+            "Prompts in one request; several answers to each count as so many prompts.",
             unit="prompts",
-            why="batches of evaluations; each prompt costs as a request",
+            why="batches of evaluations; `prompts_at_once` bounds the work",
             ge=1,
         ),
+    ] = 1024
+    max_answers: Annotated[
+        int,
+        about("Answers to one prompt: `n`.", unit="answers", why="an engine may run all of them at once", ge=1),
     ] = 128
     prompts_at_once: Annotated[
         int,
@@ -208,5 +213,13 @@ class BrowsersConfig(Struct, frozen=True, forbid_unknown_fields=True):
             "Origins whose pages may ask and read the answers at the paths of clients, such as "
             "`https://chat.example.com`; `*`: every page.",
             why="few gateways are asked by a page, and a page may come from anywhere",
+        ),
+    ] = ()
+    hosts: Annotated[
+        tuple[str, ...],
+        about(
+            "Names under which operators' pages and pages in a browser may ask a gateway without keys, besides its "
+            "addresses and names that nobody can register (docs/howto/network.md).",
+            why="a page's own name may lead to this machine (DNS rebinding)",
         ),
     ] = ()

@@ -22,7 +22,15 @@ from preble.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"
-_LISTS = ("replicas", "peers.servers", "auth.api_keys", "auth.admin_keys", "browsers.origins", "queue.classes")
+_LISTS = (
+    "replicas",
+    "peers.servers",
+    "auth.api_keys",
+    "auth.admin_keys",
+    "browsers.origins",
+    "browsers.hosts",
+    "queue.classes",
+)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@*A-Z]+")
 """As a browser sends it."""
 

@@ -64,7 +64,7 @@ class App:
         self._metrics_need_key = config.auth.metrics_need_key
         self._uploads = Uploads(self._serving, config)
         begin = JsonRequests(self._serving, config).begin
-        self._browsers = Browsers(config.browsers.origins) if config.browsers.origins else None
+        self._browsers = Browsers(config, has_keys=keys.has_keys)
         self._intake = IntakeSettings(
             begin, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
         )
@@ -98,7 +98,7 @@ class App:
     async def _answer(self, method: str, client: AsgiClient) -> None:
         """Every failure becomes an answer here."""
         try:
-            if not await self._answer_browser(method, client):
+            if not (await self._answer_browser(method, client) or await self._refuse_page(method, client)):
                 await self._route(method, client)
         except ClientGone:
             client.status = CLIENT_GONE
@@ -110,7 +110,7 @@ class App:
 
     async def _answer_browser(self, method: str, client: AsgiClient) -> bool:
         """Answer a browser that asks whether a page may send a request. Return whether it does."""
-        if self._browsers is None or (
+        if not self._browsers.origins or (
             endpoint_of(client.path) is None and not client.path.startswith((MODELS, STORED))
         ):
             return False
@@ -119,6 +119,15 @@ class App:
         if preflight:
             await client.reply(200, preflight, b"")
         return bool(preflight)
+
+    async def _refuse_page(self, method: str, client: AsgiClient) -> bool:
+        """Refuse what a page in a browser may not send or see. Return whether it does."""
+        refusal = self._browsers.refusal(client.headers) if method == "POST" else None
+        if refusal is None and self.pages.is_for_admins(client.path):
+            refusal = self._browsers.unknown_host(client.headers)
+        if refusal is not None:
+            await client.fail(refusal)
+        return refusal is not None
 
     def _counted_as(self, path: str) -> str:
         """Return the path as metrics name it: one of few."""

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from msgspec import UNSET
 
 from preble.core.types import Placement, ReplicaId
-from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, PromptTooLong
+from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, prompt_too_long
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
 from preble.selection.loads import Loads
@@ -93,8 +93,7 @@ class SelectionService:
             request, model = await self.loads.request(asked)
             replicas = self._serving.replicas
             if request.num_prompt_tokens > (longest := replicas.of_model(model).longest_prompt):
-                count = request.num_prompt_tokens
-                raise PromptTooLong(f"the prompt has {count} tokens; the longest that a worker takes is {longest:g}")
+                raise prompt_too_long(request.num_prompt_tokens, longest)
             if not replicas.able_to_serve(replace(request, avoid=request.avoid | others()), model):
                 raise NoReplicaError("no allowed worker takes this prompt now; the selection of this id stays pending")
             if self.reservations.get(selection_id) in self._selected:

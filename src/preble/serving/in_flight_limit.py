@@ -18,7 +18,10 @@ _TIMES_WHAT_IS_FREE = 4
 
 
 class InFlightLimit:
-    """Admits requests while there is room for all their prompts, and for more of their tenant and key."""
+    """Admits requests while there is room for all their prompts, and for more of their tenant and key.
+
+    A prompt counts as often as it is to be answered.
+    """
 
     def __init__(self, limits: LimitsConfig, key_limits: KeyLimits) -> None:
         self._limits = limits
@@ -37,7 +40,7 @@ class InFlightLimit:
 
         Raises: Overloaded: there is no room now. RequestError: there never is.
         """
-        caller, count = terms.caller, terms.num_prompts
+        caller, count = terms.caller, terms.num_answers
         if not again:
             self._require_room(caller, count)
         if caller.limits is not None:
@@ -50,7 +53,7 @@ class InFlightLimit:
 
     def leave(self, terms: Terms) -> None:
         """An admitted request is over."""
-        caller, count = terms.caller, terms.num_prompts
+        caller, count = terms.caller, terms.num_answers
         self.num_admitted -= count
         self._of_tenant[caller.tenant] -= count
         if caller.limits is not None:
@@ -59,7 +62,7 @@ class InFlightLimit:
     def _require_room(self, caller: Caller, count: int) -> None:
         room = self._limits.max_in_flight
         if count > room:
-            raise RequestError(f"`prompt` has {count} prompts; at most {room} are accepted", param="prompt")
+            raise RequestError(f"{count} answers are asked for; at most {room} are given at once", param="prompt")
         if self.num_admitted + count > room:
             raise Overloaded(
                 f"{self.num_admitted} prompts are being served, which is the limit; try again soon",

@@ -104,7 +104,8 @@ class Intake(ABC):
         caller: Caller = ANYBODY,
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
-        limits = PromptLimits(self._config.limits.max_prompts, self.replicas.longest_prompt)
+        config = self._config.limits
+        limits = PromptLimits(config.max_prompts, self.replicas.longest_prompt, config.max_answers)
         now, salts = self._loop.time(), self.replicas.take_cache_salts
         begun = None if endpoint.text_start is None else self._tokens.begin(body, endpoint.text_start)
         given = (endpoint, headers, body, request_id, limits, caller, salts, now, begun)
@@ -160,7 +161,7 @@ class Intake(ABC):
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
         of_model = self.replicas.of_model(fields.model)  # tokenizing may have taken a while
         namespace = of_model.namespace(fields.cache_salt)
-        return Request(RequestId(own_id), tokens, fields.max_output_tokens, namespace, avoid, of_model.base_model)
+        return Request(RequestId(own_id), tokens, fields.most_output_tokens, namespace, avoid, of_model.base_model)
 
     async def with_ids(self, parsed: ParsedRequest, request: Request) -> bytes | None:
         """Return the body with token ids in place of a long text, None if the replica gets the client's body.

@@ -60,7 +60,7 @@ class KeyLimits:
         at_once = self._prompts.get(caller.name, 0)
         if limits.prompts_at_once is not None:
             if num_prompts > limits.prompts_at_once:
-                text = f"`prompt` has {num_prompts} prompts; this key may have {limits.prompts_at_once} at once"
+                text = f"{num_prompts} answers are asked for; this key may have {limits.prompts_at_once} at once"
                 raise RequestError(text, param="prompt")
             if at_once + num_prompts > limits.prompts_at_once:
                 raise Overloaded(f"{at_once} prompts of this key are being served, which is its limit")

@@ -48,7 +48,7 @@ class ParsedRequest:
             priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
             self._terms = Terms(
                 self.request_id,
-                self.num_prompts,
+                self.num_prompts * self.fields.num_choices,
                 self.fields.model,
                 bool(self.fields.stream),
                 self.caller,

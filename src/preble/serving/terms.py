@@ -14,6 +14,7 @@ MAX_WAIT = b"x-preble-max-wait"
 
 class Terms(Struct, frozen=True, array_like=True):
     """Who sends a request, and on which terms it is placed. `request_id`: of the whole request, however many prompts.
+    `num_answers`: to all of its prompts.
 
     `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
     `arrived_at`: when the whole request had arrived, by the event loop's clock; None if unknown.
@@ -21,7 +22,7 @@ class Terms(Struct, frozen=True, array_like=True):
     """
 
     request_id: str
-    num_prompts: Annotated[int, Meta(ge=1)] = 1
+    num_answers: Annotated[int, Meta(ge=1)] = 1
     model: str | None = None
     streams: bool = True
     caller: Caller = ANYBODY

@@ -8,7 +8,7 @@ from preble.core.cluster.load_window import WindowEntry
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, ReplicaSpec, Request
-from preble.errors import NoReplicaError, PromptTooLong
+from preble.errors import NoReplicaError, prompt_too_long
 
 
 def longest_prompt(spec: ReplicaSpec) -> float:
@@ -210,10 +210,7 @@ class ReplicaTable:
             raise NoReplicaError(f"no replica that serves the model {request.model!r} is available")
         fitting = serving & self.fitting(request.num_prompt_tokens)
         if not fitting:
-            raise PromptTooLong(
-                f"the prompt has {request.num_prompt_tokens} tokens; "
-                f"the longest that a replica takes is {self.longest_prompt(serving)}"
-            )
+            raise prompt_too_long(request.num_prompt_tokens, self.longest_prompt(serving))
         eligible = fitting & ~self.mask(request.avoid) if request.avoid else fitting
         if not eligible:
             raise NoReplicaError("no other replica is available")

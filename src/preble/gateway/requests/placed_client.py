@@ -48,7 +48,7 @@ class Work(Protocol):
 class IntakeSettings:
     """How requests are taken in, until the configuration changes.
 
-    `begin`: begins to answer one request, given its client and body. `browsers`: None if no page may ask.
+    `begin`: begins to answer one request, given its client and body. `browsers`: which pages may ask.
     """
 
     begin: Callable[[PlacedClient, bytes], Work]
@@ -57,7 +57,7 @@ class IntakeSettings:
     body_s: float
     bodies: BodyMemoryBudget
     application: Application
-    browsers: Browsers | None
+    browsers: Browsers
 
 
 class PlacedClient(Answering):
@@ -95,6 +95,10 @@ class PlacedClient(Answering):
 
     def on_start(self) -> None:
         self.limit(self._settings.body_s)
+        if (refusal := self._settings.browsers.refusal(self.head.headers)) is not None:
+            self.fail(refusal)
+            self._close(failed=False)
+            return
         caller = self._settings.keys.caller(self.head.headers)
         if caller is None:
             self.caller = NOBODY
@@ -216,7 +220,7 @@ class PlacedClient(Answering):
             self.keep_alive = False
         headers = shown_headers(headers, self.caller, self.request_id)
         browsers = self._settings.browsers
-        return headers if browsers is None else [*headers, *browsers.headers(self.head.headers)]
+        return [*headers, *browsers.headers(self.head.headers)] if browsers.origins else headers
 
     def fail(self, form: ErrorForm) -> None:
         """Send an error: as the answer, or as an event of a stream that has begun. Nothing after a whole answer."""

@@ -6,7 +6,7 @@ The original bytes go to the replica unchanged, so parameters that Preble has ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Meta, Raw, Struct
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
-from preble.errors import PromptTooLong, RequestError
+from preble.errors import RequestError, prompt_too_long
 from preble.serving.endpoints.answers import MOST_TOKENS
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -76,7 +76,7 @@ class Fields:
     length. `is_translated`: `chat` was made here, of a body in another form.
     `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
-    last tokens count, None for all. `num_choices`: answers to each prompt.
+    last tokens count, None for all. `num_choices`: answers to each of `prompts`, or to the chat.
     """
 
     model: str | None = None
@@ -99,6 +99,11 @@ class Fields:
     def by_load(self) -> bool:
         """Whether no prompt is known: the request is placed by load alone."""
         return not self.prompts and not self.chat and self.begun is None
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The limit on the output tokens of all answers to a prompt, None if the client gave none."""
+        return None if self.max_output_tokens is None else self.max_output_tokens * self.num_choices
 
     def truncated(self, tokens: PackedTokens) -> PackedTokens:
         """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
@@ -210,13 +215,14 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/completions`. Raises: RequestError."""
     given = decode_completion(body)
     if given.truncate_prompt_tokens is not None:
-        limits = PromptLimits(limits.prompts, inf)
+        limits = limits._replace(tokens=inf)
+    prompts = decode_prompts(given.prompt, limits)
     return Fields(
         model=given.model or None,
         stream=bool(given.stream),
-        prompts=decode_prompts(given.prompt, limits),
+        prompts=prompts,
         max_output_tokens=positive(given.max_tokens),
-        num_choices=given.n or 1,
+        num_choices=limits.num_choices((given.n,), len(prompts)),
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
         add_special_tokens=given.add_special_tokens,
@@ -233,7 +239,7 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
         stream=bool(given.stream),
         chat=body,
         max_output_tokens=positive(limit),
-        num_choices=given.n or 1,
+        num_choices=limits.num_choices((given.n,)),
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
@@ -281,10 +287,28 @@ def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | 
 
 
 class PromptLimits(NamedTuple):
-    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number."""
+    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number. `answers`: to one prompt."""
 
     prompts: int
     tokens: float
+    answers: int = 128
+
+    def num_choices(self, asked: Iterable[int | None], num_prompts: int = 1, param: str = "n") -> int:
+        """Return how many answers each prompt gets. `asked`: what the field asks for, or each field of that name.
+
+        Raises: RequestError: they are too many, for one prompt or for all of them.
+
+        >>> PromptLimits(8, 10).num_choices([None, 3], 2)
+        3
+        """
+        count = max((number for number in asked if number is not None), default=1)
+        if count > self.answers:
+            text = f"`{param}` asks for {count} answers to a prompt; at most {self.answers} are given"
+            raise RequestError(f"{text} (`limits.max_answers`)", param=param)
+        if count * num_prompts > (most := max(self.prompts, self.answers)):
+            text = f"{num_prompts} prompts with {count} answers each are {count * num_prompts} answers; at most {most}"
+            raise RequestError(f"{text} are given (`limits.max_prompts`)", param=param)
+        return count
 
 
 def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> list[Prompt]:
@@ -368,7 +392,7 @@ def decode_ids(raw: Raw, most_tokens: float, param: str) -> PackedTokens:
         decoded(_IDS, raw, param)
     most = len(encoded) // 2  # each has a digit and a comma or bracket
     if most > most_tokens and (count := encoded.count(b",") + 1) > most_tokens:
-        raise PromptTooLong(f"the prompt has {count} tokens; the longest that a replica takes is {most_tokens:g}")
+        raise prompt_too_long(count, most_tokens)
     if len(encoded) <= _PIECE_BYTES:
         return _ids(encoded[1:-1].strip(), param)
     try:

@@ -58,15 +58,15 @@ def read_generate(body: bytes, limits: PromptLimits) -> Fields:
     if bytes(raw) in (b"", b"null"):
         raise RequestError("`text` and `input_ids` are missing; give one of them", param="text")
     prompts = decode_prompts(raw, limits, "text" if raw is given.text else "input_ids")
-    first = given.sampling_params[0] if isinstance(given.sampling_params, list) else given.sampling_params
-    sampling = first or Sampling()
+    params = given.sampling_params if isinstance(given.sampling_params, list) else [given.sampling_params or Sampling()]
+    num_choices = limits.num_choices([one.n for one in params], len(prompts), "sampling_params.n")
     adapter = given.lora_path if isinstance(given.lora_path, str) else None
     return Fields(
         model=adapter or given.model or None,
         stream=given.stream,
         prompts=prompts[:1],
-        max_output_tokens=positive(sampling.max_new_tokens),
-        num_choices=sampling.n or 1,
+        max_output_tokens=positive(params[0].max_new_tokens) if params else None,
+        num_choices=num_choices * len(prompts),
     )
 
 
@@ -150,6 +150,6 @@ def read_tokens(body: bytes, limits: PromptLimits) -> Fields:
         stream=bool(given.stream),
         prompts=[prompt],
         max_output_tokens=positive(sampling.max_tokens),
-        num_choices=sampling.n or 1,
+        num_choices=limits.num_choices((sampling.n,), 1, "sampling_params.n"),
         cache_salt=given.cache_salt,
     )

@@ -21,7 +21,7 @@ import structlog
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
-from preble.errors import EngineError, EngineProtocolError, EngineRefused, PromptTooLong
+from preble.errors import EngineError, EngineProtocolError, EngineRefused, prompt_too_long
 from preble.serving.endpoints.bodies import KnownPrefix, Text, decode_chat, decode_text
 from preble.serving.tokens.joints import Joint
 from preble.serving.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Parts, PieceMemory
@@ -190,7 +190,7 @@ class LocalTokens:
             # A cut in the middle of a token makes more of it.
             count += len(tokens) // TOKEN_BYTES - _MOST_ADDED_BY_A_CUT
             if count > most_tokens:
-                raise _too_long(count, most_tokens)
+                raise prompt_too_long(count, most_tokens)
 
     async def _elsewhere(self, size: int, method: Callable[..., T], *args: object) -> T:
         """Call a method of the tokenizer in a thread or process."""
@@ -207,13 +207,7 @@ class LocalTokens:
 def _check_number(found: list[PackedTokens], most_tokens: float) -> None:
     """Raises: PromptTooLong."""
     if (num_tokens := sum(map(len, found)) // TOKEN_BYTES) > most_tokens:
-        raise _too_long(num_tokens, most_tokens)
-
-
-def _too_long(num_tokens: int, most_tokens: float) -> PromptTooLong:
-    return PromptTooLong(
-        f"the prompt has more than {num_tokens} tokens; the longest that a replica takes is {most_tokens:g}"
-    )
+        raise prompt_too_long(num_tokens, most_tokens)
 
 
 @cache
