@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from heapq import heappop, heappush
+from random import Random
 
 import pytest
 
-from preble.core.cluster.speeds import MEMORY_S, MIN_OF_KIND, MIN_TIMES, ReplicaSpeeds
+from preble.core.cluster.speeds import MEMORY_S, MIN_OF_KIND, MIN_TIMES, NUM_TIMES, ReplicaSpeeds
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
-from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
+from preble.core.types import Placement, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.decisions.settings import make_scheduler
 from preble.profiles import load_profile
 from preble.sim.config import SimConfig
 from preble.sim.result import SimResult
 from preble.sim.simulation import Simulation
+from preble.workloads.model import Segment, Workload, WorkloadRequest
 from preble.workloads.plan import WorkloadPlan
-
-IDLE = [0.0, 0.0, 0.0]
+from preble.workloads.trace import made_up_tokens
 
 
 def noted(*seconds: float, now: float = 0.0) -> ReplicaSpeeds:
@@ -32,7 +34,7 @@ def noted(*seconds: float, now: float = 0.0) -> ReplicaSpeeds:
 
 
 def slowness(speeds: ReplicaSpeeds, now: float = 10.0) -> list[float] | None:
-    speeds.update(now, IDLE)
+    speeds.update(now)
     return speeds.slowness
 
 
@@ -61,7 +63,7 @@ def test_decodes_as_predicted_or_as_far_off_as_prefills_are_left_as_they_are(dec
     for _ in range(MIN_OF_KIND):
         speeds.note(0, decode, 1.0, 0.0, is_decode=True)
         speeds.note(0, prefill, 1.0, 0.0, is_decode=False)
-    speeds.update(10.0, IDLE)
+    speeds.update(10.0)
     assert speeds.decode_pace == 1.0
 
 
@@ -95,19 +97,81 @@ def test_a_replica_that_joins_counts_as_typical_whoever_had_its_index() -> None:
     assert speeds.slowness == [1.0, 1.0, 1.0, 1.0]
 
 
+def test_times_that_the_latest_contradict_are_forgotten_at_once() -> None:
+    speeds = noted(1.0, 1.0, 20.0)
+    for _ in range(NUM_TIMES):
+        speeds.note(2, 20.0, 1.0, 0.0)
+    assert slowness(speeds) == [1.0, 1.0, 20.0]
+    for _ in range(MIN_TIMES):
+        speeds.note(2, 1.0, 1.0, 11.0)
+    assert slowness(speeds, 20.0) is None
+
+
+def queued(predicted_s: float, measured_s: float) -> ReplicaSpeeds:
+    """Two usual replicas, and one that computes one prompt after the other for two minutes."""
+    speeds = noted(1.0, 1.0)
+    speeds.add_replica(2)
+    for step in range(1, int(120 / measured_s)):
+        speeds.note_prefill_end(2, 0.0, predicted_s, step * measured_s)
+        speeds.update(step * measured_s)
+    return speeds
+
+
 def test_a_replica_that_gets_little_done_of_a_long_queue_is_slow() -> None:
+    assert queued(0.5, 5.0).slowness == [1.0, 1.0, pytest.approx(10.0)]
+
+
+@pytest.mark.parametrize("prompt_s", [0.1, 1.0, 6.0, 20.0])
+def test_a_long_queue_that_is_done_as_predicted_makes_nobody_slow(prompt_s: float) -> None:
+    assert queued(prompt_s, prompt_s).slowness is None
+
+
+def test_time_in_which_a_replica_may_have_had_nothing_to_compute_does_not_count() -> None:
+    speeds = noted(1.0, 1.0)
+    speeds.add_replica(2)
+    for step in range(20):
+        speeds.note_prefill_end(2, 10.0 * step + 9.5, 0.5, 10.0 * step + 10.0)
+    assert slowness(speeds, 200.0) is None
+
+
+def test_a_prompt_of_an_answer_that_is_not_streamed_counts_as_done_and_ends_nothing() -> None:
     speeds = noted(1.0, 1.0)
     speeds.add_replica(2)
     for step in range(1, 12):
-        speeds.note_prefill_done(2, 0.5)
-        speeds.update(5.0 * step, [0.0, 0.0, 60.0])
-    assert speeds.slowness == [1.0, 1.0, pytest.approx(10.0)]
+        speeds.note_prefill_end(2, None, 4.5, 5.0 * step)
+        speeds.note_prefill_end(2, 0.0, 0.5, 5.0 * step)
+    assert slowness(speeds, 60.0) is None
+    for step in range(20, 40):
+        speeds.note_prefill_end(2, None, 0.1, 5.0 * step)
+    assert slowness(speeds, 210.0) is None
 
 
 def simulated(**speeds: float) -> SimResult:
     workload = WorkloadPlan(source="multiturn", requests=600, rps=20.0, seed=3).make()
     profile = load_profile("a6000-mistral-7b")
     return Simulation(SimConfig(profile=profile, replicas=4, seed=1, speeds=speeds), workload).run()
+
+
+@pytest.mark.parametrize("prompt_tokens", [30_000, 150_000])
+def test_equal_replicas_that_compute_long_prompts_stay_equal(prompt_tokens: int) -> None:
+    """A prompt of 150,000 tokens takes 39 s; the short ones beside it decode behind its context."""
+    rng = Random(5)
+    documents = [Segment(f"d{i}", tokens=made_up_tokens(f"d{i}", prompt_tokens)) for i in range(3)]
+    requests, now = [], 0.0
+    for i in range(150):
+        now += rng.expovariate(0.9)
+        question = Segment(tokens=made_up_tokens(f"q{i}", 700))
+        segments = (rng.choice(documents), question) if i % 6 == 0 else (question,)
+        requests.append(WorkloadRequest(f"q{i}", segments, 100, arrival_s=now))
+    config = SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=3)
+    scheduler = make_scheduler(config.scheduler_settings, config.profile)
+    learned: set[float] = set()
+
+    def note(placement: Placement, now: float) -> None:
+        learned.update(scheduler._cluster.speeds.slowness or ())
+
+    Simulation(config, Workload("long", tuple(requests)), scheduler=scheduler, on_placement=note).run()
+    assert max(learned, default=1.0) < 2.0
 
 
 def test_of_four_replicas_one_that_is_ten_times_slower_gets_little() -> None:

@@ -31,15 +31,18 @@ class InFlightRequest:
     another gateway has placed it.
 
     What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
-    no other prompt was waiting when it was placed. `num_decoding`: others in decode then. `ttft_s`: None if it is no
-    sample. `batch`: sequences in decode when its first token came, this one included, None if no first token was
-    reported; `prefills_s`: what all prefills on its replica had taken by then.
+    no other prompt was waiting when it was placed. `num_decoding`, `decoding_tokens`: others in decode then, and their
+    prompts' tokens. `ttft_s`: None if it is no sample. `batch`, `batch_tokens`: sequences in decode when its first
+    token came, this one included, and their prompts' tokens; None if no first token was reported. `prefills_s`: what
+    all prefills on its replica had taken by then.
     """
 
     __slots__ = (
         "batch",
+        "batch_tokens",
         "confirmed_tokens",
         "confirmed_used_s",
+        "decoding_tokens",
         "eligible",
         "expected_output_tokens",
         "first_token_at",
@@ -77,8 +80,10 @@ class InFlightRequest:
         self.number = 0
         self.undisturbed = False
         self.num_decoding = 0
+        self.decoding_tokens = 0
         self.ttft_s: float | None = None
         self.batch: int | None = None
+        self.batch_tokens = 0
         self.prefills_s = 0.0
 
 
@@ -86,8 +91,9 @@ class ReplicaTable:
     """Replicas by index, with counts of what is in flight on each.
 
     `num_requests`: placed and not finished. `waiting_prefill_tokens`, `waiting_prefill_s`: prompt tokens to compute of
-    those without a first token, and the seconds that takes. `num_decoding`: those with one. `expected_output_tokens`:
-    output tokens to expect of all of them together, whether or not some have come. `block_size`: tokens per KV block.
+    those without a first token, and the seconds that takes. `num_decoding`, `decoding_tokens`: those with one, and
+    their prompts' tokens. `expected_output_tokens`: output tokens to expect of all of them together, whether or not
+    some have come. `block_size`: tokens per KV block.
     `capacity`: KV tokens, infinity where unknown; `known_capacity`: of all replicas together, where known. Lists are by
     replica index. `live`, `live_replicas`: the indexes in use, as a set and ascending (a new list whenever a replica
     joins or leaves). `ids`: replica ids by index. `trusted`: the live replicas whose matches count; `untrusted_ids`:
@@ -103,6 +109,7 @@ class ReplicaTable:
         self.waiting_prefill_tokens: list[int] = []
         self.waiting_prefill_s: list[float] = []
         self.num_decoding: list[int] = []
+        self.decoding_tokens: list[int] = []
         self.expected_output_tokens: list[int] = []
         self.block_size: list[int] = []
         self.capacity: list[float] = []
@@ -155,6 +162,7 @@ class ReplicaTable:
                 self.num_requests,
                 self.waiting_prefill_tokens,
                 self.num_decoding,
+                self.decoding_tokens,
                 self.expected_output_tokens,
             ):
                 counts.append(0)
@@ -170,7 +178,7 @@ class ReplicaTable:
         self.trusted &= ~(1 << replica)
         self._note_change()
         self.num_requests[replica] = self.waiting_prefill_tokens[replica] = self.num_decoding[replica] = 0
-        self.expected_output_tokens[replica] = 0
+        self.expected_output_tokens[replica] = self.decoding_tokens[replica] = 0
         self.waiting_prefill_s[replica] = 0.0
         self.block_size[replica] = 1
         return replica
@@ -237,8 +245,10 @@ class ReplicaTable:
         self.expected_output_tokens[replica] = self.expected_output_tokens[replica] + entry.expected_output_tokens
 
     def first_token(self, entry: InFlightRequest) -> None:
+        replica = entry.replica
         self._end_waiting(entry)
-        self.num_decoding[entry.replica] = self.num_decoding[entry.replica] + 1
+        self.num_decoding[replica] = self.num_decoding[replica] + 1
+        self.decoding_tokens[replica] = self.decoding_tokens[replica] + entry.window_entry.num_prompt_tokens
 
     def end(self, entry: InFlightRequest) -> None:
         replica = entry.replica
@@ -248,6 +258,7 @@ class ReplicaTable:
             self._end_waiting(entry)
         else:
             self.num_decoding[replica] = self.num_decoding[replica] - 1
+            self.decoding_tokens[replica] = self.decoding_tokens[replica] - entry.window_entry.num_prompt_tokens
 
     def _end_waiting(self, entry: InFlightRequest) -> None:
         replica = entry.replica
@@ -264,6 +275,8 @@ class ReplicaTable:
             assert not mine or replica in self.specs
             assert self.num_requests[replica] == len(mine)
             assert self.num_decoding[replica] == len(mine) - len(waiting)
+            decoding = [entry for entry in mine if entry.first_token_at is not None]
+            assert self.decoding_tokens[replica] == sum(entry.window_entry.num_prompt_tokens for entry in decoding)
             assert self.waiting_prefill_tokens[replica] == sum(entry.missed_tokens for entry in waiting)
             assert self.expected_output_tokens[replica] == sum(entry.expected_output_tokens for entry in mine)
             assert abs(self.waiting_prefill_s[replica] - sum(entry.window_entry.prefill_s for entry in waiting)) < 1e-6

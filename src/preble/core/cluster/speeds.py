@@ -3,20 +3,23 @@
 One cost profile describes all replicas of a fleet, and it may be wrong for all alike. So what is learned is relative:
 the median of measured / predicted time on a replica, by that of a typical replica. Only times that other requests do
 not disturb count (`core.placing.timing_samples`), so a long queue does not make a replica slow. A replica with so long
-a queue that nothing is undisturbed is measured by the queue: how much prefill it gets done while it has enough of it.
+a queue that nothing is undisturbed is measured by the queue: how long it takes from the end of one prefill to the end
+of a later one, with no pause between, and what the cost model predicts for the prefills that ended meanwhile. A long
+prompt says nothing before its end: until then nobody knows how much of it is done.
 
 A replica's times are of prefills and of decodes, in any mixture. Where the profile is wrong for one of them, or the
 replicas report another number of tokens than they made, the two disagree, and a replica with more decodes among its
 last times would look slower than one with fewer. So the decodes are divided by `decode_pace` first.
 
 Old times are dropped: a replica that gets no requests because it was slow counts as typical after `MEMORY_S`, and is
-tried again.
+tried again. Where the last `MIN_TIMES` are all `CONTRADICTED` times as long as the median, or all that much shorter,
+the earlier ones are dropped at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
@@ -32,6 +35,9 @@ MIN_TIMES: Final = 4
 ALIKE: Final = 1.5
 """Replicas whose times differ by less than this factor count as equally fast."""
 
+CONTRADICTED: Final = 3.0
+"""A factor well above what times differ by on one replica, as its batches are full or nearly empty."""
+
 NUM_OF_KIND: Final = 64
 """Latest prefills, and decodes, of the whole fleet by which the two are compared; not with fewer than `MIN_OF_KIND`."""
 
@@ -43,6 +49,21 @@ to 1.2 times the prediction."""
 
 LARGEST: Final = 32.0
 _UPDATE_S: Final = 5.0
+
+BUSY_S: Final = 5.0
+"""Shortest time without a pause by which a queue is measured: the iterations that its ends share are short then."""
+
+
+@dataclass(slots=True)
+class _Busy:
+    """A time in which a replica had a prompt to compute throughout.
+
+    `began_at`, `until`: ends of prefills. `done_s`: what the cost model predicts for those that ended after the first.
+    """
+
+    began_at: float
+    until: float
+    done_s: float = 0.0
 
 
 class ReplicaSpeeds:
@@ -57,8 +78,8 @@ class ReplicaSpeeds:
         self._times: dict[ReplicaIndex, deque[tuple[float, float, bool]]] = {}
         self._prefills: deque[float] = deque(maxlen=NUM_OF_KIND)
         self._decodes: deque[float] = deque(maxlen=NUM_OF_KIND)
-        self._done_s: list[float] = []
-        self._was_busy: set[ReplicaIndex] = set()
+        self._busy: dict[ReplicaIndex, _Busy] = {}
+        self._num_indexes = 0
         self._updated_at = 0.0
 
     def note(
@@ -84,29 +105,38 @@ class ReplicaSpeeds:
         if is_decode is not None:
             (self._decodes if is_decode else self._prefills).append(ratio)
 
-    def note_prefill_done(self, replica: ReplicaIndex, predicted_s: float) -> None:
-        """The replica has computed a prompt. O(1)."""
-        self._done_s[replica] = self._done_s[replica] + predicted_s
+    def note_prefill_end(self, replica: ReplicaIndex, placed_at: float | None, predicted_s: float, now: float) -> None:
+        """The replica has computed a prompt by now, placed at `placed_at`; None: it may have done so before. O(1)."""
+        busy = self._busy.get(replica)
+        if placed_at is None:
+            if busy is not None:
+                busy.done_s += predicted_s
+        elif busy is None or placed_at > busy.until:
+            self._busy[replica] = _Busy(now, now)
+        else:
+            busy.done_s += predicted_s
+            busy.until = now
+            if now - busy.began_at >= BUSY_S:
+                measured_s = now - busy.began_at
+                self.note(replica, measured_s, max(busy.done_s, measured_s / LARGEST), now)
+                self._busy[replica] = _Busy(now, now)
 
     def add_replica(self, replica: ReplicaIndex) -> None:
         """A replica joins. It counts as typical until there are times of it."""
-        if replica == len(self._done_s):
-            self._done_s.append(0.0)
+        self._num_indexes = max(self._num_indexes, replica + 1)
         if self.slowness is not None and replica == len(self.slowness):
             self.slowness.append(1.0)
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         self._times.pop(replica, None)
-        self._done_s[replica] = 0.0
-        self._was_busy.discard(replica)
+        self._busy.pop(replica, None)
         if self.slowness is not None and replica < len(self.slowness):
             self.slowness[replica] = 1.0
 
-    def update(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
-        """Learn from what was noted, every few seconds. O(replicas) then. `waiting_prefill_s`: by replica index."""
+    def update(self, now: float) -> None:
+        """Learn from what was noted, every few seconds. O(replicas) then."""
         if now - self._updated_at < _UPDATE_S:
             return
-        self._note_busy(now, waiting_prefill_s)
         self._updated_at = now
         self._forget_before(now - MEMORY_S)
         self._compare_kinds()
@@ -114,14 +144,14 @@ class ReplicaSpeeds:
         usual: dict[ReplicaIndex, float] = {}
         for replica, times in self._times.items():
             if len(times) >= MIN_TIMES:
-                usual[replica] = median([ratio / pace if is_decode else ratio for _, ratio, is_decode in times])
+                usual[replica] = _usual(times, pace)
         typical = median_low(usual.values()) if usual else 1.0
         factors = {replica: min(max(ratio / typical, 1 / LARGEST), LARGEST) for replica, ratio in usual.items()}
         differ = [replica for replica, factor in factors.items() if not 1 / ALIKE <= factor <= ALIKE]
         if not differ:
             self.slowness = None
             return
-        self.slowness = [1.0] * len(waiting_prefill_s)
+        self.slowness = [1.0] * self._num_indexes
         for replica in differ:
             self.slowness[replica] = factors[replica]
 
@@ -137,16 +167,16 @@ class ReplicaSpeeds:
             pace = decodes / median(self._prefills)
             self.decode_pace = 1.0 if _as_predicted(decodes) or _as_predicted(pace) else pace
 
-    def _note_busy(self, now: float, waiting_prefill_s: Sequence[float]) -> None:
-        """Note the time since the last update of each replica that had more prefill waiting than it could get done."""
-        elapsed_s = now - self._updated_at
-        for i, waiting_s in enumerate(waiting_prefill_s):
-            replica = ReplicaIndex(i)
-            is_busy = waiting_s > _UPDATE_S
-            if is_busy and replica in self._was_busy:
-                self.note(replica, elapsed_s, max(self._done_s[replica], elapsed_s / LARGEST), now)
-            (self._was_busy.add if is_busy else self._was_busy.discard)(replica)
-        self._done_s = [0.0] * len(self._done_s)
+
+def _usual(times: deque[tuple[float, float, bool]], decode_pace: float) -> float:
+    """The median of measured / predicted. Drops the times that the latest ones contradict."""
+    ratios = [ratio / decode_pace if is_decode else ratio for _, ratio, is_decode in times]
+    usual, latest = median(ratios), ratios[-MIN_TIMES:]
+    if max(latest) * CONTRADICTED >= usual >= min(latest) / CONTRADICTED:
+        return usual
+    while len(times) > MIN_TIMES:
+        times.popleft()
+    return median(latest)
 
 
 def _as_predicted(ratio: float) -> bool:

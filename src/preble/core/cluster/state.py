@@ -103,7 +103,7 @@ class ClusterState:
         """Move the load window to `now`, and the speeds with it."""
         for replica, leaf in self.window.expire(now):
             self.index.forget_use(replica, leaf)
-        self.speeds.update(now, self.replicas.waiting_prefill_s)
+        self.speeds.update(now)
 
     # -- what `Rebalancer.search` asks: only trusted replicas count, on others no match would ------------------------
 

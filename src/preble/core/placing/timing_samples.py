@@ -2,8 +2,8 @@
 
 The scheduler knows when a request was placed, when its first token came and when it ended. In between the request may
 have queued, or the replica may have computed other prompts. So a prefill is a sample only if no other prompt waited on
-its replica from the placement to the first token. A decode is one only if other requests' prefills took at most half of
-its time; their time is subtracted.
+its replica from the placement to the first token. A decode is one only if other requests' prefills, those that may be
+half done included, took at most half of its time; the time of those that are done is subtracted.
 """
 
 from __future__ import annotations
@@ -53,16 +53,19 @@ class TimingSamples:
         replica.num_placed += 1
         entry.number = replica.num_placed
         entry.num_decoding = self._table.num_decoding[entry.replica]
+        entry.decoding_tokens = self._table.decoding_tokens[entry.replica]
         entry.undisturbed = not self._table.waiting_prefill_tokens[entry.replica]
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool) -> None:
         """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
         replica = self._replicas[entry.replica]
         replica.prefills_s += entry.window_entry.prefill_s
-        self._cluster.speeds.note_prefill_done(entry.replica, entry.window_entry.prefill_s)
+        prefill_s = entry.window_entry.prefill_s
+        self._cluster.speeds.note_prefill_end(entry.replica, entry.placed_at if seen else None, prefill_s, now)
         if not seen:
             return
         entry.batch = self._table.num_decoding[entry.replica]
+        entry.batch_tokens = self._table.decoding_tokens[entry.replica]
         entry.prefills_s = replica.prefills_s
         if entry.undisturbed and replica.num_placed == entry.number:
             entry.ttft_s = now - entry.placed_at
@@ -77,9 +80,7 @@ class TimingSamples:
         missed = entry.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
         if entry.ttft_s is None or missed < MIN_PREFILL_TOKENS:
             return
-        # The others' contexts are not known here; on average they are like this one.
-        context_tokens = entry.num_decoding * num_tokens
-        sample = PrefillSample(missed, num_tokens - missed, entry.num_decoding, context_tokens, entry.ttft_s)
+        sample = PrefillSample(missed, num_tokens - missed, entry.num_decoding, entry.decoding_tokens, entry.ttft_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
         self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now, is_decode=False)
         if self._refit is not None:
@@ -90,11 +91,13 @@ class TimingSamples:
             return
         took_s = now - entry.first_token_at
         others_s = self._replicas[entry.replica].prefills_s - entry.prefills_s
-        if others_s > took_s / 2:
+        # A prompt that is waiting may be computed for the most part, and that part has held this answer up too.
+        if others_s + self._table.waiting_prefill_s[entry.replica] > took_s / 2:
             return
         both = entry.batch + self._table.num_decoding[entry.replica]
         batch = max(both // 2 + (both & both // 2 & 1), 1)  # half of it, rounded to even
-        context_tokens = batch * (entry.request.num_prompt_tokens + output_tokens // 2)
+        prompts_tokens = (entry.batch_tokens + self._table.decoding_tokens[entry.replica]) // 2
+        context_tokens = prompts_tokens + batch * (output_tokens // 2)
         sample = DecodeSample(output_tokens - 1, batch, context_tokens, took_s - others_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
         self._cluster.speeds.note(entry.replica, sample.seconds, predicted_s, now, is_decode=True)
