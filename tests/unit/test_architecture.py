@@ -21,6 +21,7 @@ PAGE = SRC.parent / "docs" / "concepts" / "architecture.md"
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 FLOORS = {
+    "background": 0,
     "errors": 0,
     "logs": 0,
     "core": 1,
@@ -306,3 +307,50 @@ def test_nothing_mutable_at_module_level(path: Path) -> None:
 def test_no_function_rebinds_a_global(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)] == []
+
+
+RAW_TASKS = {
+    # of one request or one call, which hears of their end
+    "engines/emulator/web.py:unless_gone",
+    "gateway/http/asgi_client.py:__aenter__",
+    "gateway/requests/at_once.py:run_until_wait",
+    "integrations/ray/direct.py:__init__",
+    "integrations/ray/example.py:send",
+    "integrations/ray/placing.py:_place",
+    "picker/calls.py:_opened",
+    "serving/link/host.py:_in_background",
+    # awaited where they are made, or by what they are made for
+    "cli/running.py:reported_waiting",
+    "discovery/kubernetes.py:_next_before",
+    "discovery/kubernetes.py:_of_pool",
+    "engines/emulator/server.py:__aenter__",
+    "engines/emulator/server.py:_serve",
+    "gateway/server.py:accepting",
+    "gateway/workers/supervisor.py:start",
+    "integrations/ray/placing.py:start",
+    # short: they close, dial, abort or wait a moment
+    "engines/kv_subscription.py:__init__",
+    "engines/sglang.py:_abort_soon",
+    "gateway/workers/process.py:cover",
+    "integrations/ray/placing.py:placer_of",
+    "reservations/reservations.py:_release",
+    "serving/peers/nats.py:__init__",
+    "serving/replicas/members.py:_join",
+    "serving/replicas/members.py:reconcile",
+    "wire/pool.py:dial",
+}
+"""Functions that start a task of the event loop itself, which may end with nobody hearing of it."""
+
+
+def raw_tasks(path: Path) -> Iterator[str]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for function in filter(lambda node: isinstance(node, functions), ast.walk(ast.parse(path.read_text("utf-8")))):
+        names = [ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+        if any(re.search(r"(asyncio|loop|loop\(\))\.(create_task|ensure_future)$", name) for name in names):
+            yield f"{path.relative_to(SRC / 'preble')}:{function.name}"  # type: ignore[attr-defined]
+
+
+def test_tasks_that_last_are_started_by_the_background_room() -> None:
+    """Use `background.keep`, or an `asyncio.TaskGroup`; a task that is short goes onto the list above."""
+    found = {name for path in source_files() if path.stem != "background" for name in raw_tasks(path)}
+    assert found == RAW_TASKS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
@@ -48,9 +47,7 @@ class KubernetesSource(Source):
             except Gone:
                 await asyncio.sleep(FIRST_WAIT_S)
             except FAILURES as error:
-                wait_s = self.failed(plain(error))
-                # At random, so that the gateways of a fleet do not come back to the API all at once.
-                await asyncio.sleep(random.uniform(0.5, 1.0) * wait_s)
+                await asyncio.sleep(self.failed(plain(error)))
 
     def _tell_problems(self, named: Named) -> None:
         if named.problems:

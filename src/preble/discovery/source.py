@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from preble.background import Backoff
 from preble.discovery.member import Member
 
 FIRST_WAIT_S = 0.5
@@ -19,7 +20,7 @@ class Source(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: str | None = None
-        self._wait_s = FIRST_WAIT_S
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
 
     @abstractmethod
     def members(self) -> AsyncIterator[tuple[Member, ...]]:
@@ -36,12 +37,11 @@ class Source(ABC):
             structlog.get_logger().warning(
                 "members_unknown", source=self.name, error=reason, consequence="the replicas known so far stay"
             )
-        wait_s = self._wait_s
-        self._wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-        return wait_s
+        return self._backoff.next_s()
 
     def worked(self) -> None:
         """Note that a look has succeeded."""
         if self.error is not None:
             structlog.get_logger().info("members_known_again", source=self.name)
-        self.error, self._wait_s = None, FIRST_WAIT_S
+        self.error = None
+        self._backoff.reset()

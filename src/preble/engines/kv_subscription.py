@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import cast
 from weakref import WeakKeyDictionary
 
+from preble.background import Backoff
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message, message_of
 from preble.engines.zmtp import GREETING, PING, NotZmtp, Subscriber
 
@@ -70,6 +71,7 @@ class Subscription:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._wait_until = inf
         self._connecting = self._loop.create_task(self._connect())
+        self._connecting.add_done_callback(self._on_connecting_done)
 
     def __enter__(self) -> Subscription:
         return self
@@ -192,8 +194,13 @@ class Subscription:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _on_connecting_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failure = error  # whoever waits has to know
+            self._end_wait()
+
     async def _connect(self) -> None:
-        wait_s = _RECONNECT_S
+        backoff = Backoff(_RECONNECT_S, _RECONNECT_MAX_S)
         while not self._connected:
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -204,8 +211,7 @@ class Subscription:
                 if self._connection is not None:
                     self._connection.abort()
             if not self._connected:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _RECONNECT_MAX_S)
+                await backoff.pause()
 
     async def _opened(self) -> _Connection:
         kind, _, address = self._endpoint.partition("://")

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from preble.background import Backoff
 from preble.core.types import ReplicaId
 from preble.engines import guard
 from preble.engines.commands import Command, LaunchOptions, commands_for
@@ -185,14 +186,14 @@ class ReplicaProcess:
 async def keep_running(replica: ReplicaProcess, ready_timeout_s: float, say: Callable[[str], None]) -> None:
     """Start the replica again whenever it ends, with growing pauses, until cancelled. `say`: what has happened."""
     loop = asyncio.get_running_loop()
-    pause_s, ready_at = FIRST_PAUSE_S, loop.time()
+    backoff, ready_at = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, rng=None), loop.time()
     while True:
         status = await replica.wait()
         if loop.time() - ready_at > 10 * LONGEST_PAUSE_S:
-            pause_s = FIRST_PAUSE_S
+            backoff.reset()
+        pause_s = backoff.next_s()
         say(f"{replica.name} ended with status {status}; starting it again in {pause_s:g} s. See {replica.log_path}")
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         try:
             await replica.start()
             await replica.wait_ready(ready_timeout_s)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from preble import background
 from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
 from preble.config.reloading import in_force
@@ -259,8 +260,8 @@ async def serving(
             async with accepting(app, sock, config) as server:
                 url = tell_of_listening(sock, config, has_keys=app.keys.has_keys)
                 gateway = Gateway(url, config, sources, started, app, server)
-                following = reload_on_change(lambda: gateway.config, sources, known, gateway.reload)
-                watching = asyncio.create_task(following)
+                follow = partial(reload_on_change, lambda: gateway.config, sources, known, gateway.reload)
+                watching = background.keep(follow, "configuration watch")
                 try:
                     yield gateway
                 finally:
@@ -286,6 +287,8 @@ async def accepting(app: App, sock: socket.socket, config: GatewayConfig) -> Asy
     serve = asyncio.create_task(server.serve(sockets=[sock]))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()
+    if serve.done():
+        await serve
     try:
         yield server
     finally:

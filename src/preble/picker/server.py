@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from preble import background
 from preble.config.picker import PickerConfig
 from preble.errors import BodyTooSlow, ConfigError
 from preble.gateway.server import Gateway
@@ -127,7 +128,7 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     picker.port = sock.getsockname()[1]
     await server.start(sock, tls)
     structlog.get_logger().info("picking", url=url_of(config.host, picker.port), lease=config.picker.lease)
-    following = asyncio.create_task(leadership.run()) if leadership is not None else None
+    following = background.keep(leadership.run, "leadership") if leadership is not None else None
     try:
         yield picker
     finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
+from preble import background
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import ReplicaId, Request
@@ -93,7 +93,7 @@ class Serving(Intake):
         self._followed: object = None
         self.group: Group | None = None
         self._socket: SchedulerSocket | None = None
-        self._ejecting = asyncio.create_task(self._eject_outliers())
+        self._ejecting = background.keep(self._eject_outliers, "ejection")
 
     @classmethod
     async def start(
@@ -207,10 +207,7 @@ class Serving(Intake):
     async def _eject_outliers(self) -> None:
         while True:
             await asyncio.sleep(_EJECTION_CHECK_S)
-            try:
-                self._placements.eject_outliers(self._placements.loop.time())
-            except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the checks)
-                structlog.get_logger().exception("ejection_check_failed")
+            self._placements.eject_outliers(self._placements.loop.time())
 
     @property
     def num_taking_requests(self) -> int:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import structlog
 
+from preble import background
+from preble.background import Backoff
 from preble.config import GatewayConfig
 from preble.config.load import ConfigSources
 from preble.config.reloading import in_force
@@ -165,8 +167,9 @@ class _Workers:
         return stop, reload
 
     async def _until_stopped(self, stop: asyncio.Event, reload: asyncio.Event, known: Contents) -> None:
-        following = asyncio.create_task(reload_on_change(lambda: self._config, self._sources, known, reload.set))
-        reloading = asyncio.create_task(self._reload_whenever(reload))
+        follow = partial(reload_on_change, lambda: self._config, self._sources, known, reload.set)
+        following = background.keep(follow, "configuration watch")
+        reloading = background.keep(partial(self._reload_whenever, reload), "reloads")
         try:
             await stop.wait()
         finally:
@@ -197,8 +200,6 @@ class _Workers:
                 wanted.set()
             except ConfigError as error:
                 self._log.error("reload_failed", error=str(error), consequence="everything stays as it was")
-            except Exception:  # noqa: BLE001 (a task's root: a failure must not end the reloads)
-                self._log.exception("reload_failed")
 
     async def _reload(self) -> None:
         """Read the configuration and the keys once more, and have every process use them.
@@ -272,7 +273,7 @@ class _Worker:
             waiting.cancel()
         if not self._ready.is_set():
             raise ConfigError(self._error or "a process of the gateway ended at its start; read its log")
-        self._task = asyncio.create_task(self._keep())
+        self._task = background.keep(self._keep, f"restarts of {self.name}")
 
     def _begin(self) -> None:
         """Raises: OSError: the system has no process, memory or file left for it."""
@@ -332,20 +333,20 @@ class _Worker:
         self._answered(None)
 
     async def _keep(self) -> None:
-        loop, wait_s = asyncio.get_running_loop(), _FIRST_WAIT_S
+        loop, backoff = asyncio.get_running_loop(), Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
         while True:
             began = loop.time()
             await self._died.wait()
             if self._is_stopping:
                 return
             if loop.time() - began > _LONG_LIFE_S:
-                wait_s = _FIRST_WAIT_S
+                backoff.reset()
             code = self._process.exitcode if self._process is not None else None
+            wait_s = backoff.next_s()
             structlog.get_logger().error(
-                "process_died", name=self.name, exit=code, error=self._error, starts_again_in_s=wait_s
+                "process_died", name=self.name, exit=code, error=self._error, starts_again_in_s=round(wait_s, 2)
             )
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             self._error = None
             if self._is_stopping:
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from preble import background
 from preble.core.costs.model import CostModel
 from preble.core.types import pack_tokens
 from preble.engines.emulator.app import EmulatorApp
@@ -38,7 +38,10 @@ class _Emulated:
         cost_model = CostModel(load_profile(PROFILE))
         self._engine = EmulatedEngine(self._config, cost_model, self._tokenizer, self._publisher)
         self._reporter = Reporter()
-        self._tasks = [asyncio.create_task(self._engine.run()), asyncio.create_task(self._publisher.serve_replay())]
+        self._tasks = [
+            background.keep(self._engine.run, "emulated engine"),
+            background.keep(self._publisher.serve_replay, "replay of KV events"),
+        ]
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Return where the KV events are: Ray passes it on to every router."""

@@ -16,6 +16,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from preble import background
+
 logger = logging.getLogger("ray.serve.preble")
 
 NAMESPACE = "serve"
@@ -120,7 +122,7 @@ class HubBus:
         self._on_change = on_change
         self._takers = {GOSSIP: on_packet, REPORT: on_report}
         self._hub: Any = None
-        self._listening = asyncio.create_task(self._listen())
+        self._listening = background.keep(self._listen, "hub")
 
     async def publish(self, packet: bytes) -> None:
         if not self.is_connected:

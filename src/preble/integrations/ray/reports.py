@@ -15,6 +15,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.context import _get_serve_request_context
 
+from preble import background
 from preble.integrations.ray.hub import COLLECT_S, REPORT, find_hub
 
 _RETRY_S = 1.0
@@ -60,7 +61,7 @@ class Reporter:
         self._name = context.replica_id.unique_id
         self._waiting: list[Report] = []
         self._has_some = asyncio.Event()
-        self._sending = asyncio.create_task(self._send())
+        self._sending = background.keep(self._send, "reports")
 
     def first_token(self, request_id: str | None = None) -> None:
         """The prefill of a request is over. `request_id`: of the call that is being served, where not given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -12,6 +13,8 @@ from typing import Any
 import msgspec
 import structlog
 
+from preble import background
+from preble.background import Backoff
 from preble.core.types import Placement, ReplicaId, Request
 from preble.engines import Engine
 from preble.errors import NoReplicaError, UnknownRequest
@@ -94,7 +97,7 @@ class SchedulerLink:
         self._placed: dict[int, LinkedPlaced] = {}
         self._log = structlog.get_logger()
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run())
+        self._task = background.keep(self._run, "scheduler link")
 
     async def close(self) -> None:
         """Send what waits to be sent, and end the connection for good."""
@@ -263,17 +266,12 @@ class SchedulerLink:
     # the connection
 
     async def _run(self) -> None:
-        wait_s = _FIRST_WAIT_S
+        backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
         while True:
-            try:
+            with contextlib.suppress(OSError):  # the scheduler process does not listen yet
                 await self._connect()
-                wait_s = _FIRST_WAIT_S
-            except OSError:
-                pass  # the scheduler process does not listen yet
-            except Exception:  # noqa: BLE001 (a task's root: without it, this process never finds the scheduler again)
-                self._log.exception("scheduler_link_failed")
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                backoff.reset()
+            await backoff.pause()
 
     async def _connect(self) -> None:
         """Connect, and stay until the connection is over. Raises: OSError."""

@@ -8,6 +8,7 @@ from random import Random, SystemRandom
 
 import structlog
 
+from preble.background import Backoff
 from preble.config import ParityConfig
 from preble.serving.parity.check import EngineIds, ParityCheck
 from preble.serving.parity.report import Check, Finding, Outcome, ParityReport, outcome_of
@@ -51,11 +52,10 @@ class ParityWatch:
 
     async def watch(self, replica: LiveReplica) -> None:
         """Check a replica that has joined, ever less often again until it is verified. The root of a task."""
-        wait_s = self._settings.retry_s
+        backoff = Backoff(self._settings.retry_s, LONGEST_RETRY * self._settings.retry_s)
         try:
             while self._settings.enabled and (await self.check(replica)).outcome is not Outcome.VERIFIED:
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_RETRY * self._settings.retry_s)
+                await backoff.pause()
         except Exception:  # noqa: BLE001 (a task's root: a check that fails must not take the replica down)
             structlog.get_logger().exception("parity_check_failed", replica=replica.engine.replica_id)
 

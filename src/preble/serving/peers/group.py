@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
+from preble import background
 from preble.config import PeersConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PeerId
@@ -83,7 +84,7 @@ class Group:
         self._bus = new_bus(self.me, self._take, self._bus_changed)
         scheduler.listen(self._member)
         shares.follow(self._tell)
-        self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._beat())]
+        self._tasks = [background.keep(self._send, "peers send"), background.keep(self._beat, "peers beat")]
 
     @property
     def peers(self) -> frozenset[PeerId]:
@@ -118,10 +119,7 @@ class Group:
     async def _send(self) -> None:
         while True:
             await self._is_waiting.wait()
-            try:
-                await self._send_waiting()
-            except Exception:  # noqa: BLE001 (a task's root: what cannot be sent must not end the sending)
-                self._log.exception("peers_send_failed")
+            await self._send_waiting()
 
     async def _send_waiting(self) -> None:
         messages, self._waiting = self._waiting, []
@@ -175,14 +173,11 @@ class Group:
 
     async def _beat(self) -> None:
         while True:
-            try:
-                self._member.tick(self._loop.time())
-                if (used := self._shares.untold()) is not None:
-                    self._tell(used)
-                self._note_peers()
-                self._note_warmth()
-            except Exception:  # noqa: BLE001 (a task's root: a failure here must not end the beats)
-                self._log.exception("peers_beat_failed")
+            self._member.tick(self._loop.time())
+            if (used := self._shares.untold()) is not None:
+                self._tell(used)
+            self._note_peers()
+            self._note_warmth()
             await asyncio.sleep(BEAT_S)
 
     def _note_peers(self) -> None:

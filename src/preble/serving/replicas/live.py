@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
+from preble.background import Backoff
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, namespace_of
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
@@ -26,16 +27,16 @@ class ResyncBackoff:
     """
 
     def __init__(self) -> None:
-        self._wait_s = FIRST_WAIT_S
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S, rng=None)
         self._next_at = -inf
 
     def is_due(self, now: float) -> bool:
         """Return whether to start over now, and if so count it as done. `now`: seconds of a monotonic clock."""
         if now < self._next_at:
             return False
-        has_helped = now > self._next_at + LONGEST_WAIT_S
-        self._wait_s = FIRST_WAIT_S if has_helped else min(2 * self._wait_s, LONGEST_WAIT_S)
-        self._next_at = now + self._wait_s
+        if now > self._next_at + LONGEST_WAIT_S:  # it has helped
+            self._backoff.reset()
+        self._next_at = now + self._backoff.next_s()
         return True
 
 

@@ -7,9 +7,11 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
+from preble import background
 from preble.config import HealthConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.discovery import Member, Source
@@ -62,20 +64,19 @@ class Members:
         for name, source in new.items():
             if name in self._sources:
                 self._sources[name][1].cancel()
-            self._sources[name] = (source, asyncio.create_task(self._take_in(source)))
+            self._sources[name] = (source, background.keep(partial(self._take_in, source), f"members of {name}"))
         self.reconcile()
 
     async def _take_in(self, source: Source) -> None:
-        while True:
-            try:
-                async for members in source.members():
-                    usable = tuple(member for member in members if self._is_usable(source, member))
-                    self._log.info("members", source=source.name, replicas=len(usable))
-                    self.wanted.set(source.name, usable)
-                    self.reconcile()
-            except Exception as error:  # noqa: BLE001 (a task's root: one source's trouble must not end the gateway)
-                self._log.exception("source_failed", source=source.name)
-                await asyncio.sleep(source.failed(error))
+        try:
+            async for members in source.members():
+                usable = tuple(member for member in members if self._is_usable(source, member))
+                self._log.info("members", source=source.name, replicas=len(usable))
+                self.wanted.set(source.name, usable)
+                self.reconcile()
+        except Exception as error:
+            source.failed(error)
+            raise
 
     def _is_usable(self, source: Source, member: Member) -> bool:
         try:

@@ -9,6 +9,8 @@ from math import inf
 
 import structlog
 
+from preble import background
+from preble.background import Backoff
 from preble.config import HealthConfig
 from preble.core.types import ReplicaId
 from preble.engines import Engine, EngineServer, Found
@@ -79,12 +81,7 @@ class ReplicaMonitor:
         try:
             if after is not None:
                 await after.wait()
-            while True:
-                try:
-                    await self._one_life()
-                except Exception:  # noqa: BLE001 (a task's root: one replica's trouble must not end the gateway)
-                    self._log.exception("replica_monitor_failed")
-                    await asyncio.sleep(self._health.retry_max_s)
+            await background.run(self._lives, f"monitor of {self._server.replica_id}")
         finally:
             self.has_left.set()
             try:
@@ -96,6 +93,10 @@ class ReplicaMonitor:
     async def _until_idle(self) -> None:
         while self._rotation.runs_at(self.http):  # noqa: ASYNC110 (no event says that the last request has ended)
             await asyncio.sleep(_IDLE_CHECK_S)
+
+    async def _lives(self) -> None:
+        while True:
+            await self._one_life()
 
     async def _one_life(self) -> None:
         """From the first successful probe to the replica's failure."""
@@ -162,7 +163,7 @@ class ReplicaMonitor:
 
     async def _until_up(self) -> Found:
         """Probe, ever less often, until the replica answers. Each new reason is logged."""
-        wait_s = self._health.retry_min_s
+        backoff = Backoff(self._health.retry_min_s, self._health.retry_max_s)
         logged: str | None = None
         while True:
             try:
@@ -173,8 +174,7 @@ class ReplicaMonitor:
                 if reason != logged:
                     self._log.warning("replica_waited_for", error=reason)
                     logged = reason
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, self._health.retry_max_s)
+            await backoff.pause()
 
     async def _take_in_loads(self, replica: LiveReplica) -> None:
         loads = replica.engine.loads()

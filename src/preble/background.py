@@ -1,0 +1,90 @@
+"""Work in the background, and waits between attempts.
+
+No task that lasts may end unheard. There are two ways to have one:
+- `keep` starts it again when it ends, and logs why it did: for loops that others can do without for a moment.
+- `asyncio.TaskGroup` ends with it whoever opened the group: for what nothing works without.
+Raw tasks are for work that is awaited or short; a test lists them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import structlog
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+"""Between the end of a task and its next start. One that has run for longer than the longest starts from the first."""
+_RNG = Random()
+
+
+class Backoff:
+    """Waits between attempts, each twice as long as the last one, from `first_s` to `longest_s`.
+
+    `rng`: shortens each wait by up to half, so that many who failed together do not come back together. None: does not.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, rng: Random | None = _RNG) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._rng = rng
+        self._wait_s = first_s
+
+    def next_s(self) -> float:
+        """Return how long to wait now; the next wait is longer.
+
+        >>> backoff = Backoff(1.0, 5.0, rng=None)
+        >>> [backoff.next_s() for _ in range(4)]
+        [1.0, 2.0, 4.0, 5.0]
+        """
+        wait_s = min(self._wait_s, self._longest_s)
+        self._wait_s = 2 * wait_s
+        return wait_s if self._rng is None else self._rng.uniform(wait_s / 2, wait_s)
+
+    async def pause(self) -> None:
+        """Wait."""
+        await asyncio.sleep(self.next_s())
+
+    def reset(self) -> None:
+        """Begin with the first wait again: an attempt has succeeded."""
+        self._wait_s = self._first_s
+
+
+def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    """Start a task that lasts until its owner cancels it. If it ends otherwise, log that and start it again.
+
+    `work`: called at each start. `name`: for the log.
+    """
+    return asyncio.create_task(run(work, name), name=name)
+
+
+async def run(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    """As `keep`, within the running task."""
+    loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
+    while True:
+        began = loop.time()
+        error = await _end_of(work)
+        if loop.time() - began > LONGEST_WAIT_S:
+            backoff.reset()
+        wait_s = backoff.next_s()
+        text = "it returned" if error is None else str(error) or type(error).__name__
+        log = structlog.get_logger()
+        log.error("task_ended", task=name, error=text, starts_again_in_s=round(wait_s, 2), exc_info=error)
+        await asyncio.sleep(wait_s)
+
+
+async def _end_of(work: Callable[[], Coroutine[Any, Any, None]]) -> BaseException | None:
+    """Return the error that the work ends with, None if it returns. Raises: CancelledError, if the owner cancels."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await work()
+    except asyncio.CancelledError as error:
+        if task.cancelling():
+            raise
+        return error  # something that the work awaited was cancelled
+    except Exception as error:  # noqa: BLE001 (whatever it is: it is logged, and the work goes on)
+        return error
+    return None

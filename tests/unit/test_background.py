@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from preble import background
+from preble.background import Backoff
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waits that ship are seconds."""
+    monkeypatch.setattr(background, "FIRST_WAIT_S", 0.001)
+
+
+class Work:
+    """Ends as `ends` say, one start after the other, and then goes on until it is cancelled."""
+
+    def __init__(self, *ends: BaseException | None) -> None:
+        self._ends = list(ends)
+        self.num_starts = 0
+        self.goes_on = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.num_starts += 1
+        if self._ends:
+            if (end := self._ends.pop(0)) is not None:
+                raise end
+            return
+        self.goes_on.set()
+        await asyncio.Event().wait()
+
+
+async def kept(work: Work) -> list[str]:
+    """Keep this work until it goes on, then end it. Return the errors that were logged."""
+    with capture_logs() as logs:
+        task = background.keep(work, "beat")
+        async with asyncio.timeout(30):
+            await work.goes_on.wait()
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+    assert all(log["event"] == "task_ended" and log["task"] == "beat" for log in logs)
+    return [log["error"] for log in logs]
+
+
+async def test_a_task_that_fails_is_logged_and_starts_again() -> None:
+    work = Work(ValueError("bad"), KeyError())
+    assert await kept(work) == ["bad", "KeyError"]
+    assert work.num_starts == 3
+
+
+async def test_a_task_that_returns_is_logged_and_starts_again() -> None:
+    assert await kept(Work(None)) == ["it returned"]
+
+
+async def test_a_task_in_which_something_else_was_cancelled_starts_again() -> None:
+    assert await kept(Work(asyncio.CancelledError())) == ["CancelledError"]
+
+
+async def test_a_task_that_its_owner_cancels_ends_without_a_word() -> None:
+    assert await kept(Work()) == []
+
+
+def test_waits_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(1.0, 5.0, rng=None)
+    assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+
+
+def test_each_wait_is_shortened_at_random_by_at_most_half() -> None:
+    backoff = Backoff(8.0, 8.0, Random(1))
+    waits = [backoff.next_s() for _ in range(100)]
+    assert len(set(waits)) > 50
+    assert 4.0 <= min(waits) < 5.0 and 7.0 < max(waits) <= 8.0
