@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from gateway.conftest import Serve
+from gateway.conftest import Serve, Served
 from gateway.fakes import (
     Behaviour,
     FakeReplica,
@@ -21,6 +23,7 @@ from gateway.fakes import (
     status,
 )
 from preble.config import RetryConfig
+from preble.serving.replicas.ejection import LONGEST_LONE_HOLD_S
 from support.waiting import eventually
 
 ERROR = b'{"error": {"message": "out of memory"}}'
@@ -105,17 +108,31 @@ async def test_beyond_the_retry_budget_the_client_gets_the_failure(serve: Serve)
         assert "preble_retries_denied_total 3.0" in await gateway.metrics()
 
 
-async def test_retry_after_is_honoured(serve: Serve) -> None:
+async def test_retry_after_is_honoured_while_another_replica_is_left(serve: Serve) -> None:
     async with replicas(2) as [one, two], serve([one, two]) as gateway:
         one.script.append(busy_for("30"))
         assert [(await gateway.complete())[0] for _ in range(6)] == [200] * 6
         assert len(one.requests) == 1, "it was asked again before its time"
-        two.script.append(busy_for("20"))
+        assert len(two.requests) == 6
+
+
+async def test_the_last_replica_that_says_not_now_is_tried_every_few_seconds(serve: Serve) -> None:
+    """A 429 is often about one key, model or size: it must not stop everybody for as long as it says."""
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script += [busy_for("30"), busy_for("30")]
         assert (await gateway.complete())[0] == 429
-        code, body, headers = await gateway.complete()
-        assert (code, body["error"]["code"]) == (503, "no_replica")
-        assert 10 <= int(headers["retry-after"]) <= 20
-        assert (len(one.requests), len(two.requests)) == (1, 7)
+        while (answer := await gateway.complete())[0] == 503:
+            await asyncio.sleep(0.05)
+            assert answer[1]["error"]["code"] == "no_replica"
+            assert int(answer[2]["retry-after"]) <= math.ceil(LONGEST_LONE_HOLD_S)
+        assert answer[0] == 429, "the one request that tried it"
+        assert len(one.requests) == 2, "the others were not sent"
+        await eventually(lambda: answered(gateway))
+        assert [(await gateway.complete())[0] for _ in range(3)] == [200] * 3
+
+
+async def answered(gateway: Served) -> bool:
+    return (await gateway.complete())[0] == 200
 
 
 def busy_for(seconds: str) -> Behaviour:

@@ -43,13 +43,16 @@ async def idle(gateway: Gateway) -> None:
 
 
 def quick_config(urls: Sequence[str], **changes: Any) -> GatewayConfig:
-    """The replicas at these addresses, watched closely. `changes`: other settings."""
+    """The replicas at these addresses, watched closely. `changes`: other settings.
+
+    No request waits for a replica: most tests are of what happens at once.
+    """
     settings: dict[str, Any] = {
         "replicas": tuple(map(ReplicaConfig, urls)),
         "engine": "openai",
         "port": 0,
         "health": QUICK,
-        "timeouts": TimeoutsConfig(shutdown_s=10.0),
+        "timeouts": TimeoutsConfig(shutdown_s=10.0, no_replica_wait_s=0.0),
         "parity": ParityConfig(enabled=False),
     }
     return GatewayConfig(**(settings | changes))

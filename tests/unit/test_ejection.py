@@ -9,7 +9,7 @@ import pytest
 
 from preble.config import EjectionConfig
 from preble.core.types import ReplicaId, RequestId
-from preble.serving.replicas.ejection import Change, EjectionReason, EjectionTable, Standing
+from preble.serving.replicas.ejection import LONGEST_LONE_HOLD_S, Change, EjectionReason, EjectionTable, Standing
 
 CONFIG = EjectionConfig()
 NAMES = [ReplicaId(f"r{i}") for i in range(4)]
@@ -155,21 +155,57 @@ def test_a_probe_whose_client_left_makes_room_for_another() -> None:
     assert fleet.table.standing(BAD) is Standing.PROBING
 
 
+def refuse(fleet: Fleet, replica: ReplicaId, retry_after_s: float) -> None:
+    fleet.table.refused(replica, fleet.send(replica), retry_after_s, fleet.now)
+
+
 def test_a_refusal_holds_for_as_long_as_the_replica_says() -> None:
     fleet = Fleet()
-    fleet.table.refused(BAD, fleet.send(BAD), 7.0, fleet.now)
+    refuse(fleet, BAD, 7.0)
     assert fleet.avoided == {BAD}
-    assert fleet.table.retry_after_s(NAMES, fleet.now) is None
-    assert fleet.table.retry_after_s([BAD], fleet.now) == 7.0
-    fleet.now += 7.0
+    fleet.now += 6.9
+    assert fleet.avoided == {BAD}
+    fleet.now += 0.1
     assert fleet.avoided == frozenset()
     assert fleet.changes == []
 
 
 def test_a_refusal_for_days_is_shortened() -> None:
     fleet = Fleet()
-    fleet.table.refused(BAD, fleet.send(BAD), 1e9, fleet.now)
-    assert fleet.table.retry_after_s([BAD], fleet.now) == CONFIG.longest_hold_s
+    refuse(fleet, BAD, 1e9)
+    fleet.now += CONFIG.longest_hold_s
+    assert fleet.avoided == frozenset()
+
+
+def test_where_no_other_replica_is_left_one_request_tries_every_few_seconds() -> None:
+    fleet = Fleet()
+    refuse(fleet, BAD, 30.0)
+    assert fleet.table.held([BAD], fleet.now) == {BAD: LONGEST_LONE_HOLD_S}
+    fleet.now += LONGEST_LONE_HOLD_S
+    assert fleet.table.held([BAD], fleet.now) == {}
+    fleet.send(BAD)
+    assert fleet.table.held([BAD], fleet.now) == {BAD: LONGEST_LONE_HOLD_S}
+    assert fleet.avoided == {BAD}, "with others left, it is still held"
+
+
+def test_a_usable_answer_to_a_request_sent_later_ends_the_hold() -> None:
+    fleet = Fleet()
+    earlier = fleet.send(BAD)
+    fleet.now += 1.0
+    refuse(fleet, BAD, 30.0)
+    fleet.table.succeeded(BAD, earlier, fleet.now)
+    assert fleet.avoided == {BAD}, "it was taken before the refusal"
+    fleet.now += LONGEST_LONE_HOLD_S
+    trial = fleet.send(BAD)
+    fleet.table.heard(BAD, trial, fleet.now)
+    assert fleet.avoided == frozenset()
+    assert fleet.table.held([BAD], fleet.now) == {}
+
+
+def test_a_shorter_retry_after_counts_where_no_other_replica_is_left() -> None:
+    fleet = Fleet()
+    refuse(fleet, BAD, 0.5)
+    assert fleet.table.held([BAD], fleet.now) == {BAD: 0.5}
 
 
 def stall(fleet: Fleet, num_waiting: int = 3) -> None:

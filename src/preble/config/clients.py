@@ -120,6 +120,15 @@ class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     body_s: Annotated[
         float, about("Time for the client to send its whole body.", unit="s", why="16 MiB over a slow uplink", gt=0)
     ] = 30.0
+    no_replica_wait_s: Annotated[
+        float,
+        about(
+            "How long a request waits while no replica takes requests; then it gets a 503. 0: not at all.",
+            unit="s",
+            why="a small fleet restarts as a whole; clients' own retries last a few seconds",
+            ge=0,
+        ),
+    ] = 30.0
     connect_s: Annotated[
         float,
         about("Time to connect to a replica.", unit="s", why="three lost SYN packets (1 + 2 s) and a bit", gt=0),

@@ -156,7 +156,11 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
     longest_hold_s: Annotated[
         float,
         about(
-            "Longest `Retry-After` of a replica that is honoured.", unit="s", why="a replica gone wild says days", ge=0
+            "Longest `Retry-After` of a replica that is honoured. Where no other replica is left, one request tries it"
+            " every two seconds.",
+            unit="s",
+            why="a replica gone wild says days",
+            ge=0,
         ),
     ] = 30.0
 

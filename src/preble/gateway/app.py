@@ -69,6 +69,11 @@ class App:
             begin, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
         )
 
+    def drain(self) -> None:
+        """Keep serving, but say "not ready". Requests that wait for a replica fail: another gateway may have one."""
+        self.is_draining = True
+        self._serving.replica_wait.stop()
+
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""
         path = head.path

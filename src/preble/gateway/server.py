@@ -207,7 +207,7 @@ class Gateway:
         """Keep serving, but say "not ready" and close connections after their answers, so that clients go elsewhere."""
         if not self._app.is_draining:
             structlog.get_logger().info("draining")
-        self._app.is_draining = True
+        self._app.drain()
 
     def hurry(self) -> None:
         """During a shutdown: stop waiting for running requests."""

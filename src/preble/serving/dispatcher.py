@@ -84,10 +84,11 @@ class Dispatcher:
             if not avoided:
                 raise
             candidates = self.replicas.keys() - others - request.avoid
-            if (retry_after_s := self._ejection.retry_after_s(candidates, now)) is not None:
+            held = self._ejection.held(candidates, now)
+            if candidates and len(held) == len(candidates):
                 text = "every replica asks for time before further requests"
-                raise NoReplicaError(text, retry_after_s=retry_after_s) from error
-            return self._scheduler.place(_avoiding(request, others), now)
+                raise NoReplicaError(text, retry_after_s=min(held.values())) from error
+            return self._scheduler.place(_avoiding(request, others | held.keys()), now)
 
 
 def _avoiding(request: Request, replicas: frozenset[ReplicaId]) -> Request:

@@ -20,10 +20,12 @@ from preble.serving.endpoints import Endpoint, Fields
 from preble.serving.endpoints.bodies import PromptLimits
 from preble.serving.endpoints.ids import with_ids
 from preble.serving.placed import Placed
+from preble.serving.replica_wait import ReplicaWait
 from preble.serving.replicas.live import LiveReplicas, ModelReplicas
 from preble.serving.requests import ParsedRequest, RequestIds, parse_request
 from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.readings import of_wait
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.token_answers import TokenAnswers
 from preble.serving.tokens import TokenSource
@@ -64,7 +66,8 @@ class Intake(ABC):
     """Takes requests in and has them placed, by `Serving` in this process or by another process. Carriers use this.
 
     `replicas`: the live ones. `stored`: which of them has stored which response. `telemetry`: the metrics; a
-    carrier counts its own in `telemetry.numbers`.
+    carrier counts its own in `telemetry.numbers`. `replica_wait`: where a request may wait before `tokenize` and
+    `place` while no replica takes requests.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class Intake(ABC):
         self._ids = RequestIds()
         self._loop = asyncio.get_running_loop()
         self.stored = StoredResponses(replicas)
+        self.replica_wait = ReplicaWait(replicas, config.timeouts.no_replica_wait_s)
+        telemetry.numbers.read(lambda: of_wait(self.replica_wait.num_waiting))
         self.tracing: Tracing | None = None
         self._token_answers = TokenAnswers(config.tokenizer, tokens, replicas) if config.tokenizer else None
 

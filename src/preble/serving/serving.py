@@ -184,6 +184,7 @@ class Serving(Intake):
             self._config = old
             raise
         self.members.configure(config.health)
+        self.replica_wait.configure(config.timeouts.no_replica_wait_s)
         self._placements.ejection.configure(config.ejection)
         self._dispatcher.retries.configure(config.retries)
         self._in_flight_limit.configure(config.limits)
@@ -210,14 +211,9 @@ class Serving(Intake):
             self._placements.eject_outliers(self._placements.loop.time())
 
     @property
-    def num_taking_requests(self) -> int:
-        """Live replicas that are not drained."""
-        return len(self.replicas) - len(self.replicas.held_back)
-
-    @property
     def waits_for(self) -> str | None:
         """Why this gateway is not ready yet; None if it is."""
-        if not self.num_taking_requests:
+        if not self.replicas.num_taking:
             return "no replica is up"
         if self.group is not None and not self.group.is_warm:
             return "waiting for what is cached, and in flight at other gateways"

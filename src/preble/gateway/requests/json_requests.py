@@ -96,6 +96,8 @@ class JsonRequest:
         """Return the relay of one prompt. `body`: for its replica, if that is not the client's own."""
         serving, parsed = self._serving, self._parsed
         assert parsed is not None
+        if not serving.replicas.num_taking:
+            await serving.replica_wait.over()
         request = await serving.tokenize(parsed, index)
         return Relay(
             serving,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Protocol, final
 
 from preble.core.types import Request
-from preble.errors import EngineError, EngineRefused, EngineTimeout, NoReplicaError, RequestError
+from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, RequestError
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
+from preble.gateway.requests.placing import Placing
 from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed, ReplicaSpan
 
 _MOVES_AFTER_FAILURES = 1
@@ -36,7 +37,8 @@ class Relay:
     A request moves any number of times from replicas that cannot be reached, or that answer 429 or 503. It moves once
     from a replica that fails: one that breaks off, falls silent, answers with a status of 500 or above, or with
     something that is no completion. The fleet's retry budget limits all moves, except from replicas that cannot be
-    reached. After the first piece of a stream, and after a timeout, the request fails.
+    reached. After the first piece of a stream, and after a timeout, the request fails. Where no replica is left, it
+    waits for one (`timeouts.no_replica_wait_s`), also after its replica has gone.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Relay:
         """`body`: for the replica. `with_ids`: the same with token ids in place of the text, if that is to be sent.
         `max_answer_bytes`: of an answer that is no stream. `under_way`: holds the attempt, while there is one."""
         self._serving = serving
-        self._request = request
+        self._placing = Placing(serving, request, parsed)
         self._parsed = parsed
         self._body = body
         self._with_ids = with_ids
@@ -75,11 +77,11 @@ class Relay:
         """
         self._owner, self._sink = owner, sink
         if (trace := self._parsed.trace) is None:
-            placed = await self._serving.place(self._request, self._parsed)
+            placed = await self._placing.place()
         else:
             loop = asyncio.get_running_loop()
             asked_at = loop.time()
-            placed = await self._serving.place(self._request, self._parsed)
+            placed = await self._placing.place()
             decided_at = max(placed.placed_at, asked_at)
             trace.placed(placed.placement, decided_at - asked_at, loop.time() - decided_at)
         self._send(placed)
@@ -157,7 +159,8 @@ class Relay:
     async def _move(self, attempt: Attempt, error: Exception | None) -> None:
         """A task's root."""
         try:
-            self._send(await attempt.placed.place_again())
+            is_gone = isinstance(error, EngineRefused | EngineGone)
+            self._send(await self._placing.place_again(attempt.placed, is_gone=is_gone))
         except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
             self._give_up(attempt, error)
         except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 (the client must get an answer)

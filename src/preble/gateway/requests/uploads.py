@@ -11,6 +11,7 @@ from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.passed_headers import PassedHeaders
+from preble.gateway.requests.placing import Placing
 from preble.gateway.requests.replies import pass_on
 from preble.serving import Endpoint, Fields, Intake, ParsedRequest, Placed, UploadHead
 
@@ -98,7 +99,9 @@ class Uploads:
 
     async def _place(self, client: AsgiClient, parsed: ParsedRequest, upload: Upload) -> None:
         headers = self._passed.of(parsed)
-        placed = await self._serving.place(await self._serving.tokenize(parsed), parsed)
+        await self._serving.replica_wait.over()
+        placing = Placing(self._serving, await self._serving.tokenize(parsed), parsed)
+        placed = await placing.place()
         while True:
             try:
                 await self._carry(client, placed, parsed.endpoint, headers, upload)
@@ -106,7 +109,7 @@ class Uploads:
             except EngineRefused:
                 if upload.has_begun:
                     raise
-                placed = await placed.place_again()
+                placed = await placing.place_again(placed, is_gone=True)
 
     async def _carry(
         self, client: AsgiClient, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload

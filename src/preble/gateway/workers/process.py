@@ -140,7 +140,7 @@ class _Orders:
             case Cover(numbers):
                 self.cover(numbers)
             case Drain():
-                self._app.is_draining = True
+                self._app.drain()
             case Stop(hurries):
                 if hurries:
                     self.hurry()

@@ -74,6 +74,7 @@ class FrontEnd(Intake):
     def reconfigure(self, config: GatewayConfig) -> None:
         """Use other settings from now on, where they can be changed: see `preble.config.reloading`."""
         self._config = config
+        self.replica_wait.configure(config.timeouts.no_replica_wait_s)
         self._here.limit.configure(shared_limits(config, self._share))
 
     async def close(self) -> None:
@@ -142,7 +143,8 @@ class _Admitted(Admission):
             own = self._here.share_of(terms)
             self._here.limit.enter(own)
             self._own = own
-        waits = is_led and _waits(self._parsed)
+        # Nothing is placed before a replica is there: only the scheduler process bounds how many wait for that.
+        waits = is_led and (_waits(self._parsed) or not self._here.replicas.num_taking)
         self._ticket = self._link.admit(terms, at_once=waits or terms.caller.limits is not None)
         try:
             if waits:

@@ -27,6 +27,8 @@ _STALL_FACTOR = 4.0
 """How many times the others' longest wait for a first byte a replica may be silent."""
 _FAILS_MORE = 2.0
 """How many times the others' failure rate an outlier's is at least."""
+LONGEST_LONE_HOLD_S = 2.0
+"""Where no other replica is left, one request goes to a replica that said "not now" after at most this time."""
 
 
 class Standing(StrEnum):
@@ -78,14 +80,18 @@ class _Replica:
     ends: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
     """When requests ended, and whether the replica failed them."""
     waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
-    running: set[RequestId] = field(default_factory=set)
-    """Requests sent since it joined. An earlier life's may end later, and say nothing of this one."""
+    running: dict[RequestId, float] = field(default_factory=dict)
+    """Requests sent since it joined, and when. An earlier life's may end later, and say nothing of this one."""
     unheard: dict[RequestId, _Sent] = field(default_factory=dict)
     """Streamed requests of whose answer nothing has come, the oldest first."""
     answered_at: float = 0.0
     """When a usable answer last began or was complete."""
     out_until: float = 0.0
     held_until: float = 0.0
+    held_at: float = 0.0
+    """When it last said "not now"."""
+    tried_at: float = 0.0
+    """When it last said so, or got a request all the same."""
     returned_at: float = 0.0
     num_ejections: int = 0
     probe: RequestId | None = None
@@ -162,10 +168,15 @@ class EjectionTable:
         self._let_probe(now)
         return frozenset(r for r in self._suspended if self._is_avoided(self._replicas[r], now))
 
-    def retry_after_s(self, candidates: Collection[ReplicaId], now: float) -> float | None:
-        """Seconds until the first of the candidates may be asked again, if all have said "not now"; else None."""
-        waits = [self._replicas[r].held_until - now for r in candidates if r in self._replicas]
-        return min(waits) if waits and min(waits) > 0 else None
+    def held(self, candidates: Collection[ReplicaId], now: float) -> dict[ReplicaId, float]:
+        """Return which of the candidates said "not now", with the seconds until one request may try all the same.
+
+        To be asked where no other replica is left: each is tried every `LONGEST_LONE_HOLD_S`, and a usable answer ends
+        its hold.
+        """
+        held = ((r, self._replicas[r]) for r in candidates if r in self._replicas)
+        untils = {r: min(replica.held_until, replica.tried_at + LONGEST_LONE_HOLD_S) for r, replica in held}
+        return {r: until - now for r, until in untils.items() if until > now}
 
     # what happens to requests
 
@@ -185,7 +196,7 @@ class EjectionTable:
         """
         if (replica := self._replicas.get(replica_id)) is None:
             return
-        replica.running.add(request_id)
+        replica.running[request_id] = replica.tried_at = now
         if streams:
             replica.unheard[request_id] = _Sent(now, expected_s)
         if replica.standing is Standing.PROBING and replica.probe is None:
@@ -197,6 +208,8 @@ class EjectionTable:
         if replica is None or request_id not in replica.running:
             return
         replica.answered_at = now
+        if replica.running[request_id] > replica.held_at:
+            replica.held_until = min(replica.held_until, now)
         if (sent := replica.unheard.pop(request_id, None)) is not None:
             wait_s = now - sent.at
             replica.waits.append(_Wait(now, wait_s, wait_s / max(sent.expected_s, 1e-3)))
@@ -239,6 +252,7 @@ class EjectionTable:
         if (replica := self._ended(replica_id, request_id, now)) is None:
             return
         replica.held_until = max(replica.held_until, now + min(retry_after_s, self._config.longest_hold_s))
+        replica.held_at = replica.tried_at = now
         if replica.held_until > now:
             self._suspended.add(replica_id)
         if replica.probe == request_id:
@@ -321,7 +335,7 @@ class EjectionTable:
         replica = self._replicas.get(replica_id)
         if replica is None or request_id not in replica.running:
             return None
-        replica.running.discard(request_id)
+        del replica.running[request_id]
         replica.unheard.pop(request_id, None)
         replica.forget_before(now - self._config.window_s)
         return replica

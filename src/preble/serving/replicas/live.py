@@ -56,7 +56,7 @@ class ProbePrompt:
             self.reported_tokens += len(event.tokens) // TOKEN_BYTES
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class LiveReplica:
     """A replica in the rotation. Setting `suspect` has its monitor check it at once.
 
@@ -123,6 +123,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Live replicas that get no new requests, because they are drained."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change of the table, of names or of `held_back`."""
+        self._next_change: asyncio.Future[None] | None = None
 
     def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
         return self._replicas[replica_id]
@@ -165,6 +166,20 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self.longest_prompt = self.of_model(None).longest_prompt
         self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
         self.on_change()
+        if (change := self._next_change) is not None:
+            self._next_change = None
+            change.set_result(None)
+
+    @property
+    def num_taking(self) -> int:
+        """How many take new requests: they are not drained."""
+        return len(self._replicas) - len(self.held_back)
+
+    def next_change(self) -> asyncio.Future[None]:
+        """Return what is done at the next change of the table. Others wait for it too: do not cancel it."""
+        if self._next_change is None:
+            self._next_change = asyncio.get_running_loop().create_future()
+        return self._next_change
 
     def of_other_ranks(self, rank: bytes | None) -> frozenset[ReplicaId]:
         """Return the replicas that a client has ruled out by choosing a data-parallel rank itself; none without one.

@@ -197,7 +197,7 @@ class Members:
             held_back=monitor.held_back,
             running=running,
             safe_to_remove=state == "drained",
-            last_error=monitor.last_error,
+            last_error=monitor.waits_because,
             replicas=tuple(monitor.replica_ids),
         )
 

@@ -47,8 +47,6 @@ class ReplicaMonitor:
         self._live: list[LiveReplica] = []
         self.waits_because: str | None = "it has not answered yet"
         """Why the replica is not in the rotation; None while it is."""
-        self.last_error: str | None = None
-        """Why it was last not up; kept when it is up again."""
         self.held_back: str | None = None
         """Why it gets no new requests; None if it gets some while it is up."""
         self.replica_ids: dict[ReplicaId, None] = {}
@@ -138,7 +136,6 @@ class ReplicaMonitor:
         replicas, self._live = self._live, []
         if replicas:
             self.waits_because = down.reason
-            self.last_error = down.reason or self.last_error
         for replica in replicas:
             self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
 
@@ -170,7 +167,7 @@ class ReplicaMonitor:
                 async with asyncio.timeout(self._health.check_timeout_s):
                     return await self._server.probe()
             except (EngineError, TimeoutError) as error:
-                self.waits_because = self.last_error = reason = _reason(error)
+                self.waits_because = reason = _reason(error)
                 if reason != logged:
                     self._log.warning("replica_waited_for", error=reason)
                     logged = reason

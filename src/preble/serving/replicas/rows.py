@@ -10,8 +10,8 @@ class MemberRow(msgspec.Struct, frozen=True):
 
     `state`: "joining" (never up yet), "live", "down" (was up), "draining" (gets no new requests, some run) or "drained"
     (none run). `held_back`: why it gets no new requests. `source`: who names it; None: nobody any more. `running`:
-    requests there. `safe_to_remove`: it gets no new requests and none run. `last_error`: why it was last not up, also
-    after it has come back. `replicas`: its ids in the scheduler: one for each data-parallel rank.
+    requests there. `safe_to_remove`: it gets no new requests and none run. `last_error`: why it is not up, None if
+    it is. `replicas`: its ids in the scheduler: one for each data-parallel rank.
     """
 
     url: str

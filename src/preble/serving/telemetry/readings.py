@@ -62,6 +62,12 @@ def of_queue(num_admitted: int, waiting: Iterable[tuple[str, str, float]]) -> It
         yield _one("preble_work_waiting_seconds", waiting_s, base_model)
 
 
+def of_wait(num_waiting: int) -> Iterator[Reading]:
+    """Prompts that wait for any replica at all; nobody knows which model they will get."""
+    if num_waiting:
+        yield _one("preble_prompts_queued", num_waiting, "")
+
+
 def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:
     """The load that engines report, of the replicas that report any."""
     for replica_id, replica in replicas.items():
