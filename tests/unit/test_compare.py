@@ -513,6 +513,7 @@ def test_the_page_needs_nothing_else_and_names_everything(result: CompareResult)
         assert word in page
 
 
+@pytest.mark.slow
 def test_several_workloads_get_an_overview() -> None:
     two = {
         "popular": WorkloadPlan(source="tool_use", requests=12, zipf=2.0),

@@ -9,6 +9,8 @@ import pytest
 
 from support.scripts import script
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("matplotlib", reason="the benchmarks draw with matplotlib (the extra `plot`)")
 
 ROOT = Path(__file__).parents[2]

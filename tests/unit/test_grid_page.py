@@ -11,6 +11,8 @@ from preble.metrics.capacity import Bound
 from preble.metrics.steady import Verdict
 from support.scripts import script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def grid() -> ModuleType:

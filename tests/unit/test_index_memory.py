@@ -24,6 +24,8 @@ from preble.core.types import (
 )
 from support.by_hand import A, B, run_of, scheduler_of
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 4
 
 

@@ -189,6 +189,7 @@ def _case(series: dict[str, str], counts: dict[str, int]) -> dict[str, object]:
     return {"interval": "1m", "input_series": given, "promql_expr_test": asked}
 
 
+@pytest.mark.slow
 def test_each_alert_fires_where_it_should(tmp_path: Path) -> None:
     assert FIRES.keys() == {alert.name for alert in generator("alerts").ALERTS}
     build, _ = UP

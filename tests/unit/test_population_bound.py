@@ -18,6 +18,8 @@ from preble.sim.bound import carried_rate, least_gpu_s
 from preble.workloads import Stream
 from preble.workloads.streams import stream_workload
 
+pytestmark = pytest.mark.slow
+
 # A token costs 1 ms, whatever shares an iteration with it.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.0, 0.0, 4096)
 TWO = Stream(prefixes=2, prefix_tokens=96, question_tokens=4, output_tokens=1)

@@ -45,6 +45,7 @@ def test_a_comparison_in_a_script_without_a_main_guard_says_what_to_write(tmp_pa
     assert run.stderr.count("Traceback") == 1, "no process was started"
 
 
+@pytest.mark.slow
 def test_a_type_checker_refuses_a_misspelled_name(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(MISTAKES)

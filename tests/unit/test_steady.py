@@ -211,6 +211,7 @@ def test_the_page_and_the_tables_tell_whether_runs_settle(result: CompareResult)
         assert said in page
 
 
+@pytest.mark.slow
 def test_a_capacity_is_found_however_high_the_search_has_to_go() -> None:
     result = compare_policies(plan(rates=(), loads=(0.5,), policies=("sticky_until_saturated",)), jobs=1)
     [standing] = result.standings
