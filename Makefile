@@ -10,6 +10,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
+# The first one that `requires-python` admits.
+OLDEST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+
 VENV := .venv
 BIN := $(VENV)/bin
 DEV := $(VENV)/.installed-dev
@@ -22,10 +25,14 @@ NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py sch
 	tests/engines/test_kv_translation.py tests/engines/test_zmtp.py
 CONSTRAINTS := requirements/constraints.txt
 PACKAGED := pyproject.toml README.md LICENSE src
-# pip compiles what it installs: without .pyc files every start is twice as slow.
-PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pip install --disable-pip-version-check --quiet
-# Runs a silent command and says every 10 s that it still runs.
+# pip compiles what it installs: without .pyc files every start is twice as slow. Not --quiet: its log says why it failed.
+PIP := -m pip --disable-pip-version-check --no-input
+PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python $(PIP) install
+# Runs a silent command and says every 10 s that it still runs; with a log, the command is silenced, and its last lines are
+# shown if it fails.
 PATIENTLY := $(PYTHON) dev/patiently.py
+INSTALLING := $(PATIENTLY) --log $(VENV)/install.log
+COMPILING := $(PATIENTLY) --log $(NATIVE)/install.log
 
 # Which engine `make demo` uses: vllm (two real replicas on the CPU) or emulator (four emulated ones).
 ENGINE ?= vllm
@@ -49,12 +56,12 @@ $(BIN)/python:
 
 $(DEV): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "make: installing the package with its development tools into $(VENV) (about 0.5 GB)"
-	@$(PATIENTLY) "installing the development tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
+	@$(INSTALLING) "installing the development tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[plot,dev]'
 	@touch $@
 
 $(DOCS): $(DEV)
 	@echo "make: installing the documentation tools into $(VENV)"
-	@$(PATIENTLY) "installing the documentation tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
+	@$(INSTALLING) "installing the documentation tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
 # The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
@@ -63,12 +70,12 @@ $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(shell find src/preble/core -nam
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)
-	@$(PATIENTLY) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
-		$(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS) '.[dev]'
+	@$(COMPILING) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
+		$(NATIVE)/bin/python $(PIP) install -c $(CONSTRAINTS) '.[dev]'
 	@rm -rf build/native $(NATIVE)/wheel && mkdir -p build/native && cp -r $(PACKAGED) build/native/
-	@$(PATIENTLY) "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
-		$(NATIVE)/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w $(NATIVE)/wheel ./build/native
-	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python -m pip install --disable-pip-version-check --quiet \
+	@$(COMPILING) "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
+		$(NATIVE)/bin/python $(PIP) wheel --no-deps -w $(NATIVE)/wheel ./build/native
+	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python $(PIP) install --quiet \
 		--force-reinstall --no-deps $(NATIVE)/wheel/*.whl
 	@rm -rf build/native
 	@touch $@
@@ -86,13 +93,15 @@ test-native: ## The tests of both halves of the core on the compiled one
 	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
 	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider -m 'not plain' $(NATIVE_TESTS); fi
 
+# For the oldest Python that `requires-python` admits, whichever runs this: pip would resolve for that one.
 constraints: ## Pin what CI installs again (requirements/constraints.txt)
 	@rm -rf build/constraints-venv
 	@$(PYTHON) -m venv build/constraints-venv
-	@build/constraints-venv/bin/python -m pip install --disable-pip-version-check --quiet '.[plot,dev,docs]'
+	@build/constraints-venv/bin/python $(PIP) install --quiet uv
 	@{ echo "# Exact versions that CI and \`make\` install. Made by \`make constraints\`; not edited by hand."; \
-	   build/constraints-venv/bin/python -m pip freeze --exclude preble; } > $(CONSTRAINTS)
-	@rm -rf build/constraints-venv
+	   build/constraints-venv/bin/uv pip compile --quiet --upgrade --python-version $(OLDEST) \
+	   --no-annotate --no-header --extra plot --extra dev --extra docs pyproject.toml; } > build/constraints.txt
+	@mv build/constraints.txt $(CONSTRAINTS) && rm -rf build/constraints-venv
 
 engines: ## Install real vLLM and SGLang for the CPU and make the tiny model (.engines/, about 5 GB, once)
 	@$(PYTHON) dev/setup.py vllm sglang

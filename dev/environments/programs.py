@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from environments.recipe import EXIT_UNSUPPORTED, Recipe, SetupFailed, digest_of, log_of
+from environments.recipe import EXIT_UNSUPPORTED, Recipe, SetupFailed, digest_of, last_lines, log_of
 from environments.speak import still
 
 
@@ -106,8 +106,7 @@ def run(command: list[str], target: Path) -> bool:
 def must_run(command: list[str], target: Path) -> None:
     """Raises: SetupFailed (status 3): the archive does not have it or cannot be reached."""
     if not run(command, target):
-        tail = "\n".join(log_of(target).read_text(errors="replace").splitlines()[-5:])
-        raise SetupFailed(f"`{' '.join(command)}` fails:\n{tail}", EXIT_UNSUPPORTED)
+        raise SetupFailed(f"`{' '.join(command)}` fails:\n{last_lines(log_of(target))}", EXIT_UNSUPPORTED)
 
 
 def link_programs(target: Path, programs: dict[str, Path]) -> None:

@@ -19,6 +19,7 @@ from environments.speak import say, still
 PROJECT = Path(__file__).resolve().parents[2]
 STAMP = "preble-stamp"
 EXIT_FAILED, EXIT_UNSUPPORTED = 1, 3
+LAST_LINES = 15
 
 
 class SetupFailed(Exception):
@@ -104,6 +105,11 @@ def _run_smoke_test(recipe: Recipe, target: Path) -> None:
 def log_of(target: Path) -> Path:
     """Of what its installation printed."""
     return target.with_name(f"{target.name}-install.log")
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log, where a program that fails says why."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from environments.recipe import (
     caller_environment,
     digest_of,
     has_stamp,
+    last_lines,
     log_of,
 )
 from environments.speak import Progress, say
@@ -51,7 +53,7 @@ class Wheels(Recipe):
     def install(self, target: Path) -> None:
         require_platform()
         python = find_python(self.python) if self.python else sys.executable
-        subprocess.run([python, "-m", "venv", str(target)], check=True, env=caller_environment())
+        make_venv(python, target)
         what = [*self.requirements] if self.lock is None else ["--no-deps", "-r", str(self.lock)]
         if not run_pip(self, target, what):
             self._try_elsewhere(target, what)
@@ -89,6 +91,15 @@ def find_python(version: tuple[int, int]) -> str:
         f"{platform.python_implementation()} {platform.python_version()}). Install python{wanted} and run again.",
         EXIT_UNSUPPORTED,
     )
+
+
+def make_venv(python: str, target: Path) -> None:
+    """Raises: SetupFailed: Python cannot; its own words say which package is missing (Debian's needs python3-venv)."""
+    command = [python, "-m", "venv", str(target)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, env=caller_environment())
+    if made.returncode != 0:
+        shutil.rmtree(target, ignore_errors=True)
+        raise SetupFailed(f"`{' '.join(command)}` fails:\n{made.stdout}{made.stderr}")
 
 
 def require_platform() -> None:
@@ -147,11 +158,10 @@ def package_in(line: str) -> str | None:
 def pip_failed(recipe: Wheels, target: Path) -> SetupFailed:
     """Report why: one line if pip cannot find a wheel (status 3), else the end of the log."""
     log = log_of(target)
-    lines = log.read_text(errors="replace").splitlines()
-    for line in reversed(lines):
+    for line in reversed(log.read_text(errors="replace").splitlines()):
         if match := re.search(r"No matching distribution found for (\S+)", line):
             return SetupFailed(missing_wheel(recipe, match[1]), EXIT_UNSUPPORTED)
-    return SetupFailed(f"pip failed; its last lines ({log} has all of them):\n" + "\n".join(lines[-15:]))
+    return SetupFailed(f"pip failed; its last lines ({log} has all of them):\n{last_lines(log)}")
 
 
 def missing_wheel(recipe: Wheels, package: str) -> str:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import zipfile
 from email.message import Message
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "preble"
@@ -62,6 +64,15 @@ def test_its_metadata_says_where_everything_is(metadata: Message) -> None:
     urls = dict(value.split(", ", 1) for value in metadata.get_all("Project-URL", []))
     assert urls.keys() == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
+
+
+def test_every_pin_can_be_installed_on_the_oldest_python_that_is_promised(metadata: Message) -> None:
+    oldest = metadata["Requires-Python"].removeprefix(">=")
+    names = re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "constraints.txt").read_text(), flags=re.MULTILINE)
+    installed = [found for name in names for found in distributions(name=name)]
+    assert len(installed) > len(names) / 2, "each was installed as it is pinned, but for those of other platforms"
+    demands = {found.name: SpecifierSet(found.metadata.get("Requires-Python", "")) for found in installed}
+    assert {name: str(demand) for name, demand in demands.items() if not demand.contains(oldest)} == {}
 
 
 def steps() -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -193,6 +195,14 @@ def test_a_missing_python_gets_a_clear_message_and_a_status_of_its_own(setup: An
     assert caught.value.status == setup.EXIT_UNSUPPORTED
 
 
+def test_a_python_that_makes_no_environment_says_why(setup: Any, wheels: Any, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'apt install python3-venv'; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(setup.SetupFailed, match="apt install python3-venv"):
+        wheels.make_venv(str(python), tmp_path / "thing")
+
+
 @pytest.mark.parametrize("name", ["prometheus", "chromium"])
 def test_a_program_that_no_package_manager_here_has_gets_a_status_of_its_own(
     setup: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -221,6 +231,35 @@ def test_a_checkout_is_installed_beside_the_engine_and_again_when_its_metadata_c
         (project / "pyproject.toml").write_text(PROJECT.format(version=version))
         setup.set_up(with_project, tmp_path / "engines")
         assert version_in(tmp_path / "engines" / "thing", "plugin") == version
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_index")
+def test_a_failed_installation_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(DEV, project / "dev")
+    shutil.copy(DEV.parent / "Makefile", project)
+    (project / "requirements").mkdir()
+    (project / "requirements" / "constraints.txt").write_text("thing==1\n")
+    (project / "src" / "preble" / "core").mkdir(parents=True)
+    (project / "backend.py").write_text(BACKEND.replace("nobody-has-this", "thing>=2"))
+    (project / "pyproject.toml").write_text(PROJECT.format(version="7"))
+    for version in ("1", "2"):
+        write_wheel(tmp_path, "thing", version)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    command = ["make", ".venv/.installed-dev", f"PYTHON={sys.executable}"]
+    made = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    for word in ("The conflict is caused by", "thing==1", "thing>=2", "install.log has all of them"):
+        assert word in made.stderr
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
 
 
 def version_in(environment: Path, distribution: str) -> str:
