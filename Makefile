@@ -25,6 +25,9 @@ NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py sch
 	tests/engines/test_kv_translation.py tests/engines/test_zmtp.py
 CONSTRAINTS := requirements/constraints.txt
 PACKAGED := pyproject.toml README.md LICENSE src
+# What is built in a copy does not see the repository.
+BUILD_COMMIT ?= $(shell git describe --always --dirty --exclude='*' --abbrev=12 2>/dev/null)
+export BUILD_COMMIT
 # pip compiles what it installs: without .pyc files every start is twice as slow. Not --quiet: its log says why it failed.
 PIP := -m pip --disable-pip-version-check --no-input
 PIP_INSTALL := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python $(PIP) install
@@ -72,7 +75,8 @@ $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(shell find src/preble/core -nam
 	@$(PYTHON) -m venv $(NATIVE)
 	@$(COMPILING) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
 		$(NATIVE)/bin/python $(PIP) install -c $(CONSTRAINTS) '.[dev]'
-	@rm -rf build/native $(NATIVE)/wheel && mkdir -p build/native && cp -r $(PACKAGED) build/native/
+	@rm -rf build/native $(NATIVE)/wheel && mkdir -p build/native/dev && cp -r $(PACKAGED) build/native/
+	@cp dev/commit_hook.py build/native/dev/
 	@$(COMPILING) "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
 		$(NATIVE)/bin/python $(PIP) wheel --no-deps -w $(NATIVE)/wheel ./build/native
 	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python $(PIP) install --quiet \

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import email
 import re
+import runpy
 import shutil
 import subprocess
-import sys
 import zipfile
 from email.message import Message
 from importlib.metadata import distributions
@@ -16,26 +16,16 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
+from dev.conftest import COMMIT, build, copy_of_sources
+from preble.build import commit
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "preble"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The pure wheel, built from a copy by the libraries of this environment."""
-    folder = tmp_path_factory.mktemp("package")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(PACKAGE, folder / "src" / "preble", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    [path] = (folder / "dist").glob("*.whl")
-    assert path.name.endswith("-py3-none-any.whl")
-    return zipfile.ZipFile(path)
+def wheel(wheel_file: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(wheel_file)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +38,32 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     files = {path.relative_to(ROOT / "src") for path in PACKAGE.rglob("*") if path.is_file()}
-    assert packed == {str(path) for path in files if "__pycache__" not in path.parts}
+    assert packed == {"preble/commit.txt", *(str(path) for path in files if "__pycache__" not in path.parts)}
+
+
+@pytest.mark.slow
+def test_it_names_the_commit_that_it_was_built_from_also_by_way_of_the_source_package(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    assert wheel.read("preble/commit.txt").decode() == f"{COMMIT}\n"
+    (tmp_path / "checkout").mkdir()
+    source = build(copy_of_sources(tmp_path / "checkout"), "sdist", COMMIT)
+    shutil.unpack_archive(source, tmp_path / "unpacked")
+    [unpacked] = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(build(unpacked, "wheel", "")) as again:
+        assert again.read("preble/commit.txt").decode() == f"{COMMIT}\n"
+
+
+def test_a_checkout_that_is_used_in_place_asks_git() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("these are the sources of a package, not a repository")
+    said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(commit().removesuffix("-dirty")) and len(commit()) >= 12
+
+
+def test_sources_without_a_repository_are_of_an_unknown_commit(tmp_path: Path) -> None:
+    copied = shutil.copytree(PACKAGE, tmp_path / "src" / "preble", ignore=shutil.ignore_patterns("__pycache__"))
+    assert runpy.run_path(str(copied / "build.py"))["commit"]() == "unknown"
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from yarl import URL
 
 from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, replicas, running, status
+from preble import __version__
+from preble.build import commit
 from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig
 from preble.engines.emulator.config import EmulatorConfig
 from preble.engines.emulator.server import EmulatorServer
@@ -266,9 +268,11 @@ async def test_what_no_replica_serves_is_the_replicas_404() -> None:
 
 async def test_pages_for_probes_and_clients() -> None:
     async with emulated() as cluster:
-        for path in ("/health", "/healthz", "/livez", "/ping", "/ready", "/readyz", "/version"):
+        for path in ("/health", "/healthz", "/livez", "/ping", "/ready", "/readyz"):
             async with cluster.http.get(path) as answer:
                 assert answer.status == 200, path
+        async with cluster.http.get("/version") as answer:
+            assert await answer.json() == {"version": __version__, "commit": commit()}
         async with cluster.http.post(cluster.servers[0].url + "/v1/load_lora_adapter", json={"lora_name": "a"}):
             pass
         await eventually(lambda: "a" in cluster.gateway.serving.replicas.models())

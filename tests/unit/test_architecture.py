@@ -22,6 +22,7 @@ DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 FLOORS = {
     "background": 0,
+    "build": 0,
     "errors": 0,
     "logs": 0,
     "core": 1,

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from preble import __version__
+from preble.build import commit
 from preble.cli import COMMANDS, cli
 from preble.cli.failure import as_click_exception
 from preble.cli.options import WORKLOAD_HELP
@@ -45,7 +46,7 @@ def test_the_groups_help_lists_every_command() -> None:
 
 
 def test_the_version_is_shown() -> None:
-    assert preble("--version").stdout == f"preble, version {__version__}\n"
+    assert preble("--version").stdout == f"preble, version {__version__} (commit {commit()})\n"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_the_version_is_shown() -> None:
     [
         (["nope"], "No such command 'nope'"),
         (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
+        (["version"], "No such command 'version'. Did you mean '--version'?"),
         (["bench", "--url", NOWHERE, "--rps", "many"], "'many' is not a valid number"),
         (["--nope"], "No such option '--nope'"),
         (["serve", "--replcia", "http://a"], "No such option '--replcia'."),
@@ -66,7 +68,6 @@ def test_the_version_is_shown() -> None:
         (["up", "--engine", "emulator", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
         (["serve", "--config", "missing.toml"], "missing.toml"),
         (["emulate", "--port", "0"], "Missing option '--profile'"),
-        (["version"], "No such command 'version'. Did you mean '--version'?"),
         (["bench", "--url", NOWHERE, "--rps", "0"], "--rps"),
         (["bench", "--url", NOWHERE, "--rps", "nan"], "'nan' is not a number"),
         (["bench", "--url", NOWHERE, "--rps", "inf"], "'inf' is not a number"),

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from preble import __version__
+from preble.build import commit
 from preble.cli.failure import one_line_failures
 
 COMMANDS = MappingProxyType(
@@ -75,13 +76,26 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"preble, version {__version__} (commit {commit()})")
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     modules=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command explains itself: preble serve --help",
 )
-@click.version_option(__version__, prog_name="preble")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Preble: one endpoint in front of many LLM replicas. Each prompt goes where it is served soonest.
 

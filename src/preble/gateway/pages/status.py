@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import preble
+from preble.build import commit
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.pages.front import Front
 from preble.serving import METRICS_CONTENT_TYPE, Serving
@@ -43,8 +44,8 @@ class StatusPages:
         await client.reply_json(200 if status == "ready" else 503, page)
 
     async def version(self, client: AsgiClient) -> None:
-        """Answer with the version of Preble."""
-        await client.reply_json(200, {"version": preble.__version__})
+        """Answer with the version of Preble, and the commit that it was built from."""
+        await client.reply_json(200, {"version": preble.__version__, "commit": commit()})
 
     async def metrics(self, client: AsgiClient) -> None:
         """Answer with every metric, for Prometheus."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from preble import __version__
+from preble.build import commit
 from preble.core.placing import scheduler as scheduler_module
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import ReplicaState
@@ -104,7 +105,7 @@ def of_group(group: Group) -> Iterable[Reading]:
 def of_build(policy: str) -> Iterable[Reading]:
     """What runs here."""
     core = "plain" if (scheduler_module.__file__ or "").endswith(".py") else "compiled"
-    return [_one("preble_build_info", 1, __version__, policy, platform.python_version(), core)]
+    return [_one("preble_build_info", 1, __version__, commit(), policy, platform.python_version(), core)]
 
 
 def of_process(name: str) -> Iterator[Reading]:

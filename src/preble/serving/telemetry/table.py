@@ -231,6 +231,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "build_info",
                 "Always 1; its labels say what runs here. core: compiled or plain.",
                 "version",
+                "commit",
                 "policy",
                 "python",
                 "core",
