@@ -7,6 +7,8 @@ from typing import NamedTuple
 import yaml
 
 _DOCS = "https://github.com/preble-project/preble/tree/main/docs"
+_WHICH = "{{ with $labels.replica }}{{ . }} is{{ else }}{{ $value }} of the replicas are{{ end }}"
+"""The replica, or how many where `metrics.per_replica` is false."""
 
 
 class Alert(NamedTuple):
@@ -84,18 +86,18 @@ ALERTS = [
     Alert(
         "PrebleReplicaDown",
         "warning",
-        "preble_replica_up == 0",
+        'sum without (state) (preble_replica_state{state=~"down|joining"}) > 0',
         "10m",
-        "{{ $labels.replica }} is not in the rotation.",
+        f"{_WHICH} not in the rotation.",
         "GET /replicas has its last error.",
         "howto/fleet.md",
     ),
     Alert(
         "PrebleReplicaEjected",
         "warning",
-        "min_over_time(preble_replica_ejected[10m]) == 1",
+        "min_over_time(preble_replica_ejected[10m]) > 0",
         "5m",
-        "{{ $labels.replica }} fails requests, is slow, or begins no answer: requests keep away from it.",
+        f"{_WHICH} kept out: requests fail there, are slow, or get no answer.",
         "The log has `replica_ejected` with the reason; restart the engine if it does not recover.",
         "reference/failures.md",
     ),

@@ -124,7 +124,7 @@ FIRES = {
         'preble_ttft_seconds_bucket{job="p",model="m",le="+Inf"}': "0+20x300",
     },
     "PrebleWorkWaits": {'preble_work_waiting_seconds{job="p"}': "50x300"},
-    "PrebleReplicaDown": {'preble_replica_up{job="p",replica="b"}': "0x300"},
+    "PrebleReplicaDown": {'preble_replica_state{job="p",replica="b",state="down"}': "1x300"},
     "PrebleReplicaEjected": {'preble_replica_ejected{job="p",replica="b"}': "1x300"},
     "PrebleUnbalanced": {
         f'preble_load_seconds{{job="p",instance="g",replica="{r}"}}': v

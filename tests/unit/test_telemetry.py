@@ -144,6 +144,38 @@ def test_metrics_of_the_same_meaning_have_vllms_names_too_where_they_are_wanted(
     assert not [name for name in samples(Telemetry()) if name.startswith("vllm:")]
 
 
+def sums_only(num_replicas: int) -> Telemetry:
+    telemetry = Telemetry(config=MetricsConfig(per_replica=False))
+    for number in range(num_replicas):
+        telemetry.placed(placement(f"r{number}"), "tiny", 0.001)
+        telemetry.first_byte(ReplicaId(f"r{number}"), "tiny", Caller(), 0.3, 0.2)
+        telemetry.replica_up(ReplicaId(f"r{number}"), events=True)
+        telemetry.numbers.set("preble_kv_in_use_ratio", f"r{number}", to=0.5)
+        telemetry.numbers.set("preble_replica_state", f"r{number}", "live" if number else "down", to=1)
+    return telemetry
+
+
+def test_without_series_of_replicas_there_are_their_sums_however_many_they_are() -> None:
+    shown = samples(sums_only(3))
+    assert not [name for name in shown if "replica=" in name]
+    assert shown["preble_replica_up{}"] == 3
+    assert shown["preble_replica_state{state=live}"] == 2
+    assert shown["preble_prompt_tokens_total{model=tiny}"] == 300
+    assert shown["preble_replica_ttft_seconds_count{model=tiny}"] == 3
+    assert not [name for name in shown if name.startswith("preble_kv_in_use_ratio")], "the sum of ratios says nothing"
+    assert samples(sums_only(400)).keys() == shown.keys()
+
+
+def test_no_sum_over_replicas_shrinks_when_one_is_gone_for_good() -> None:
+    telemetry = sums_only(3)
+    telemetry.forget_replica(ReplicaId("r1"))
+    telemetry.forget_replica(ReplicaId("r2"))
+    shown = samples(telemetry)
+    assert shown["preble_prompt_tokens_total{model=tiny}"] == 300
+    assert shown["preble_replica_ttft_seconds_count{model=tiny}"] == 3
+    assert shown["preble_replica_up{}"] == 1
+
+
 def test_tenants_have_labels_where_they_are_wanted_and_only_so_many() -> None:
     telemetry = Telemetry(config=MetricsConfig(tenants=2))
     for name in ("one", "two", "three", "four", "one"):

@@ -18,15 +18,20 @@ _OTHERS_MODEL = "model_name"
 """vLLM's name of our label `model`."""
 
 
-def in_text(states: Iterable[Iterable[Reading]], *, vllm_names: bool = False) -> str:
+def in_text(states: Iterable[Iterable[Reading]], *, per_replica: bool = True, vllm_names: bool = False) -> str:
     """Return every metric of the table, summed over processes.
 
-    `states`: each process's numbers. `vllm_names`: give the metrics that mean the same vLLM's names as well.
+    `states`: each process's numbers. `per_replica`: each replica's, or else their sums. `vllm_names`: give the metrics
+    that mean the same vLLM's names as well.
     """
     totals = total(states)
     lines: list[str] = []
     for declared in TABLE:
-        lines += _family(declared.name, declared, declared.labels, totals[declared.name])
+        if per_replica or "replica" not in declared.labels:
+            lines += _family(declared.name, declared, declared.labels, totals[declared.name])
+        elif declared.adds_up:
+            labels = tuple(label for label in declared.labels if label != "replica")
+            lines += _family(declared.name, declared, labels, _sums(declared, labels, totals[declared.name]))
     for declared in TABLE if vllm_names else ():
         if declared.same_as:
             lines += _as_vllm(declared, totals)
@@ -56,15 +61,20 @@ def _histogram(name: str, inside: str, bounds: tuple[float, ...], cell: Cell) ->
 
 def _as_vllm(declared: Declared, totals: Mapping[str, Series]) -> Iterator[str]:
     """The metric under the name that vLLM has for it: by model, whatever the replica; a ratio is the replicas' mean."""
-    series, has_model = totals[declared.name], "model" in declared.labels
-    at = declared.labels.index("model") if has_model else 0
-    sums: dict[tuple[str, ...], Cell] = {}
-    for values, cell in series.items():
-        key = (values[at],) if has_model else ()
-        add(sums.setdefault(key, [0.0] * declared.cell_size), cell)
+    series, labels = totals[declared.name], tuple(label for label in declared.labels if label == "model")
+    sums = _sums(declared, labels, series)
     if declared.name.endswith("_ratio"):
         sums = {key: [cell[0] / len(series)] for key, cell in sums.items()}
-    return _family(declared.same_as, declared, (_OTHERS_MODEL,) if has_model else (), sums)
+    return _family(declared.same_as, declared, (_OTHERS_MODEL,) if labels else (), sums)
+
+
+def _sums(declared: Declared, labels: tuple[str, ...], series: Series) -> dict[tuple[str, ...], Cell]:
+    """Return the sums of a metric's series that agree in some of its labels."""
+    kept = [declared.labels.index(label) for label in labels]
+    sums: dict[tuple[str, ...], Cell] = {}
+    for values, cell in series.items():
+        add(sums.setdefault(tuple(values[at] for at in kept), [0.0] * declared.cell_size), cell)
+    return sums
 
 
 def _braced(inside: str) -> str:

@@ -83,21 +83,21 @@ class Telemetry:
         self.log: Any = structlog.get_logger().bind()
         self._logs_placements = self.log.is_enabled_for(logging.DEBUG)
         self._lines = LineRate((log or RequestLogConfig()).requests_per_s)
-        self._max_tenants = config.tenants
         self._tenants: set[str] = set()
         self._placing = numbers.cell("preble_placing_seconds")
         self._of: dict[tuple[ReplicaId, str], _OfReplica] = {}
         numbers.read(lambda: of_process(process))
         if log_losses is not None:
             numbers.read(lambda: [("preble_log_lines_lost", (), [float(log_losses.num_lines)])])
-        self._vllm_names = config.vllm_names
+        self._config = config
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
         """Every metric in Prometheus' text form."""
         states = chain([self.numbers.state()], self.others())
-        return in_text(states, vllm_names=self._vllm_names).encode() + generate_latest(self.registry)
+        shown = in_text(states, per_replica=self._config.per_replica, vllm_names=self._config.vllm_names)
+        return shown.encode() + generate_latest(self.registry)
 
     def _of_replica(self, replica: ReplicaId, model: str) -> _OfReplica:
         if (found := self._of.get((replica, model))) is None:
@@ -212,9 +212,9 @@ class Telemetry:
     def _label(self, caller: Caller) -> str:
         """Return the tenant's label: its name, `other` beyond `metrics.tenants` names, "" if that is 0."""
         tenant = caller.tenant
-        if not self._max_tenants or not tenant or tenant in self._tenants:
-            return tenant if self._max_tenants else ""
-        if len(self._tenants) == self._max_tenants:
+        if not self._config.tenants or not tenant or tenant in self._tenants:
+            return tenant if self._config.tenants else ""
+        if len(self._tenants) == self._config.tenants:
             return OTHER_TENANTS
         self._tenants.add(tenant)
         return tenant
@@ -283,6 +283,8 @@ class Telemetry:
     def forget_replica(self, replica: ReplicaId) -> None:
         """Drop a replica's metrics: it is gone for good, and over months a fleet has many."""
         self._of = {key: known for key, known in self._of.items() if key[0] != replica}
+        if not self._config.per_replica:
+            self.numbers.keep_counts(replica)
         self.numbers.forget_replica(replica)
 
     def replica_expected(self, replica: ReplicaId) -> None:

@@ -16,6 +16,7 @@ Cell = list[float]
 Reading = tuple[str, tuple[str, ...], Cell]
 """A metric's name, its labels' values in the table's order, and the numbers."""
 Reader = Callable[[], Iterable[Reading]]
+_OF_REPLICAS = tuple(declared for declared in TABLE if "replica" in declared.labels)
 Totals = dict[str, dict[tuple[str, ...], Cell]]
 
 
@@ -64,10 +65,18 @@ class Numbers:
 
     def forget_replica(self, replica: str) -> None:
         """Stop showing all series of a replica. O(series)."""
-        for declared in TABLE:
-            if "replica" in declared.labels:
-                at, cells = declared.labels.index("replica"), self._cells[declared.name]
-                self._cells[declared.name] = {values: cell for values, cell in cells.items() if values[at] != replica}
+        for declared in _OF_REPLICAS:
+            at, cells = declared.labels.index("replica"), self._cells[declared.name]
+            self._cells[declared.name] = {values: cell for values, cell in cells.items() if values[at] != replica}
+
+    def keep_counts(self, replica: str) -> None:
+        """Count what a replica did as done by a replica without a name, so that no sum over replicas shrinks."""
+        for declared in _OF_REPLICAS:
+            if declared.kind is not Kind.GAUGE:
+                at = declared.labels.index("replica")
+                own = [(values, cell) for values, cell in self._cells[declared.name].items() if values[at] == replica]
+                for values, cell in own:
+                    add(self.cell(declared.name, *values[:at], "", *values[at + 1 :]), cell)
 
     def keep(self, state: Iterable[Reading]) -> None:
         """Add the counts of a process that has ended, but not its gauges, which no longer hold."""

@@ -25,7 +25,7 @@ class Declared:
     """One metric. `labels`: names, in the order in which their values are given. `bounds`: of a histogram's buckets.
 
     `same_as`: the name under which vLLM, and the Gateway API Inference Extension's protocol for model servers, know a
-    metric of the same meaning; "" for none.
+    metric of the same meaning; "" for none. `adds_up`: the sum over replicas says something.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Declared:
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
     same_as: str = ""
+    adds_up: bool = True
 
     @property
     def cell_size(self) -> int:
@@ -45,8 +46,8 @@ def _counter(name: str, text: str, *labels: str, same_as: str = "") -> Declared:
     return Declared(f"preble_{name}_total", Kind.COUNTER, text, labels, same_as=same_as)
 
 
-def _gauge(name: str, text: str, *labels: str, same_as: str = "") -> Declared:
-    return Declared(f"preble_{name}", Kind.GAUGE, text, labels, same_as=same_as)
+def _gauge(name: str, text: str, *labels: str, same_as: str = "", adds_up: bool = True) -> Declared:
+    return Declared(f"preble_{name}", Kind.GAUGE, text, labels, same_as=same_as, adds_up=adds_up)
 
 
 def _seconds(name: str, text: str, *labels: str, bounds: tuple[float, ...] = SHORT_S, same_as: str = "") -> Declared:
@@ -143,6 +144,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "Part of the KV cache that requests in flight use, where its size is known.",
                 "replica",
                 same_as="vllm:kv_cache_usage_perc",
+                adds_up=False,
             ),
             _gauge("engine_kv_tokens", "Tokens of KV cache that the engine reports as in use.", "replica"),
             _counter("kv_events", "Changes of prefix caches that replicas reported.", "replica", "kind"),
@@ -183,6 +185,7 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "Last check of a replica's token ids and cache: 1 as predicted, 0 not, -1 unchecked.",
                 "replica",
                 "check",
+                adds_up=False,
             ),
             _gauge("replica_safe_to_remove", "1 for a replica that is drained and runs nothing.", "replica"),
             _gauge("source_replicas", "Replicas that a source names.", "source"),
