@@ -23,7 +23,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_reference_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run python -m preble.config.reference"
+    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run `make reference`"
 
 
 def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit() -> None:
