@@ -189,7 +189,7 @@ async def test_a_large_body_in_many_pieces_is_put_together(serve: Serve) -> None
         ("OPTIONS", "/v1/completions", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
         ("GET", "/v1/nothing", 404, "not_found"),
-        ("POST", "/", 404, "not_found"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("POST", "/v1/v1/completions", 404, "not_found"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -271,6 +272,12 @@ async def test_pages_for_probes_and_clients() -> None:
         for path in ("/health", "/healthz", "/livez", "/ping", "/ready", "/readyz"):
             async with cluster.http.get(path) as answer:
                 assert answer.status == 200, path
+        async with cluster.http.get("/") as answer:
+            links = re.findall('href="([^":]+)"', await answer.text())
+            assert (answer.status, answer.content_type, links[0]) == (200, "text/html", "ui")
+        for link in links:
+            async with cluster.http.get(f"/{link}") as answer:
+                assert answer.status == 200, link
         async with cluster.http.get("/version") as answer:
             assert await answer.json() == {"version": __version__, "commit": commit()}
         async with cluster.http.post(cluster.servers[0].url + "/v1/load_lora_adapter", json={"lora_name": "a"}):

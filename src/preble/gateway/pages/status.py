@@ -1,4 +1,4 @@
-"""Health, readiness, version and metrics."""
+"""Health, readiness, version, metrics, and where a browser finds the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from preble.serving import METRICS_CONTENT_TYPE, Serving
 
 HEALTH = ("/health", "/healthz", "/livez", "/ping")
 READY = ("/ready", "/readyz")
-VERSION, METRICS = "/version", "/metrics"
+VERSION, METRICS, START = "/version", "/metrics", "/"
+DOCUMENTATION = "https://github.com/preble-project/preble/tree/main/docs"
+_START = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Preble</title>
+<h1>Preble</h1><p>One endpoint in front of many LLM replicas: send requests to <code>/v1/chat/completions</code>.</p>
+<ul><li><a href="ui">live page</a><li><a href="v1/models">models</a><li><a href="ready">readiness</a>
+<li><a href="metrics">metrics</a><li><a href="{DOCUMENTATION}">documentation</a></ul></html>
+""".encode()
+_START_HEADERS = [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", b"default-src 'none'")]
 
 
 class StatusPages:
@@ -21,6 +28,10 @@ class StatusPages:
     def __init__(self, serving: Serving, front: Front) -> None:
         self._serving = serving
         self._front = front
+
+    async def start(self, client: AsgiClient) -> None:
+        """Answer a browser, or a health check of `/`, with links to the pages."""
+        await client.reply(200, _START_HEADERS, _START)
 
     async def health(self, client: AsgiClient) -> None:
         """Answer as long as the process does."""

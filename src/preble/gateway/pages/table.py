@@ -12,7 +12,7 @@ from preble.gateway.pages.front import Front
 from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE, LivePage
 from preble.gateway.pages.models import MODELS, ModelPages
 from preble.gateway.pages.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
-from preble.gateway.pages.status import HEALTH, METRICS, READY, VERSION, StatusPages
+from preble.gateway.pages.status import HEALTH, METRICS, READY, START, VERSION, StatusPages
 from preble.serving import Serving
 
 Handlers = Mapping[str, Callable[[AsgiClient], Awaitable[None]]]
@@ -53,6 +53,7 @@ class Pages:
             MODELS: {"GET": models.list},
             **{path: {"GET": status.health} for path in HEALTH},
             **{path: {"GET": status.ready} for path in READY},
+            START: {"GET": status.start},
             VERSION: {"GET": status.version},
             METRICS: {"GET": status.metrics},
             UI: {"GET": live.page},
