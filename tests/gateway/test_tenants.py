@@ -309,6 +309,39 @@ def test_a_key_tells_other_gateways_only_what_was_used_here_and_once() -> None:
     assert limits.take_untold() == []
 
 
+def test_what_is_given_back_is_taken_from_what_the_key_uses_next() -> None:
+    limits = KeyLimits()
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60))
+    limits.charge(caller, -30, 0.0)
+    assert limits.take_untold() == []
+    limits.charge(caller, 50, 0.0)
+    assert limits.take_untold() == [("k", 0, 20)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_no_word_of_a_peer_takes_more_from_a_key_than_a_minute_gives_back(when: str) -> None:
+    limits = KeyLimits()
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60, requests_per_minute=600))
+    if when == "after":
+        limits.admit(caller, 1, 0.0)
+    for _ in range(3):
+        limits.used_elsewhere("k", 10**9, 10**9, 1.0)
+    with pytest.raises(Overloaded) as refused:
+        limits.admit(caller, 1, 1.0)
+    assert refused.value.retry_after_s <= 61.0
+    limits.admit(caller, 1, 63.0)
+
+
+def test_a_deficit_of_its_own_is_not_forgiven_by_the_word_of_a_peer() -> None:
+    limits = KeyLimits()
+    caller = Caller("k", "t", limits=KeyConfig("0" * 64, tokens_per_minute=60))
+    limits.charge(caller, 600, 0.0)
+    limits.used_elsewhere("k", 0, 1, 0.0)
+    with pytest.raises(Overloaded) as refused:
+        limits.admit(caller, 1, 0.0)
+    assert refused.value.retry_after_s == pytest.approx(541.0)
+
+
 def test_what_peers_say_of_keys_takes_bounded_memory() -> None:
     limits = KeyLimits()
     for number in range(key_limits.MOST_KEYS + 5):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from hmac import digest
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -14,15 +17,17 @@ from typing import Any
 import msgspec
 import nats
 import pytest
+import structlog
 
 from gateway.fakes import FakeReplica, replicas
-from preble.config import DecisionsConfig, PeersConfig, QueueConfig
+from preble.config import AuthConfig, DecisionsConfig, PeersConfig, QueueConfig
 from preble.config.keys import KeyConfig
-from preble.core.types import ReplicaId, Request, RequestId
+from preble.core.types import PeerId, ReplicaId, Request, RequestId
 from preble.errors import ConfigError, Overloaded
-from preble.peers.packets import VERSION
+from preble.peers.packets import VERSION, Ejected, Left, Message, Used, encode, join
 from preble.serving import COMPLETIONS, Placed, Serving
 from preble.serving.callers import ANYBODY, Caller
+from preble.serving.peers import packet_keys
 from preble.serving.replicas.ejection import Standing
 from serving.test_carrier import config
 from support.nats import nats_server
@@ -96,7 +101,7 @@ async def test_what_one_gateway_places_counts_at_the_others_until_it_ends(fakes:
             again.cancelled()
             await eventually(lambda: a.num_assumed == b.num_assumed == c.num_assumed == 0)
             assert a.metric("preble_peers") == 2
-            assert b.metric("preble_peer_bad_packets_total") == 0
+            assert num_bad(b, "malformed") == num_bad(b, "unsigned") == 0
 
 
 async def test_a_gateway_that_joins_late_is_told_what_is_in_flight_and_says_when_it_knows(
@@ -180,12 +185,14 @@ async def test_groups_of_different_clusters_do_not_hear_each_other(fakes: list[F
             assert not x.group.peers and len(a.group.peers) == 1
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "several-gateways.md"
+KEYS = AuthConfig(api_keys=("alice",), admin_keys=("op",))
 HOSTILE = [
     b"",
     b"\xff" * 1000,
     msgspec.msgpack.encode([VERSION + 1, "stranger", []]),
-    msgspec.msgpack.encode([VERSION, "stranger", [["p", 1, "replica", -5, 0, b"", b""]]]),
-    msgspec.msgpack.encode([VERSION, "x" * 10_000, [["l"]]]),
+    msgspec.msgpack.encode([VERSION, [], msgspec.msgpack.encode(["stranger", 1, [["l"]]])]),
+    msgspec.msgpack.encode([VERSION, [b"m" * 16], b"x" * 10_000]),
 ]
 ODD = [
     ["p", 1, "no such replica", 100, 0, b"", b""],
@@ -200,25 +207,154 @@ ODD = [
 ]
 
 
-async def test_packets_that_are_malformed_or_odd_harm_nobody(fakes: list[FakeReplica]) -> None:
+def certificate(cert: Path, key: Path) -> None:
+    """Write a certificate for 127.0.0.1, and its key."""
+    if (openssl := which("openssl")) is None:
+        not_there("openssl is not installed here")
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=nats"]
+    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(made, check=True, capture_output=True)
+
+
+class Stranger:
+    """A client of the group's NATS. `forged`: a packet that no gateway has sealed."""
+
+    def __init__(self, client: nats.NATS) -> None:
+        self._client = client
+
+    async def publish(self, *packets: bytes) -> None:
+        for packet in packets:
+            await self._client.publish(f"preble.{VERSION}.default.gateways", packet)
+        await self._client.flush()
+
+    async def overhear(self, count: int) -> list[bytes]:
+        """The next packets of gateways."""
+        heard: list[bytes] = []
+
+        async def hear(message: Any) -> None:
+            heard.append(message.data)
+
+        listening = await self._client.subscribe(f"preble.{VERSION}.default.gateways", cb=hear)
+        await eventually(lambda: len(heard) >= count)
+        await listening.unsubscribe()
+        return heard
+
+
+def forged(sender: str, *messages: Message) -> bytes:
+    return join((b"m" * 16,), encode(PeerId(sender), 10**6, messages))
+
+
+@asynccontextmanager
+async def stranger(url: str) -> AsyncIterator[Stranger]:
+    client = await nats.connect(url)
+    yield Stranger(client)
+    await client.close()
+
+
+def num_bad(gateway: Gateway, reason: str) -> float:
+    return gateway.metric(f'preble_peer_bad_packets_total{{reason="{reason}"}}')
+
+
+async def test_packets_that_are_malformed_are_counted_and_harm_nobody(fakes: list[FakeReplica]) -> None:
     with nats_server() as server:
-        async with group(fakes, server.url, "a", "b", peers={"silent_s": 3.0}) as (a, b):
-            stranger = await nats.connect(server.url)
-            subject = f"preble.{VERSION}.default.gateways"
-            for packet in HOSTILE:
-                await stranger.publish(subject, packet)
-            replica = fakes[0].url
-            odd = [[replica if part == "REPLICA" else part for part in message] for message in ODD]
-            await stranger.publish(subject, msgspec.msgpack.encode([VERSION, "stranger", odd]))
-            await stranger.flush()
-            await eventually(lambda: a.metric("preble_peer_bad_packets_total") == len(HOSTILE))
-            await eventually(lambda: "stranger" not in a.group.peers and len(a.group.peers) == 1)
-            assert a.num_assumed == 0
-            a.serving.scheduler.check()
+        async with group(fakes, server.url, "a", "b", auth=KEYS) as (a, b), stranger(server.url) as evil:
+            await evil.publish(*HOSTILE)
+            await eventually(lambda: num_bad(a, "malformed") + num_bad(a, "unsigned") == len(HOSTILE))
             placed = await b.place("after all that")
             await eventually(lambda: a.num_assumed == 1)
             placed.cancelled()
-            await stranger.close()
+
+
+async def test_a_stranger_can_neither_speak_for_a_gateway_nor_say_again_what_one_has_said(
+    fakes: list[FakeReplica],
+) -> None:
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b", auth=KEYS) as (a, b), stranger(server.url) as evil:
+            old = await evil.overhear(3)
+            lies = (Used((("alice", 10**9, 10**9),), (("alice", 1e6),)), Ejected(fakes[0].url), Left())
+            await evil.publish(*(forged(name, lie) for name in ("evil", a.group.me, b.group.me) for lie in lies))
+            await eventually(lambda: num_bad(a, "unsigned") == 9)
+            assert a.group.peers == {b.group.me}
+            assert a.serving.standing(ReplicaId(fakes[0].url)) is Standing.IN
+            assert a.serving._turns.used_s("alice") == 0
+            await evil.publish(*old)
+            await eventually(lambda: num_bad(a, "replayed") == len(old))
+
+
+async def test_a_member_whose_packets_are_odd_harms_nobody(fakes: list[FakeReplica]) -> None:
+    """It has the key: a bug, or another program of the operator's."""
+    with nats_server() as server:
+        async with (
+            group(fakes, server.url, "a", "b", auth=KEYS, peers={"silent_s": 3.0}) as (a, _),
+            stranger(server.url) as odd,
+        ):
+            replica = fakes[0].url
+            said = [[replica if part == "REPLICA" else part for part in message] for message in ODD]
+            body = msgspec.msgpack.encode(["odd", 1, said])
+            [key] = packet_keys(config(fakes, auth=KEYS))
+            await odd.publish(join((digest(key, body, "sha256")[:16],), body))
+            await eventually(lambda: "odd" in a.group.peers)
+            await eventually(lambda: "odd" not in a.group.peers and len(a.group.peers) == 1)
+            assert a.num_assumed == 0
+            a.serving.scheduler.check()
+
+
+async def test_gateways_with_other_keys_are_another_group_and_one_line_of_the_log_says_so(
+    fakes: list[FakeReplica],
+) -> None:
+    others = AuthConfig(api_keys=("bob",))
+    with nats_server() as server, structlog.testing.capture_logs() as log:
+        async with (
+            group(fakes, server.url, "a", "b", auth=KEYS) as (a, b),
+            gateway(fakes, server.url, "x", auth=others, peers={"warm_s": 0.5}) as x,
+        ):
+            await eventually(lambda: num_bad(a, "unsigned") >= 3 and num_bad(x, "unsigned") >= 3)
+            assert a.group.peers == {b.group.me} and not x.group.peers
+            said = [line for line in log if line["event"] == "peers_bad_packet" and line["gateway"] == a.group.me]
+            assert len(said) == 1 and "the same keys" in said[0]["error"]
+
+
+async def test_keys_change_one_gateway_after_the_other_without_splitting_the_group(fakes: list[FakeReplica]) -> None:
+    later = AuthConfig(api_keys=("alice", "bob"), admin_keys=("op",))
+    with nats_server() as server:
+        async with group(fakes, server.url, "a", "b", auth=KEYS) as (a, b):
+            for one in (a, b):
+                one.serving.reconfigure(msgspec.structs.replace(one.serving._config, auth=later))
+                heard = a.group.num_heard, b.group.num_heard
+                await eventually(lambda heard=heard: a.group.num_heard > heard[0] and b.group.num_heard > heard[1])
+            async with gateway(fakes, server.url, "late", auth=later) as late:
+                await eventually(lambda: late.group.peers == {a.group.me, b.group.me})
+            assert num_bad(a, "unsigned") == num_bad(b, "unsigned") == 0
+
+
+async def test_a_file_of_secrets_is_what_a_group_shares_where_it_is_given(
+    fakes: list[FakeReplica], tmp_path: Path
+) -> None:
+    """Each line is one, so they are changed by adding a line everywhere, then removing the old one everywhere."""
+    files = {"old": "a" * 32, "both": f"{'a' * 32}\n{'b' * 32}\n", "new": "b" * 32}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with nats_server() as server:
+        async with AsyncExitStack() as stack:
+            old, both, new = [
+                await stack.enter_async_context(
+                    gateway(fakes, server.url, name, peers={"secret_file": str(tmp_path / name), "warm_s": 0.5})
+                )
+                for name in files
+            ]
+            await eventually(lambda: both.group.peers == {old.group.me, new.group.me})
+            await eventually(lambda: num_bad(old, "unsigned") > 0)
+            assert old.group.peers == new.group.peers == {both.group.me}
+
+
+@pytest.mark.parametrize("text", ["", "short\n", "x" * 32 + "\nshort", "\n".join("x" * 32 for _ in range(5))])
+async def test_a_secret_that_is_none_is_refused_at_the_start(
+    fakes: list[FakeReplica], tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="holds no usable secret"):
+        await Serving.start(config(fakes, peers=PeersConfig(("nats://127.0.0.1:9",), secret_file=str(file))))
 
 
 async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeReplica]) -> None:
@@ -233,15 +369,42 @@ async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeRe
             assert len(a.group.peers) == 1
 
 
+CONFIGURED = re.search(r"```\n(# nats.conf.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+async def test_the_configuration_of_nats_on_the_page_lets_gateways_in_and_nothing_else(
+    fakes: list[FakeReplica], tmp_path: Path
+) -> None:
+    certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+    assert CONFIGURED is not None
+    text = re.sub(r"listen: .*", "", CONFIGURED[1]).replace("/etc/nats", str(tmp_path))
+    (tmp_path / "nats.conf").write_text(text)
+    with nats_server("-c", str(tmp_path / "nats.conf")) as server:
+        url = server.url.replace("nats://", "tls://preble:SECRET@")
+        context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        refused: list[str] = []
+
+        async def note(error: Exception) -> None:
+            refused.append(str(error).lower())
+
+        async with group(fakes, url, "a", "b", auth=KEYS, peers={"tls_ca": str(tmp_path / "cert.pem")}) as (a, _):
+            assert num_bad(a, "unsigned") == 0
+            with pytest.raises(nats.errors.NoServersError):
+                await nats.connect(server.url.replace("nats:", "tls:"), tls=context, max_reconnect_attempts=1)
+            preble = await nats.connect(url, tls=context, error_cb=note)
+            await preble.publish("something.else", b"")
+            await preble.subscribe(">")
+            await preble.flush()
+            await eventually(lambda: len(refused) == 2)
+            assert all("permissions violation" in error for error in refused)
+            await preble.close()
+
+
 async def test_a_bus_with_tls_is_joined_only_by_its_certificate_authority(
     fakes: list[FakeReplica], tmp_path: Path
 ) -> None:
-    if (openssl := which("openssl")) is None:
-        not_there("openssl is not installed here")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=nats"]
-    made += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    await asyncio.to_thread(subprocess.run, made, check=True, capture_output=True)
+    certificate(cert, key)
     with nats_server("--tls", "--tlscert", str(cert), "--tlskey", str(key)) as server:
         url = server.url.replace("nats://", "tls://")
         async with (

@@ -30,6 +30,7 @@ from preble.peers.packets import (
     Used,
     decode,
     encode,
+    split,
 )
 
 EAST = PeerId("east")
@@ -43,26 +44,44 @@ MESSAGES: tuple[Message, ...] = (
     Again("west", (1, 2)),
     Unknown((b"h" * 16,)),
     Ejected("r0"),
-    Used((("a key", 3, -500),), (("a tenant", 0.25),)),
+    Used((("a key", 3, 500),), (("a tenant", 0.25),)),
     Left(),
 )
 
 
 def test_every_message_arrives_as_it_was_sent() -> None:
-    packet = decode(encode(EAST, MESSAGES))
-    assert (packet.sender, packet.messages) == (EAST, MESSAGES)
+    packet = decode(encode(EAST, 7, MESSAGES))
+    assert (packet.sender, packet.number, packet.messages) == (EAST, 7, MESSAGES)
 
 
 @pytest.mark.parametrize(
     ("packet", "why"),
     [
-        ([VERSION + 1, "east", [["a new kind"]]], "version 2; this gateway speaks version 1"),
-        ([VERSION, "", []], "length"),
-        ([VERSION, "east", [["f", -1]]], ">= 0"),
-        ([VERSION, "east", [["f", "1"]]], "int"),
-        ([VERSION, "east", [["?", 1]]], "Invalid value"),
-        ([VERSION, "east", [["p", 1, "r0", 10, None, b"", b"123"]]], "no multiple of 4 bytes"),
-        ([VERSION, "east", [["u", [b"h" * 17]]]], "length"),
+        ([VERSION + 1, "a new form"], f"version {VERSION + 1}; this gateway speaks version {VERSION}"),
+        ([VERSION, [b"short"], b""], "length"),
+        ([VERSION, [b"m" * 16] * 5, b""], "length"),
+        ([VERSION, "east", [["f", 1]]], "Expected `array`"),
+        ({"version": VERSION}, "array"),
+    ],
+)
+def test_an_envelope_that_is_none_says_why(packet: object, why: str) -> None:
+    with pytest.raises(BadPacket, match=why):
+        split(msgspec.msgpack.encode(packet))
+
+
+@pytest.mark.parametrize(
+    ("packet", "why"),
+    [
+        (["", 1, []], "length"),
+        (["east", -1, []], ">= 0"),
+        (["east", 1, [["f", -1]]], ">= 0"),
+        (["east", 1, [["f", "1"]]], "int"),
+        (["east", 1, [["?", 1]]], "Invalid value"),
+        (["east", 1, [["p", 1, "r0", 10, None, b"", b"123"]]], "no multiple of 4 bytes"),
+        (["east", 1, [["u", [b"h" * 17]]]], "length"),
+        (["east", 1, [["s", [["alice", 1, -1]], []]]], ">= 0"),
+        (["east", 1, [["s", [], [["alice", -0.5]]]]], ">= 0"),
+        (["east", 1, [["s", [], [["alice", float("nan")]]]]], ">= 0"),
         ({"version": 1}, "array"),
     ],
 )
@@ -73,20 +92,21 @@ def test_a_packet_that_is_none_says_why(packet: object, why: str) -> None:
 
 def test_a_packet_that_is_too_large_is_not_read() -> None:
     with pytest.raises(BadPacket, match="at most"):
-        decode(b"\0" * (MAX_PACKET_BYTES + 1))
+        split(b"\0" * (MAX_PACKET_BYTES + 1))
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_packet_or_refused(data: bytes) -> None:
-    with suppress(BadPacket):
-        decode(data)
+    for read in (split, decode):
+        with suppress(BadPacket):
+            read(data)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_damaged_packet_is_a_packet_or_refused(at: int, byte: int) -> None:
-    data = bytearray(encode(EAST, MESSAGES))
+    data = bytearray(encode(EAST, 1, MESSAGES))
     data[at % len(data)] = byte
     with suppress(BadPacket):
         decode(bytes(data))

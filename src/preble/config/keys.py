@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preble.errors import ConfigError
+
+_NAMED = re.compile(r"([\w.-]+)=sha256:([0-9a-f]{64})")
+"""A key in the configuration that has a name, and is its hash."""
 
 
 class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +39,14 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prompts_at_once: Annotated[int, Meta(ge=1)] | None = None
 
 
+def named_key(given: str) -> tuple[str, str]:
+    """Return the name and the hash of a key in the configuration (`auth.api_keys`, `auth.admin_keys`)."""
+    if (named := _NAMED.fullmatch(given)) is not None:
+        return named[1], named[2]
+    digest = sha256(given.encode()).hexdigest()
+    return f"key-{digest[:8]}", digest
+
+
 def load_keys(path: str | Path, classes: tuple[str, ...] = ()) -> dict[str, KeyConfig]:
     """Return the keys in a file by name. `classes`: those that a key's `priority` may name.
 
@@ -45,6 +58,9 @@ def load_keys(path: str | Path, classes: tuple[str, ...] = ()) -> dict[str, KeyC
         raise ConfigError(f"keys file {str(path)!r} cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"keys file {str(path)!r} is not TOML: {error}") from error
+    if not tables:  # whoever writes it anew may have emptied it first: that must not lock everybody out
+        text = "holds no key; to refuse everybody, leave one table whose sha256 is 64 zeros"
+        raise ConfigError(f"keys file {str(path)!r} {text}")
     keys = {name: _key(path, name, table) for name, table in tables.items()}
     for name, key in keys.items():
         if key.priority is not None and key.priority not in classes:

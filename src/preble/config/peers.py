@@ -40,6 +40,14 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str | None, about("This gateway's certificate towards NATS, a PEM file.", why="most servers ask for none")
     ] = None
     tls_key: Annotated[str | None, about("Its key, a PEM file.", why="it may be in the certificate's file")] = None
+    secret_file: Annotated[
+        str | None,
+        about(
+            "File with the group's secret: each line is one, and packets by any of them are taken (docs/howto/"
+            "several-gateways.md). Read again when it changes.",
+            why="gateways of a group have the same API keys, which are secret enough where clients cannot reach NATS",
+        ),
+    ] = None
     silent_s: Annotated[
         float,
         about(

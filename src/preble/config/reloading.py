@@ -15,6 +15,7 @@ _CHANGEABLE = frozenset(
         "timeouts.no_replica_wait_s",
         *("limits", "queue", "health", "ejection", "retries", "parity", "discovery", "browsers"),
         *("auth.api_keys", "auth.admin_keys", "auth.keys_file", "auth.metrics_need_key", "auth.forward_authorization"),
+        "peers.secret_file",
     }
 )
 """Settings and sections."""

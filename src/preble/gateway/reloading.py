@@ -25,7 +25,7 @@ _OFF_S = 60.0
 
 def _files(config: GatewayConfig, sources: ConfigSources | None) -> list[str | Path]:
     """Return the files that a configuration comes from."""
-    named = (sources.path if sources is not None else None, config.auth.keys_file)
+    named = (sources.path if sources is not None else None, config.auth.keys_file, config.peers.secret_file)
     return [file for file in named if file is not None]
 
 

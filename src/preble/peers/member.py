@@ -109,6 +109,10 @@ class GroupMember:
         """Whether every peer has reported what it has in flight."""
         return self._known_to >= self._peers.keys()
 
+    def is_known_to(self, peer: PeerId) -> bool:
+        """Whether the peer has said that it hears this gateway, in this life of it: what it sends is no old record."""
+        return peer in self._known_to
+
     # -- what the scheduler does --------------------------------------------------------------------------------------
 
     def placed(self, request: Request, placement: Placement, now: float) -> None:
@@ -223,6 +227,9 @@ class GroupMember:
         """Send a beat, and forget the peers that have been silent for too long."""
         for name in [name for name, peer in self._peers.items() if peer.heard_at + self._silent_s <= now]:
             self._forget(name, now)
+        self._beat()
+
+    def _beat(self) -> None:
         own = self._numbers.values()
         waiting = tuple(one.number for one in own if not one.has_token)
         decoding = tuple(one.number for one in own if one.has_token)
@@ -277,13 +284,17 @@ class GroupMember:
                     self._book.doubt(head)
 
     def _meet(self, sender: PeerId, now: float) -> _Peer:
-        """Tell a new or returning peer what we have in flight, and what replicas without KV events computed for us."""
+        """Tell a new or returning peer what we have in flight, and what replicas without KV events computed for us.
+
+        The beat says that we hear the peer, which takes nothing about keys and ejections before.
+        """
         peer = self._peers[sender] = _Peer(now)
         self._book.doubt_all()
         for own in self._computed:
             self._send(Held(own.replica_id, *self._name(own.request), own.request.namespace))
         for own in self._numbers.values():
             self._tell_placed(own)
+        self._beat()
         return peer
 
     def _take_placed(self, sender: PeerId, peer: _Peer, message: PlacedRequest, now: float) -> None:

@@ -1,11 +1,12 @@
 """The messages between gateways: msgpack, one packet in each NATS message.
 
-A packet is [version, sender, messages]. A message is a list that begins with its kind. Decoding trusts nothing:
-anything but a packet of this version, and one that is too large, raises `BadPacket`.
+A packet is [version, MACs, body], and the body [sender, number, messages]. A message is a list that begins with its
+kind. Decoding trusts nothing: anything but a packet of this version, and one that is too large, raises `BadPacket`.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -13,11 +14,13 @@ from msgspec import Meta
 
 from preble.core.types import TOKEN_BYTES, PeerId
 
-VERSION = 1
+VERSION = 2
 MAX_PACKET_BYTES = 1024 * 1024
 """The default limit of a NATS server."""
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Number = Annotated[int, Meta(ge=0, lt=2**53)]
+MOST_MACS, MAC_BYTES = 4, 16
+Mac = Annotated[bytes, Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Head = Annotated[bytes, Meta(max_length=16)]
 
 
@@ -97,11 +100,12 @@ class Ejected(_Message, frozen=True, tag="x"):
 class Used(_Message, frozen=True, tag="s"):
     """What keys and tenants have used at the sender since its last `Used`.
 
-    `keys`: names of keys, their requests and tokens (negative for tokens given back). `tenants`: seconds of GPU time.
+    `keys`: names of keys, their requests and tokens. `tenants`: seconds of GPU time. What is given back is kept until
+    more is used: nothing here is negative.
     """
 
-    keys: tuple[tuple[Name, Number, Annotated[int, Meta(gt=-(2**53), lt=2**53)]], ...] = ()
-    tenants: tuple[tuple[Name, Annotated[float, Meta(ge=-1e6, le=1e6)]], ...] = ()
+    keys: tuple[tuple[Name, Number, Number], ...] = ()
+    tenants: tuple[tuple[Name, Annotated[float, Meta(ge=0, le=1e6)]], ...] = ()
 
 
 class Left(_Message, frozen=True, tag="l"):
@@ -112,46 +116,84 @@ Message = Tokens | PlacedRequest | Held | FirstToken | Ended | Beat | Again | Un
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway publishes at once. `sender`: see `preble.core.types.PeerId`; new at each start of a gateway."""
+    """What one gateway publishes at once. `sender`: see `preble.core.types.PeerId`; new at each start of a gateway.
 
-    version: int
+    `number`: above those of all packets that it has sent.
+    """
+
     sender: Name
+    number: Number
     messages: tuple[Message, ...]
 
 
+class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+    """A packet on the bus. `macs`: see `preble.peers.seal`."""
+
+    version: int
+    macs: Annotated[tuple[Mac, ...], Meta(max_length=MOST_MACS)]
+    body: bytes
+
+
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a packet that every version has."""
+    """The part that every version has."""
 
     version: int
 
 
+class Why(StrEnum):
+    """Why a packet was not taken."""
+
+    MALFORMED = "malformed"
+    UNSIGNED = "unsigned"
+    REPLAYED = "replayed"
+
+
 class BadPacket(ValueError):
-    """What arrived is no packet that this gateway understands."""
+    """What arrived is no packet that this gateway takes."""
+
+    def __init__(self, text: str, why: Why = Why.MALFORMED) -> None:
+        super().__init__(text)
+        self.why = why
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Packet)
+_sealed = msgspec.msgpack.Decoder(_Sealed)
 _envelopes = msgspec.msgpack.Decoder(_Envelope)
 
 
-def encode(sender: PeerId, messages: tuple[Message, ...]) -> bytes:
-    """Return a packet, for `decode`."""
-    return _encoder.encode(Packet(VERSION, sender, messages))
+def encode(sender: PeerId, number: int, messages: tuple[Message, ...]) -> bytes:
+    """Return a packet's body, for `decode`."""
+    return _encoder.encode(Packet(sender, number, messages))
 
 
-def decode(data: bytes) -> Packet:
-    """Return the packet. Raises: BadPacket.
+def join(macs: tuple[bytes, ...], body: bytes) -> bytes:
+    """Return a packet as it travels, for `split`."""
+    return _encoder.encode(_Sealed(VERSION, macs, body))
 
-    >>> decode(encode(PeerId("east"), (FirstToken(7),))).messages
-    (FirstToken(number=7),)
-    """
+
+def split(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
+    """Return a packet's MACs and its body. Raises: BadPacket."""
     if len(data) > MAX_PACKET_BYTES:
         raise BadPacket(f"it has {len(data)} bytes; at most {MAX_PACKET_BYTES} are accepted")
     try:
         version = _envelopes.decode(data).version
         if version != VERSION:
             raise BadPacket(f"it is of version {version}; this gateway speaks version {VERSION}")
-        packet = _decoder.decode(data)
+        sealed = _sealed.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadPacket(str(error)) from error
+    return sealed.macs, sealed.body
+
+
+def decode(body: bytes) -> Packet:
+    """Return the packet. Raises: BadPacket.
+
+    >>> decode(encode(PeerId("east"), 1, (FirstToken(7),))).messages
+    (FirstToken(number=7),)
+    """
+    try:
+        packet = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadPacket(str(error)) from error
     for message in packet.messages:

@@ -30,6 +30,11 @@ class _Allowance:
     def take(self, count: float, now: float) -> None:
         self._left = self.left(now) - count
 
+    def take_elsewhere(self, count: float, now: float) -> None:
+        """As `take`, by the word of somebody else: what is overdrawn is at most what a minute gives."""
+        left = self.left(now)
+        self._left = max(left - count, min(left, -float(self._limit)))
+
     def wait_s(self, count: float, now: float) -> float:
         """Seconds until there is as much left."""
         return max(count - self.left(now), 0.0) * _MINUTE_S / self._limit
@@ -93,12 +98,21 @@ class KeyLimits:
     # what gateways report to each other
 
     def take_untold(self) -> list[tuple[str, int, int]]:
-        """Return what each key has used here since the last call: its name, requests, tokens. O(keys that did)."""
+        """Return what each key has used here since the last call: its name, requests, tokens. O(keys that did).
+
+        Tokens that were given back are kept, and taken from what the key uses next.
+        """
         untold, self._untold = self._untold, {}
-        return [(name, requests, tokens) for name, (requests, tokens) in untold.items()]
+        self._untold = {name: [0, tokens] for name, (_, tokens) in untold.items() if tokens < 0}
+        return [
+            (name, requests, max(tokens, 0)) for name, (requests, tokens) in untold.items() if requests or tokens > 0
+        ]
 
     def used_elsewhere(self, name: str, num_requests: int, num_tokens: int, now: float) -> None:
-        """Count the requests and tokens that a key has used at another gateway. O(keys)."""
+        """Count the requests and tokens that a key has used at another gateway. O(keys).
+
+        Of requests at most what the key may begin at once, and never more than a minute takes to be earned again.
+        """
         if name not in self._elsewhere and not self._has_room(now):
             return
         uses = self._elsewhere.setdefault(name, deque())
@@ -109,10 +123,12 @@ class KeyLimits:
             uses.append((now, num_requests, num_tokens))
         while uses[0][0] < now - _MINUTE_S:
             uses.popleft()
-        for table, count in ((self._requests, num_requests), (self._tokens, num_tokens)):
-            for (key, _), allowance in table.items():
-                if key == name:
-                    allowance.take(count, now)
+        for (key, limit), allowance in self._requests.items():
+            if key == name:
+                allowance.take_elsewhere(min(num_requests, limit), now)
+        for (key, _), allowance in self._tokens.items():
+            if key == name:
+                allowance.take_elsewhere(num_tokens, now)
 
     def _has_room(self, now: float) -> bool:
         """Whether one more key can be remembered, once those are forgotten that have used nothing for a minute."""
@@ -132,7 +148,7 @@ class KeyLimits:
             uses = self._elsewhere.get(name, ())
             allowance = table[name, limit] = _Allowance(limit, uses[0][0] if uses else now)
             for at, num_requests, num_tokens in uses:
-                allowance.take(num_requests if table is self._requests else num_tokens, at)
+                allowance.take_elsewhere(min(num_requests, limit) if table is self._requests else num_tokens, at)
         return table[name, limit]
 
 

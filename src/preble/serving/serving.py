@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from preble import background
 from preble.config import GatewayConfig, ReplicaConfig
@@ -26,7 +27,7 @@ from preble.serving.key_limits import KeyLimits
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.peers import Group, NatsBus, NewBus, Shares
+from preble.serving.peers import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
 from preble.serving.picture import Picture, take_picture
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import server_of
@@ -45,6 +46,7 @@ from preble.serving.turns import Turns
 CONFIGURATION = "configuration"
 """The source that the configuration's `replicas` are."""
 _EJECTION_CHECK_S = 1.0
+_NO_SECRET = "who may publish in NATS may speak for any gateway"
 
 
 class Serving(Intake):
@@ -138,6 +140,9 @@ class Serving(Intake):
         """Raises: ConfigError: a setting of `peers` is unusable."""
         if bus is None and config.peers.servers:
             bus = partial(NatsBus, config.peers)
+            if not has_secret(config):
+                hint = "set peers.secret_file, or API keys"
+                structlog.get_logger().warning("peers_without_secret", consequence=_NO_SECRET, hint=hint)
         if bus is not None:
             group = Group(
                 config.peers,
@@ -147,6 +152,7 @@ class Serving(Intake):
                 Shares(self._placements.ejection, self._key_limits, self._turns.admission),
                 self._placements.timer.arm,
                 lambda: all(replica.engine.has_caught_up for replica in self.replicas.values()),
+                packet_keys(config),
             )
             self.group = group
             self.telemetry.numbers.read(lambda: of_group(group))
@@ -177,12 +183,15 @@ class Serving(Intake):
         Raises: ConfigError: one is unusable; then nothing has changed.
         """
         sources = _sources(config)
+        keys = packet_keys(config) if self.group is not None else ()
         old, self._config = self._config, config
         try:
             self._follow(config, sources)
         except ConfigError:
             self._config = old
             raise
+        if self.group is not None:
+            self.group.change_keys(keys)
         self.members.configure(config.health)
         self.replica_wait.configure(config.timeouts.no_replica_wait_s)
         self._placements.ejection.configure(config.ejection)

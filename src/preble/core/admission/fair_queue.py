@@ -19,6 +19,9 @@ from preble.core.types import RequestId
 
 _RATE_S = 10.0
 """The fleet's rate of work is measured over about this time: what is older than it counts for less than half."""
+_MOST_OWED_S = 60.0
+"""By the word of other gateways a tenant owes the fleet at most so much more of its time than others: no mistake there
+can shut it out."""
 _LEAST_BUSY_S = 1.0
 """Of having requests that wait, before the rate is believed."""
 
@@ -175,13 +178,20 @@ class FairQueue:
     def charge(self, tenant_name: str, cost_s: float, *, elsewhere: bool = False) -> None:
         """The tenant has made the fleet work for so long. `elsewhere`: through another gateway."""
         tenant = self._tenant(tenant_name)
-        tenant.used_s += cost_s / tenant.weight
-        if not elsewhere:
+        if elsewhere:
+            most_s = self._floor_s + _MOST_OWED_S * max(self.num_replicas, 1) / tenant.weight
+            tenant.used_s = max(tenant.used_s, min(tenant.used_s + cost_s / tenant.weight, most_s))
+        else:
+            tenant.used_s += cost_s / tenant.weight
             self._untold_s[tenant_name] = self._untold_s.get(tenant_name, 0.0) + cost_s
 
     def take_untold(self) -> dict[str, float]:
-        """Return the GPU time that tenants were charged here since the last call, for other gateways."""
-        untold_s, self._untold_s = self._untold_s, {}
+        """Return the GPU time that tenants were charged here since the last call, for other gateways.
+
+        What was given back is kept, and taken from what the tenant uses next.
+        """
+        untold_s = {name: cost_s for name, cost_s in self._untold_s.items() if cost_s > 0}
+        self._untold_s = {name: cost_s for name, cost_s in self._untold_s.items() if cost_s < 0}
         return untold_s
 
     def withdraw(self, entry: Waiting) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 
 from preble.config import AuthConfig
-from preble.config.keys import KeyConfig, load_keys
+from preble.config.keys import KeyConfig, load_keys, named_key
 from preble.serving import ANYBODY, Caller, ErrorForm
 
 UNAUTHORIZED = ErrorForm(
@@ -17,9 +16,6 @@ UNAUTHORIZED = ErrorForm(
     "invalid_api_key",
     "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
 )
-
-_NAMED = re.compile(r"([\w.-]+)=sha256:([0-9a-f]{64})")
-"""A key in the configuration that has a name, and is its hash."""
 
 NOBODY = Caller(is_admin=False)
 """The caller whose key is missing or wrong."""
@@ -39,7 +35,7 @@ class KeyRing:
         self._classes = classes
         callers: dict[str, Caller] = {}
         for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
-            for name, digest in map(_named, given):
+            for name, digest in map(named_key, given):
                 callers[digest] = _caller(name, KeyConfig(digest, admin=is_admin))
         if self._config.keys_file is not None:
             named = load_keys(self._config.keys_file, self._classes)
@@ -61,14 +57,6 @@ class KeyRing:
         if not self.has_keys:
             return ANYBODY
         return self._callers.get(sha256(_given(headers)).hexdigest())
-
-
-def _named(key: str) -> tuple[str, str]:
-    """Return the name and the hash of a key in the configuration."""
-    if (named := _NAMED.fullmatch(key)) is not None:
-        return named[1], named[2]
-    digest = sha256(key.encode()).hexdigest()
-    return f"key-{digest[:8]}", digest
 
 
 def _given(headers: Mapping[bytes, bytes]) -> bytes:

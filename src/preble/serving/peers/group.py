@@ -25,15 +25,17 @@ from preble.peers.packets import (
     PlacedRequest,
     Tokens,
     Used,
-    decode,
-    encode,
+    Why,
 )
+from preble.peers.seal import Seal
 from preble.serving.peers.bus import NewBus
 from preble.serving.peers.shares import Shares
 
 _PACKET_BYTES = MAX_PACKET_BYTES // 2
 _ALONE_BEATS = 3
 """If no peer has sent anything for this many beats after we connected, there is none."""
+_LOG_S = 60.0
+"""Between two lines of the log about packets that were not taken, however many there are."""
 _MiB = 1024 * 1024
 
 
@@ -42,7 +44,7 @@ class Group:
 
     `me`: this gateway's name, with a part that is new at each start. `is_warm`: whether it knows what peers have in
     flight and what replicas cache, or has waited for `peers.warm_s`; it stays so. Counts so far: messages `num_told`
-    and `num_heard`, `told_bytes`, and `num_bad` packets.
+    and `num_heard`, `told_bytes`, and packets that were not taken, by the reason, `num_bad`.
     """
 
     def __init__(
@@ -54,16 +56,20 @@ class Group:
         shares: Shares,
         on_assumed: Callable[[], None],
         knows_caches: Callable[[], bool],
+        keys: tuple[bytes, ...],
     ) -> None:
         """`name`: this gateway's. `new_bus`: makes what carries the packets. `shares`: what else the group shares.
         `on_assumed`: called after each packet of a peer, since the scheduler's next timer may have changed.
-        `knows_caches`: whether we know all that the replicas cache.
+        `knows_caches`: whether we know all that the replicas cache. `keys`: of the group's packets.
 
         Raises: ConfigError: a setting is unusable, or the library is not installed.
         """
-        self.me = PeerId(f"{name}/{secrets.token_hex(4)}")
+        self.me = PeerId(f"{name}/{secrets.token_hex(8)}")
         self.is_warm = False
-        self.num_told = self.num_heard = self.told_bytes = self.num_bad = 0
+        self.num_told = self.num_heard = self.told_bytes = 0
+        self.num_bad = dict.fromkeys(Why, 0)
+        self._seal = Seal(self.me, keys)
+        self._log_from = 0.0
         self._log = structlog.get_logger().bind(gateway=self.me)
         self._shares = shares
         self._on_assumed = on_assumed
@@ -101,6 +107,10 @@ class Group:
         """Placements so far that named a prompt which this gateway did not know."""
         return self._member.num_unknown
 
+    def change_keys(self, keys: tuple[bytes, ...]) -> None:
+        """Seal packets with these keys from now on; see `Seal`."""
+        self._seal.change_keys(keys, self._loop.time())
+
     async def close(self) -> None:
         """Tell the peers that we stop, and leave."""
         for task in self._tasks:
@@ -136,7 +146,7 @@ class Group:
     async def _publish(self, messages: list[Message]) -> None:
         if not messages or not self._bus.is_connected:
             return
-        packet = encode(self.me, tuple(messages))
+        packet = self._seal.seal(tuple(messages), self._loop.time())
         self.num_told += len(messages)
         self.told_bytes += len(packet)
         await self._bus.publish(packet)
@@ -144,23 +154,28 @@ class Group:
     # what we hear
 
     def _take(self, data: bytes) -> None:
-        """Take a packet. A malformed one is only counted."""
-        try:
-            packet = decode(data)
-        except BadPacket as error:
-            self.num_bad += 1
-            if self.num_bad & (self.num_bad - 1) == 0:  # the 1st, 2nd, 4th, 8th and so on
-                self._log.warning("peers_bad_packet", error=str(error), count=self.num_bad)
-            return
+        """Take a packet. One that is malformed, or not of this group, is only counted."""
         now = self._loop.time()
+        try:
+            packet = self._seal.open(data, now)
+        except BadPacket as error:
+            self._note_bad(error, now)
+            return
+        sender = PeerId(packet.sender)
         for message in packet.messages:
             self.num_heard += 1
-            if isinstance(message, Ejected | Used):
+            if not isinstance(message, Ejected | Used):
+                self._member.receive(sender, message, now)
+            elif self._member.is_known_to(sender):
                 self._shares.take(message, now)
-            else:
-                self._member.receive(PeerId(packet.sender), message, now)
         self._note_peers()
         self._on_assumed()
+
+    def _note_bad(self, error: BadPacket, now: float) -> None:
+        self.num_bad[error.why] += 1
+        if now >= self._log_from:
+            self._log_from = now + _LOG_S
+            self._log.warning("peers_bad_packet", error=str(error), count=sum(self.num_bad.values()))
 
     def _bus_changed(self, is_connected: bool) -> None:
         self._beats_connected = 0

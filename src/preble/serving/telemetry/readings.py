@@ -97,7 +97,7 @@ def of_group(group: Group) -> Iterable[Reading]:
         _one("preble_peer_messages_total", group.num_told, "told"),
         _one("preble_peer_messages_total", group.num_heard, "heard"),
         _one("preble_peer_bytes_total", group.told_bytes),
-        _one("preble_peer_bad_packets_total", group.num_bad),
+        *(_one("preble_peer_bad_packets_total", count, why) for why, count in group.num_bad.items()),
         _one("preble_peer_unknown_prompts_total", group.num_unknown),
     ]
 

@@ -198,7 +198,12 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _gauge("assumed_in_flight", "Requests in flight that other gateways have placed."),
             _counter("peer_messages", "Messages between the gateways.", "direction"),
             _counter("peer_bytes", "Bytes sent to the other gateways."),
-            _counter("peer_bad_packets", "Packets of peers that are malformed, or of another version."),
+            _counter(
+                "peer_bad_packets",
+                "Packets that were not taken: malformed (also of another version), unsigned (no key of this group), or "
+                "replayed.",
+                "reason",
+            ),
             _counter("peer_unknown_prompts", "Placements of peers whose prompt was unknown here: they count as load."),
         ),
         "Selection service": (
