@@ -29,6 +29,7 @@ from preble.gateway.http.keys import KeyRing
 from preble.gateway.workers import supervisor
 from preble.gateway.workers.process import Cover, Settings
 from preble.gateway.workers.supervisor import run_workers
+from preble.gateway.workers.worker import Worker
 from preble.serving import Serving
 from preble.web.listening import listen
 from support.load import load
@@ -233,6 +234,33 @@ async def test_a_scheduler_process_that_hangs_holds_nobody_up_for_long(tmp_path:
         await eventually(lambda: nothing_is_left(gateway))
 
 
+@pytest.mark.parametrize("name", ["front-0", "front-1", "scheduler"])
+async def test_a_process_that_hangs_is_replaced_and_meanwhile_the_others_serve(tmp_path: Path, name: str) -> None:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        hung = gateway.processes()[name]
+        os.kill(hung, signal.SIGSTOP)
+        async with load(gateway.http, 4) as clients:  # each request with a connection of its own
+            await eventually(lambda: gateway.logged("process_hangs") == 1)
+            await eventually(lambda: not is_alive(hung))
+            await clients.some_more()
+        assert clients.wrong == []
+        await eventually(lambda: gateway.logged("process_died") == 1)
+        await eventually(lambda: is_ready(gateway))
+        await eventually(lambda: len(gateway.processes()) == 3)
+        await eventually(lambda: nothing_is_left(gateway))
+
+
+async def test_a_front_end_that_hangs_for_a_moment_only_is_not_replaced(tmp_path: Path) -> None:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
+        before = gateway.processes()
+        os.kill(before["front-0"], signal.SIGSTOP)
+        await eventually(lambda: gateway.logged("process_silent") == 1)
+        assert [await status(gateway, "a-key") for _ in range(8)] == [200] * 8, "another one accepts in its place"
+        os.kill(before["front-0"], signal.SIGCONT)
+        assert [await status(gateway, "a-key") for _ in range(8)] == [200] * 8
+        assert gateway.processes() == before
+
+
 async def test_settings_change_in_every_process_or_in_none(tmp_path: Path) -> None:
     async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
         config = tmp_path / "preble.toml"
@@ -270,8 +298,7 @@ async def test_a_process_that_starts_again_has_the_settings_of_the_others(tmp_pa
 
 
 async def test_a_front_end_that_does_not_answer_a_reload_gets_the_new_keys_by_starting_again(tmp_path: Path) -> None:
-    quick = "supervisor._ANSWER_S = 1.0"
-    async with replicas(1) as fakes, workers(tmp_path, fakes, but=quick) as gateway:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
         hung = gateway.processes()["front-0"]
         os.kill(hung, signal.SIGSTOP)
         write(tmp_path / "preble.toml", fakes, "another-key")
@@ -284,8 +311,7 @@ async def test_a_front_end_that_does_not_answer_a_reload_gets_the_new_keys_by_st
 
 
 async def test_a_scheduler_process_that_does_not_answer_a_reload_gets_it_when_it_is_back(tmp_path: Path) -> None:
-    quick = "supervisor._ANSWER_S = 1.0"
-    async with replicas(1) as fakes, workers(tmp_path, fakes, but=quick) as gateway:
+    async with replicas(1) as fakes, workers(tmp_path, fakes) as gateway:
         os.kill(gateway.processes()["scheduler"], signal.SIGSTOP)
         write(tmp_path / "preble.toml", fakes, "another-key")
         await eventually(lambda: gateway.logged("reload_waits") >= 1)
@@ -358,6 +384,19 @@ async def test_no_process_and_no_socket_outlives_the_first_one(tmp_path: Path, m
     await asyncio.to_thread(folder.rmdir)  # it is empty
 
 
+async def test_no_process_outlives_the_first_one_that_dies_while_they_start() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "preble", "serve", "--replica", "http://127.0.0.1:9", "--port", "0", "--workers", "2"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    await eventually(lambda: len(children(process.pid)) >= 4)  # with the tracker of multiprocessing
+    pids = children(process.pid)
+    process.kill()
+    await process.wait()
+    await eventually(lambda: not any(is_alive(pid) for pid in pids))
+
+
 async def test_the_scheduler_process_comes_back_though_its_folder_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,14 +454,14 @@ async def test_a_socket_that_cannot_be_made_says_what_to_set(tmp_path: Path, fol
 async def test_a_process_for_which_there_is_no_room_now_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[None] = []
 
-    def begin(worker: supervisor._Worker) -> None:
+    def begin(worker: Worker) -> None:
         tried.append(None)
         if len(tried) < 3:
             raise OSError(errno.EAGAIN, "no process is left")
         worker._died.clear()
 
-    monkeypatch.setattr(supervisor._Worker, "_begin", begin)
-    worker = supervisor._Worker(lambda: pytest.fail("unused"), lambda: None)
+    monkeypatch.setattr(Worker, "_begin", begin)
+    worker = Worker(lambda: pytest.fail("unused"), lambda: None)
     worker._died.set()
     keeping = asyncio.create_task(worker._keep())
     await eventually(lambda: len(tried) == 3)

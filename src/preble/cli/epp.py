@@ -13,6 +13,7 @@ import click
 from preble.cli.options import PORT, config_option, log_options, replica_options
 from preble.config import GroupConfig
 from preble.errors import ConfigError
+from preble.gateway import signals
 from preble.logs import configure_logging
 
 
@@ -49,6 +50,7 @@ def command(
       preble epp --pool vllm-llama3 --host 0.0.0.0 --lease preble-epp --tokenizer meta-llama/Llama-3.1-8B
       preble epp --replica http://127.0.0.1:8101 --replica http://127.0.0.1:8102
     """
+    signals.hold()  # before the imports, which take long
     from preble.config.load import ConfigSources
 
     flags |= {"picker.port": grpc_port, "picker.lease": lease, "picker.namespace": namespace}

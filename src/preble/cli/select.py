@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from preble.cli.options import PORT, config_option, log_options, replica_options
+from preble.gateway import signals
 from preble.logs import configure_logging
 
 
@@ -45,6 +46,7 @@ def command(
     Then:
       curl http://127.0.0.1:8000/select_and_reserve -d '{"token_ids": [1, 2, 3], "expected_output_tokens": 16}'
     """
+    signals.hold()  # before the imports, which take long
     from preble.config.load import ConfigSources
 
     sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers, "selection.lease_s": lease})

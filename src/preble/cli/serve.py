@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from preble.cli.options import PORT, config_option, log_options, replica_options
+from preble.gateway import signals
 from preble.logs import configure_logging
 
 
@@ -42,6 +43,7 @@ def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, lo
       curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
+    signals.hold()  # before the imports, which take long
     from preble.config.load import ConfigSources
     from preble.gateway.workers.count import num_front_ends
 

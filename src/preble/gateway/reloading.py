@@ -9,7 +9,7 @@ Which settings a reload changes: `preble.config.reloading`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -21,6 +21,8 @@ from preble.config.reloading import is_changeable
 Contents = list[bytes | None]
 
 _OFF_S = 60.0
+PAUSE_S = 1.0
+"""Between two reloads: each one may keep requests waiting for as long as it takes to read the files."""
 
 
 def _files(config: GatewayConfig, sources: ConfigSources | None) -> list[str | Path]:
@@ -59,11 +61,17 @@ async def reload_on_change(
         now = await contents(config(), sources)
         if now == last and now != known:
             known = now
-            try:
-                reload()
-            except Exception:  # noqa: BLE001 (a task's root: a failure must not end the watch)
-                structlog.get_logger().exception("reload_failed")
+            reload()
         last = now
+
+
+async def reload_whenever(wanted: asyncio.Event, reload: Callable[[], Awaitable[None]]) -> None:
+    """Reload whenever it is wanted, at most once in `PAUSE_S`. Never returns."""
+    while True:
+        await wanted.wait()
+        wanted.clear()
+        await reload()
+        await asyncio.sleep(PAUSE_S)
 
 
 def tell_of_reload(old: GatewayConfig, new: GatewayConfig, num_keys: int) -> None:

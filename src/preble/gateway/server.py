@@ -8,7 +8,6 @@ import ctypes
 import gc
 import math
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -24,13 +23,14 @@ from preble.config.load import ConfigSources
 from preble.config.reloading import in_force
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
+from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.pages.table import PROBES, Pages
-from preble.gateway.reloading import contents, reload_on_change, tell_of_reload
+from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of
@@ -120,15 +120,17 @@ async def _serve_until_signal(
     log_losses: LogLosses | None,
     beside: Beside,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    async with serving(config, sources=sources, log_losses=log_losses) as gateway, beside(gateway):
-        loop.add_signal_handler(signal.SIGINT, _on_signal, stop, gateway, False)
-        loop.add_signal_handler(signal.SIGTERM, _on_signal, stop, gateway, True)
-        if sys.platform != "win32":
-            loop.add_signal_handler(signal.SIGHUP, gateway.reload)
-        tell(gateway.url)
-        await stop.wait()
+    told = _Told()
+    signals.act_on(told.stop, told.reload)
+    try:
+        async with serving(config, sources=sources, log_losses=log_losses) as gateway, beside(gateway):
+            told.serves(gateway)
+            tell(gateway.url)
+            await told.stopped.wait()
+    except asyncio.CancelledError:
+        if not told.ends_start:
+            raise
+        structlog.get_logger().info("stopped_at_start")
 
 
 @asynccontextmanager
@@ -136,13 +138,38 @@ async def _nothing(gateway: Gateway) -> AsyncIterator[None]:
     yield
 
 
-def _on_signal(stop: asyncio.Event, gateway: Gateway, drains: bool) -> None:
-    drain_s = gateway.config.timeouts.drain_s if drains else 0.0
-    if gateway.is_draining:
-        gateway.hurry()
-        drain_s = 0.0
-    gateway.drain()
-    asyncio.get_running_loop().call_later(drain_s, stop.set)
+class _Told:
+    """What signals tell this process: before it serves, a stop ends the start, and a reload is remembered."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+        self.ends_start = False
+        self._reloads = False
+        self._gateway: Gateway | None = None
+        self._main = asyncio.current_task()
+
+    def serves(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        if self._reloads:
+            gateway.reload_soon()
+
+    def reload(self) -> None:
+        if self._gateway is not None:
+            self._gateway.reload_soon()
+        self._reloads = True
+
+    def stop(self, drains: bool) -> None:
+        if self._gateway is None:
+            self.ends_start = True
+            assert self._main is not None
+            self._main.cancel()  # what was accepted meanwhile is answered while the contexts end
+            return
+        drain_s = self._gateway.config.timeouts.drain_s if drains else 0.0
+        if self._gateway.is_draining:
+            self._gateway.hurry()
+            drain_s = 0.0
+        self._gateway.drain()
+        asyncio.get_running_loop().call_later(drain_s, self.stopped.set)
 
 
 class Gateway:
@@ -157,6 +184,19 @@ class Gateway:
         self._sources = sources
         self._app = app
         self._server = server
+        self._reload_wanted = asyncio.Event()
+
+    def reload_soon(self) -> None:
+        """Have `reloads` reload; what is wanted several times within a moment is done once."""
+        self._reload_wanted.set()
+
+    async def reloads(self) -> None:
+        """Reload whenever that is wanted. Never returns."""
+
+        async def reload() -> None:
+            self.reload()
+
+        await reload_whenever(self._reload_wanted, reload)
 
     def reload(self) -> None:
         """Read the configuration and the keys again. If one is unusable, nothing changes, and the log says why.
@@ -260,12 +300,14 @@ async def serving(
             async with accepting(app, sock, config) as server:
                 url = tell_of_listening(sock, config, has_keys=app.keys.has_keys)
                 gateway = Gateway(url, config, sources, started, app, server)
-                follow = partial(reload_on_change, lambda: gateway.config, sources, known, gateway.reload)
-                watching = background.keep(follow, "configuration watch")
+                follow = partial(reload_on_change, lambda: gateway.config, sources, known, gateway.reload_soon)
+                following = background.keep(follow, "configuration watch")
+                reloading = background.keep(gateway.reloads, "reloads")
                 try:
                     yield gateway
                 finally:
-                    watching.cancel()
+                    following.cancel()
+                    reloading.cancel()
     finally:
         await started.close()
 

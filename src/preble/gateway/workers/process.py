@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from preble.config import GatewayConfig
 from preble.errors import ConfigError
+from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
@@ -31,7 +31,7 @@ SCHEDULER = "scheduler"
 PRIVATE = "preble-"
 """The beginning of a folder's name, if the folder was made only for the socket."""
 _LED_S = 60.0
-"""How long a front end waits for the scheduler process before it accepts connections without one."""
+"""How long a front end that starts again waits for the scheduler process before it accepts connections without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Start:
     `listeners`: one for each front end, or one that they share.
 
     `path`: of the scheduler's socket. `share`: how many front ends there are. `takes_over`: another gateway may still
-    accept at the listeners. `log`: level and format.
+    accept at the listeners. `is_first`: of its kind: it starts beside the scheduler process, and waits for that.
+    `log`: level and format.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Start:
     number: int | None
     listeners: tuple[socket.socket, ...]
     takes_over: bool
+    is_first: bool
     log: tuple[str, str]
 
 
@@ -77,6 +79,10 @@ class Stop(Struct):
     hurries: bool = False
 
 
+class Beat(Struct):
+    """An order: say that you are `Alive`."""
+
+
 class Ready(Struct):
     """The process does its work."""
 
@@ -93,39 +99,56 @@ class Reconfigured(Struct):
     error: str | None
 
 
-Order = Settings | Cover | Drain | Stop
-Reply = Ready | Failed | Reconfigured
+class Alive(Struct):
+    """The answer to `Beat`."""
+
+
+Order = Settings | Cover | Drain | Stop | Beat
+Reply = Ready | Failed | Reconfigured | Alive
 
 
 def run_process(start: Start, control: Connection) -> None:
     """Serve until the order to stop. If the process that started this one dies, this one ends at once."""
     # A terminal and systemd send signals to every process; only the first one acts on them, and gives orders.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signals.ignore()
     log_losses = configure_logging(*start.log)
-    serve = _schedule if start.number is None else _serve_clients
     try:
         with prepared_process() as runner:
-            runner.run(serve(start, _Orders(control), log_losses))
+            runner.run(_serve_until_stopped(start, control, log_losses))
     except ConfigError as error:
-        control.send(Failed(str(error)))
+        with contextlib.suppress(OSError):  # the first process has died
+            control.send(Failed(str(error)))
+
+
+async def _serve_until_stopped(start: Start, control: Connection, log_losses: LogLosses) -> None:
+    orders = _Orders(control)
+    serve = _schedule if start.number is None else _serve_clients
+    try:
+        await serve(start, orders, log_losses)
+    except asyncio.CancelledError:
+        if not orders.stop.is_set():
+            raise
 
 
 class _Orders:
-    """Carries out the orders of the first process."""
+    """Carries out the orders of the first process, from the making of this on."""
 
     def __init__(self, control: Connection) -> None:
         self._control = control
-        self.stop: asyncio.Event
+        self._main = asyncio.current_task()
+        self._app: App | None = None
+        self._drains = False
+        self.stop = asyncio.Event()
         self.hurry: Callable[[], None] = lambda: None
         self.orphaned: Callable[[], None] = lambda: None
         self.cover: Callable[[tuple[int, ...]], None] = lambda _: None
+        asyncio.get_running_loop().add_reader(control.fileno(), self._take)
 
-    def follow(self, app: App) -> None:
-        """Carry orders out from now on, and say that this process is ready."""
+    def ready(self, app: App) -> None:
+        """Say that this process is ready: `app` serves."""
         self._app = app
-        self.stop = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._control.fileno(), self._take)
+        if self._drains:
+            app.drain()
         self._control.send(Ready())
 
     def _take(self) -> None:
@@ -137,16 +160,26 @@ class _Orders:
         match order:
             case Settings():
                 self._control.send(Reconfigured(self._refusal(order)))
+            case Beat():
+                self._control.send(Alive())
             case Cover(numbers):
                 self.cover(numbers)
             case Drain():
-                self._app.drain()
+                self._drains = True
+                if self._app is not None:
+                    self._app.drain()
             case Stop(hurries):
-                if hurries:
-                    self.hurry()
-                self.stop.set()
+                self._stop(hurries)
+
+    def _stop(self, hurries: bool) -> None:
+        if hurries:
+            self.hurry()
+        self.stop.set()
+        if self._app is None and self._main is not None:
+            self._main.cancel()  # it still starts
 
     def _refusal(self, settings: Settings) -> str | None:
+        assert self._app is not None, "a process gets new settings once it is ready"
         try:
             self._app.reconfigure(settings.config, settings.keys)
         except ConfigError as error:
@@ -159,6 +192,7 @@ class _Orders:
 
 async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
     config = start.settings.config
+    orders.orphaned = partial(_remove, start.path)
     serving = await Serving.start(config, log_losses=log_losses, process=start.name)
     try:
         app = App(config, serving, start.settings.keys)
@@ -167,8 +201,7 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
         if start.path.exists():  # of a process that died: what front ends know of replicas is better than nothing
             await until_one_is_up(serving, config.health.check_timeout_s)
         await serving.listen(start.path, partial(answer_passed_on, app))
-        orders.orphaned = partial(_remove, start.path)
-        orders.follow(app)
+        orders.ready(app)
         await orders.stop.wait()
     finally:
         await serving.close()
@@ -189,13 +222,13 @@ async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -
     front_end = await FrontEnd.connect(config, start.path, name=start.name, share=start.share, log_losses=log_losses)
     try:
         app = FrontApp(config, front_end, start.settings.keys, start.share)
-        await _until_led(front_end)
+        await _until_led(front_end, at_most_s=None if start.is_first else _LED_S)
         if start.takes_over:
             await until_one_is_up(front_end, config.health.check_timeout_s)
         async with accepting(app, own.dup(), config) as server:
             orders.hurry = lambda: setattr(server, "force_exit", True)
             orders.cover = _Covering(server, listeners).cover
-            orders.follow(app)
+            orders.ready(app)
             await orders.stop.wait()
             for listener in listeners:
                 listener.close()  # as all processes do: from now on connections are refused
@@ -225,8 +258,8 @@ class _Covering:
             self._server.servers.remove(task.result())
 
 
-async def _until_led(front_end: FrontEnd) -> None:
+async def _until_led(front_end: FrontEnd, at_most_s: float | None) -> None:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LED_S):
+        async with asyncio.timeout(at_most_s):
             while not front_end.is_led:  # noqa: ASYNC110 (the link has no event for this)
                 await asyncio.sleep(0.01)

@@ -69,6 +69,11 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         if self._transport is not None:
             self._transport.abort()
 
+    def dropped(self) -> None:
+        """Its making was cancelled: the transport is closed, and says nothing."""
+        if self._transport is not None:
+            self.connection_lost(None)
+
     def _flush(self) -> None:
         self._is_due = False
         if self._out and self._transport is not None:

@@ -275,7 +275,12 @@ class SchedulerLink:
 
     async def _connect(self) -> None:
         """Connect, and stay until the connection is over. Raises: OSError."""
-        _, connection = await self._loop.create_unix_connection(lambda: _Connection(self), str(self._path))
+        connection = _Connection(self)
+        try:
+            await self._loop.create_unix_connection(lambda: connection, str(self._path))
+        except asyncio.CancelledError:
+            connection.dropped()
+            raise
         self._connection = connection
         try:
             await connection.is_over.wait()
