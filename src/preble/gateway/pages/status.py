@@ -19,7 +19,7 @@ _START = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>Preble<
 <ul><li><a href="ui">live page</a><li><a href="v1/models">models</a><li><a href="ready">readiness</a>
 <li><a href="metrics">metrics</a><li><a href="{DOCUMENTATION}">documentation</a></ul></html>
 """.encode()
-_START_HEADERS = [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", b"default-src 'none'")]
+_START_HEADERS = ((b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", b"default-src 'none'"))
 
 
 class StatusPages:
@@ -31,7 +31,7 @@ class StatusPages:
 
     async def start(self, client: AsgiClient) -> None:
         """Answer a browser, or a health check of `/`, with links to the pages."""
-        await client.reply(200, _START_HEADERS, _START)
+        await client.reply(200, list(_START_HEADERS), _START)
 
     async def health(self, client: AsgiClient) -> None:
         """Answer as long as the process does."""

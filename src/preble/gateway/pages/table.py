@@ -18,7 +18,7 @@ from preble.serving import Serving
 Handlers = Mapping[str, Callable[[AsgiClient], Awaitable[None]]]
 """What answers a page, by method; GET answers HEAD, too."""
 
-PATHS = (MODELS, *HEALTH, *READY, VERSION, METRICS, REPLICAS, DRAIN, UNDRAIN)
+PATHS = (START, MODELS, *HEALTH, *READY, VERSION, METRICS, REPLICAS, DRAIN, UNDRAIN)
 """The paths of pages, besides the live page's and those below `DEBUG`."""
 PROBES = tuple(path.encode() for path in (*HEALTH, *READY))
 """What load balancers and supervisors ask, and get answered however many connections there are."""
