@@ -176,7 +176,10 @@ class Answering:
     def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
         """Write a whole answer. If the client reads slowly, it is complete only when most of it has been read."""
         head = self._head(status, [*headers, (b"content-length", b"%d" % len(body))])
-        self._connection.transport.writelines((head, body))
+        # Not `writelines`: that of asyncio in 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 never pauses (CVE-2024-12254).
+        # uvloop sends both in one call.
+        self._connection.transport.write(head)
+        self._connection.transport.write(body)
         self._is_owed = self._connection.is_write_paused
         if not self._is_owed:
             self._complete()
