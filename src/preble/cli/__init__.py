@@ -27,6 +27,7 @@ COMMANDS = MappingProxyType(
         "select": "preble.cli.select",
         "up": "preble.cli.up",
         "emulate": "preble.cli.emulate",
+        "ready": "preble.cli.ready",
         "explain": "preble.cli.explain",
         "check": "preble.cli.check",
         "replay": "preble.cli.replay",

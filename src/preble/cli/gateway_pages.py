@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from http.client import HTTPException
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -28,24 +28,32 @@ def gateway_page(
     """
     import msgspec
 
+    status, body = ask(url, api_key, post=post, timeout_s=timeout_s)
+    if status >= 400:
+        message = _message(body)
+        if status in (401, 403):
+            raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key")
+        hint = f"; {_DOUBT}" if status in (404, 405) or not message else ""
+        raise CommandFailure((message or f"{url} answers with status {status}") + hint)
+    try:
+        return msgspec.json.decode(body, type=page)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandFailure(f"{url} answers with another page ({error}); {_DOUBT}") from error
+
+
+def ask(url: str, api_key: str | None = None, *, post: bool = False, timeout_s: float) -> tuple[int, bytes]:
+    """Return the status and body of an answer, whatever it is. Raises: ConfigError: there is none."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = Request(url, headers=headers, data=b"" if post else None)
     directly = build_opener(ProxyHandler({}))  # the environment's proxy cannot reach the loopback address
     try:
         with directly.open(request, timeout=timeout_s) as answer:
-            decoded: Any = msgspec.json.decode(answer.read(), type=page)
+            return answer.status, answer.read()
     except HTTPError as error:
         with error:
-            message = _message(error.read())
-        if error.code in (401, 403):
-            raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key") from error
-        hint = f"; {_DOUBT}" if error.code in (404, 405) or not message else ""
-        raise CommandFailure((message or f"{url} answers with status {error.code}") + hint) from error
+            return error.code, error.read()
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CommandFailure(f"{url} answers with another page ({error}); {_DOUBT}") from error
-    return decoded  # type: ignore[no-any-return]
 
 
 def _said(error: BaseException) -> str:
