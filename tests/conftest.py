@@ -124,6 +124,14 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    """Commands that serve hold signals back, and a process that a test starts inherits what this one holds back."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.fixture(autouse=True)
 def shared_engines_are_there(request: pytest.FixtureRequest) -> None:
     """Start the shared engines that this test needs and that have died; the run's summary names them.
 

@@ -39,7 +39,7 @@ def assert_released(serving: Serving, replica: str) -> None:
     placements = serving._placements
     assert placements.in_flight == {}
     assert serving.scheduler.snapshot().replicas[ReplicaId(replica)].num_requests == 0
-    assert placements.ejection._replicas[ReplicaId(replica)].running == set()
+    assert placements.ejection._replicas[ReplicaId(replica)].running == {}
     assert serving._turns.admission._running == {}
     serving.scheduler.check()
 

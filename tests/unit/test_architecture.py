@@ -327,7 +327,7 @@ RAW_TASKS = {
     "engines/emulator/server.py:__aenter__",
     "engines/emulator/server.py:_serve",
     "gateway/server.py:accepting",
-    "gateway/workers/supervisor.py:start",
+    "gateway/workers/worker.py:start",
     "integrations/ray/placing.py:start",
     # short: they close, dial, abort or wait a moment
     "engines/kv_subscription.py:__init__",
