@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
+import socket
 import stat
 import struct
 from collections.abc import AsyncIterator
@@ -14,6 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
+import structlog.testing
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
@@ -205,6 +209,58 @@ async def test_a_request_of_less_than_one_prompt_is_no_message(tmp_path: Path) -
         assert serving.num_admitted == 0
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"caller": {"weight": 0.0}},
+        {"caller": {"weight": math.nan}},
+        {"caller": {"weight": math.inf}},
+        {"arrived_at": math.nan},
+        {"arrived_at": -1.0},
+    ],
+    ids=str,
+)
+async def test_terms_that_cannot_be_end_the_connection_by_the_carriers_fault(
+    tmp_path: Path, terms: dict[str, Any]
+) -> None:
+    row = ["req-1", 1, None, True, terms.get("caller", {}), None, None, None, terms.get("arrived_at")]
+    await is_cut_off(tmp_path, msgspec.msgpack.encode([1, 1, row]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [10, {2: math.nan}],
+        [10, {2: -1.0}],
+        [7, 2, None, 200, math.inf],
+        [7, 2, None, 200, 0.0, -1],
+        [7, 2, None, 200, 0.0, 2**60],
+        [7, 2, None, 200, 0.0, 1, -1],
+    ],
+    ids=str,
+)
+async def test_numbers_that_cannot_be_end_the_connection_by_the_carriers_fault(
+    tmp_path: Path, message: list[Any]
+) -> None:
+    await is_cut_off(tmp_path, ADMIT, PLACE, msgspec.msgpack.encode(message))
+
+
+async def test_text_that_is_no_utf_8_ends_the_connection_by_the_carriers_fault(tmp_path: Path) -> None:
+    await is_cut_off(tmp_path, ADMIT.replace(b"req-1", b"\xff\xfeq-1"))
+
+
+async def is_cut_off(folder: Path, *sent: bytes) -> None:
+    """For these bytes, which the log names as the carrier's fault, without a traceback; nothing of it stays."""
+    with structlog.testing.capture_logs() as logged:
+        async with scheduler(folder) as (serving, _, path), connected(path) as carrier:
+            carrier.send(*sent)
+            async with asyncio.timeout(PATIENCE_S):
+                while not await carrier.is_closed():
+                    pass  # the list of replicas, perhaps in two pieces
+            await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+    assert [line["exc_info"] for line in logged if line["event"] == "link_broken"] == [None]
+
+
 async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MOST_BYTES", 100_000)
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
@@ -257,6 +313,23 @@ async def test_only_the_user_may_connect_and_one_process_listens(tmp_path: Path)
             await serving.listen(path)
     async with scheduler(tmp_path) as (_, _, path), connected(path):
         pass  # what an ended process has left is no obstacle
+
+
+async def test_only_a_socket_that_nobody_serves_is_replaced(tmp_path: Path) -> None:
+    path, serving = tmp_path / "socket", await Serving.start(GatewayConfig())
+    try:
+        path.write_text("precious", encoding="utf-8")
+        with pytest.raises(ConfigError, match="something else lies there, and stays; set scheduler_socket"):
+            await serving.listen(path)
+        assert path.read_text(encoding="utf-8") == "precious"
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        await serving.listen(path)
+        async with connected(path):
+            pass
+    finally:
+        await serving.close()
 
 
 def test_the_page_names_every_message_with_its_number() -> None:

@@ -15,6 +15,7 @@ from preble.errors import ConfigError
 
 _NAMED = re.compile(r"([\w.-]+)=sha256:([0-9a-f]{64})")
 """A key in the configuration that has a name, and is its hash."""
+Weight = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +33,7 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str | None = None
     admin: bool = False
     share_cache: bool = False
-    weight: Annotated[float, Meta(gt=0)] = 1.0
+    weight: Weight = 1.0
     priority: str | None = None
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None

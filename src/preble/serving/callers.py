@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass, field
 
-from preble.config.keys import KeyConfig
+from preble.config.keys import KeyConfig, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Caller:
     tenant: str = ""
     is_admin: bool = True
     shares_cache: bool = True
-    weight: float = 1.0
+    weight: Weight = 1.0
     limits: KeyConfig | None = None
     secret: str = field(default="", repr=False)
 

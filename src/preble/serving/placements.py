@@ -122,7 +122,7 @@ class LocalPlaced(Placed):
         self.model = terms.model or next(iter(replica.info.models), "")
         self._placements = placements
         self._terms = terms
-        self._arrived_at = self.placed_at if terms.arrived_at is None else terms.arrived_at
+        self._arrived_at = self.placed_at if terms.arrived_at is None else min(terms.arrived_at, self.placed_at)
         self._place_again = place_again
         self._record = record
         self._may_retry_freely = False

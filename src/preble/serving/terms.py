@@ -10,6 +10,8 @@ from preble.serving.callers import ANYBODY, Caller
 
 PRIORITY = b"x-preble-priority"
 MAX_WAIT = b"x-preble-max-wait"
+MonotonicSeconds = Annotated[float, Meta(ge=0, le=1e12)]
+"""A time of the event loop's clock."""
 
 
 class Terms(Struct, frozen=True, array_like=True):
@@ -29,5 +31,5 @@ class Terms(Struct, frozen=True, array_like=True):
     priority: str | None = None
     max_wait: str | None = None
     tier: str | None = None
-    arrived_at: float | None = None
+    arrived_at: MonotonicSeconds | None = None
     is_traced: bool = False

@@ -210,7 +210,8 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
 def _remove(path: Path) -> None:
     """Remove the socket, and its folder if we made it: the first process, which would do so, has died."""
     with contextlib.suppress(OSError):
-        path.unlink()
+        if path.is_socket():
+            path.unlink()
         if path.parent.name.startswith(PRIVATE):
             path.parent.rmdir()
 

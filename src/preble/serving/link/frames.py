@@ -97,7 +97,7 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
         try:
             taken = self._take(arrived)
         except Exception as error:  # noqa: BLE001 (the peer's bytes must end no more than this connection)
-            is_theirs = isinstance(error, msgspec.DecodeError)
+            is_theirs = isinstance(error, (msgspec.DecodeError, UnicodeDecodeError))
             structlog.get_logger().error("link_broken", error=str(error), exc_info=None if is_theirs else error)
             self.close()
             return

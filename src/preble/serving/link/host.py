@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -140,6 +141,8 @@ def _bound(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX)
     umask = os.umask(0o177)
     try:
+        if path.exists() and not path.is_socket():
+            raise FileExistsError(errno.EEXIST, "something else lies there, and stays")
         path.unlink(missing_ok=True)
         bound.bind(str(path))
     except OSError as error:
@@ -154,6 +157,8 @@ def _bound(path: Path) -> socket.socket:
 async def _is_served(path: Path) -> bool:
     try:
         _, writer = await asyncio.open_unix_connection(path)
+    except (BlockingIOError, PermissionError):  # somebody is too busy, or does not want this user
+        return True
     except OSError:
         return False
     writer.close()

@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from preble import errors
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, RequestId
 from preble.engines import EngineInfo
 from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
-from preble.serving.terms import Terms
+from preble.serving.terms import MonotonicSeconds, Terms
 
 VERSION = 1
 CANCELLED = "Cancelled"
 """The kind of an end that is no error: the client has gone."""
+Tokens = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class Message(Struct, array_like=True):
@@ -94,9 +95,9 @@ class Ended(Message, tag=7):
     number: int
     error: tuple[str, str] | None = None
     status: int = 200
-    retry_after_s: float = 0.0
-    output_tokens: int = 0
-    cached_tokens: int | None = None
+    retry_after_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    output_tokens: Tokens = 0
+    cached_tokens: Tokens | None = None
     leaves: int | None = None
 
 
@@ -117,7 +118,7 @@ class Heard(Message, tag=10):
     """By placement, when its replica last sent anything, in seconds of the host's monotonic clock. Send it every
     second while requests are under way, else every five, even empty: it is the sign of life, which `Alive` answers."""
 
-    at: dict[int, float] = {}
+    at: dict[int, MonotonicSeconds] = {}
 
 
 class PageRequest(Message, tag=11):
