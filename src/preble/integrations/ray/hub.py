@@ -21,6 +21,8 @@ from preble import background
 logger = logging.getLogger("ray.serve.preble")
 
 NAMESPACE = "serve"
+VERSION = 1
+"""Of the hub's calls and of the reports of replicas. Processes of another version have another hub; see `hub_name`."""
 MOST_WAITING = 10_000
 """Packets for one listener; the oldest go first."""
 LONGEST_WAIT_S = 10.0
@@ -89,7 +91,7 @@ class _Box:
 
 def hub_name(deployment: str) -> str:
     """The name of a deployment's hub. `deployment`: its id, with the application."""
-    return f"preble-hub:{deployment}"
+    return f"preble-hub:{VERSION}:{deployment}"
 
 
 def find_hub(deployment: str) -> Any:

@@ -1,4 +1,4 @@
-"""The messages of the scheduler's socket, both ways. Fields are only ever added at the end, with a default.
+"""The messages of the scheduler's socket, both ways. A change of their form raises `VERSION`.
 
 On the wire a message is an array that begins with its tag; docs/reference/scheduler-protocol.md describes each one.
 """
