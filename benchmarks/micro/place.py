@@ -53,8 +53,8 @@ from preble.core.types import (
     Request,
     RequestId,
 )
-from preble.gateway.server import freeze_gc
 from preble.profiles import load_profile
+from preble.web.memory import freeze_gc
 
 BLOCK = 16
 DEFAULT_POLICY = "e2"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import math
 import os
 import socket
@@ -34,17 +32,12 @@ from preble.gateway.reloading import contents, reload_on_change, reload_whenever
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
 from preble.web.listening import inherited, is_open_to_network, listen, url_of
+from preble.web.memory import freeze_gc, return_large_memory
 from preble.web.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server import Server
 
 _ABORT_S = 5.0
 """Time for aborted requests to end their answers and their work in the engines."""
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-"""From malloc.h."""
-_LARGE_BYTES = 256 * 1024
-_SPARE_BYTES = 2 * 1024 * 1024
-"""How much free memory the process keeps: without any, glibc gives the memory of each body back and asks for it again.
-With more, large bodies lie among small objects, which keep their memory."""
 
 
 def run(
@@ -74,30 +67,6 @@ def prepared_process() -> asyncio.Runner:
     return_large_memory()
     raise_open_files_limit()
     return asyncio.Runner(loop_factory=_new_loop)
-
-
-def freeze_gc() -> None:
-    """Freeze the objects that exist now, and make full garbage collections rare.
-
-    The scheduler's trees are hundreds of thousands of objects, which reference counting frees. A full collection walks
-    all of them: with 64 replicas it stopped every request for a tenth of a second. Garbage in cycles, mostly exceptions
-    and their tracebacks, is young and is still found.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(1_000, 10, 1_000)
-
-
-def return_large_memory() -> None:
-    """Have glibc give the memory of large bodies back to the system when they are freed. Elsewhere, do nothing.
-
-    glibc keeps what is below a threshold, which it raises up to 32 MB by itself when larger pieces are freed.
-    """
-    with contextlib.suppress(AttributeError, TypeError, OSError):  # another libc, or Windows
-        set_option = ctypes.CDLL(None).mallopt
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        set_option(_M_TRIM_THRESHOLD, 2 * _SPARE_BYTES)
-        set_option(_M_TOP_PAD, _SPARE_BYTES)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preble.errors import Overloaded
+from preble.web.memory import return_freed_memory
 
 _TIMES_ITS_OWN = 20
 """Between two garbage collections, how many times as long as the last one took: clients cannot make it the work."""
@@ -21,8 +22,8 @@ class BodyMemoryBudget:
         self._retry_after_s = retry_after_s
         self.held = 0
         """Bytes taken now."""
-        self._failed = 0
-        """Bytes that failed requests have held since the last collection."""
+        self._given_back = self._failed = 0
+        """Bytes that all requests, and those that failed, have given back since the last collection."""
         self._collect_at = 0.0
 
     def configure(self, most: int, *, retry_after_s: float) -> None:
@@ -41,20 +42,26 @@ class BodyMemoryBudget:
         finally:
             share.release(failed=failed)
 
-    def failed(self, size: int) -> None:
-        """A request that held `size` bytes has failed."""
-        self._failed += size
+    def ended(self, size: int, *, failed: bool) -> None:
+        """A request that held `size` bytes has ended."""
+        self._given_back += size
+        self._failed += size * failed
 
     def collect(self) -> None:
-        """Run the garbage collector if failed requests have held much: an eighth of the budget.
+        """Give memory back to the system if requests have given back much: an eighth of the budget.
 
         Exceptions and cancelled tasks keep the frames of their request, and so its bodies, in cycles. With the rare
-        full collections of a gateway such garbage would stay for long. Takes a twentieth of the time at most.
+        full collections of a gateway such garbage would stay for long, so the garbage collector runs if failed requests
+        have held as much. Takes a twentieth of the time at most.
         """
-        if self._failed <= self.most // 8 or (started := time.perf_counter()) < self._collect_at:
+        much = self.most // 8
+        if self._given_back <= much or (started := time.perf_counter()) < self._collect_at:
             return
-        self._failed = 0
-        gc.collect()
+        if self._failed > much:
+            self._failed = 0
+            gc.collect()
+        self._given_back = 0
+        return_freed_memory()
         ended = time.perf_counter()
         self._collect_at = ended + _TIMES_ITS_OWN * (ended - started)
 
@@ -86,8 +93,7 @@ class BodyShare:
         """Give everything back. `failed`: whether the request failed."""
         self._room.held -= self.held
         self.held = 0
-        if failed:
-            self._room.failed(self.most)
+        self._room.ended(self.most, failed=failed)
 
     def grow(self, size: int) -> None:
         """Take `size` more bytes. Raises: Overloaded: there is no room now."""
