@@ -44,7 +44,7 @@ PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
+.PHONY: help demo test test-fast test-kubernetes test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
 .PHONY: environments checks
 
 help: ## Show the verbs
@@ -128,6 +128,10 @@ test: ## Everything that CI checks: lint, types, docs, all tests, real engines a
 	@$(MAKE) --no-print-directory -j2 checks environments
 	@$(BIN)/pytest $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-native
+
+test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBECONFIG, in a namespace of their own
+	@[ -n "$(KUBECONFIG)" ] || { echo "make: say which cluster: make test-kubernetes KUBECONFIG=FILE" >&2; exit 2; }
+	@PREBLE_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/kubernetes $(PYTEST_ARGS)
 
 test-fast: $(DEV) ## The tests that need no engine and take seconds
 	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)

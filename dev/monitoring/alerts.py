@@ -48,6 +48,15 @@ ALERTS = [
         "howto/fleet.md",
     ),
     Alert(
+        "PrebleNoPickerLeads",
+        "critical",
+        "max by (job) (preble_picker_leading) == 0",
+        "1m",
+        "No picker of {{ $labels.job }} holds the lease: gateways get no placements.",
+        "Their logs have `lease_unknown` with the reason; their role must let them get, create and update leases.",
+        "howto/kubernetes-gateway.md",
+    ),
+    Alert(
         "PrebleErrors",
         "critical",
         f"{_share('5..')} > 0.02",

@@ -63,7 +63,7 @@ async def test_pods_are_listed_then_watched(tmp_path: Path) -> None:
             await eventually(lambda: found.urls == at(2))
         assert [query["labelSelector"] for query in (*api.lists, *api.watches)] == ["app=vllm"] * 2
         [watch] = api.watches
-        assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("101", "True")
+        assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("101", "true")
 
 
 async def test_all_slices_of_a_service_count(tmp_path: Path) -> None:
@@ -183,10 +183,60 @@ async def test_the_pods_of_a_pool_are_followed_and_so_is_the_pool(tmp_path: Path
             await pools.put(pool({"app": "sglang"}, 8000, 8001))
             expected = [f"http://10.0.0.{host}:{port}" for port in (8000, 8001) for host in (1, 2)]
             await eventually(lambda: found.urls == expected)
-            await pools.delete("llama")
-            await eventually(lambda: found.urls == [])
         assert [query["labelSelector"] for query in pods.lists] == ["app=vllm,model=llama", "app=sglang"]
         assert pools.lists[0]["fieldSelector"] == "metadata.name=llama"
+
+
+async def test_a_pool_that_is_made_again_within_the_grace_time_loses_no_member(tmp_path: Path) -> None:
+    pools = KubernetesApi("inferencepools")
+    async with kubernetes_api("pods", tmp_path, inferencepools=pools) as (pods, kubeconfig):
+        await pools.put(pool({"app": "vllm"}, 8000))
+        for number in (1, 2):
+            await pods.put(pod(str(number), f"10.0.0.{number}"))
+        async with followed(source(kubeconfig, GroupConfig(pool="llama", namespace="prod"))) as found:
+            await eventually(lambda: found.urls == at(1, 2))
+            await pools.delete("llama")
+            await eventually(lambda: found.source.error is not None)
+            await pods.delete("2")
+            await eventually(lambda: found.urls == at(1))  # pods are followed meanwhile
+            lists = len(pods.lists)
+            await pools.fail(500, "etcd leader changed")  # so that all is listed anew
+            await eventually(lambda: len(pods.lists) > lists)
+            await pools.put(pool({"app": "vllm"}, 8000))
+            await eventually(lambda: found.source.error is None)
+            assert [len(members) for members in found.sets] == [2, 1], "each of the two was there until its pod went"
+
+
+async def test_a_service_that_is_made_again_within_the_grace_time_loses_no_member(tmp_path: Path) -> None:
+    async with kubernetes_api("endpointslices", tmp_path) as (api, kubeconfig):
+        await api.put(endpoint_slice("vllm-x", "10.0.0.1"))
+        async with followed(source(kubeconfig, SERVICE)) as found:
+            await eventually(lambda: found.urls == at(1))
+            await api.delete("vllm-x")
+            await eventually(lambda: found.source.error is not None)
+            assert "there is no service 'vllm'" in str(found.source.error)
+            await api.put(endpoint_slice("vllm-y", "10.0.0.1"))
+            await eventually(lambda: found.source.error is None)
+            await api.put(endpoint_slice("vllm-y"))
+            await eventually(lambda: found.urls == [])  # a service with no endpoint has no replica
+            assert len(found.sets) == 2
+
+
+@pytest.mark.parametrize("kind", ["pool", "service"])
+async def test_after_the_grace_time_what_was_deleted_has_no_members(kind: str, tmp_path: Path) -> None:
+    """The time is shortened: it is 300 s by default."""
+    pools, slices = KubernetesApi("inferencepools"), KubernetesApi("endpointslices")
+    async with kubernetes_api("pods", tmp_path, inferencepools=pools, endpointslices=slices) as (pods, kubeconfig):
+        await pods.put(pod("a", "10.0.0.1"))
+        await pools.put(pool({"app": "vllm"}, 8000))
+        await slices.put(endpoint_slice("vllm-x", "10.0.0.1"))
+        group = SERVICE if kind == "service" else GroupConfig(pool="llama", namespace="prod")
+        settings = DiscoveryConfig(kubeconfig=kubeconfig, missing_grace_s=0.5)
+        async with followed(make_source(group, settings)) as found:
+            await eventually(lambda: found.urls == at(1))
+            await (slices.delete("vllm-x") if kind == "service" else pools.delete("llama"))
+            await eventually(lambda: found.urls == [])
+            assert found.source.error is not None and f"there is no {kind}" in found.source.error
 
 
 async def test_a_pool_goes_on_when_the_api_forgets_versions(tmp_path: Path) -> None:

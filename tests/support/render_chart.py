@@ -9,12 +9,8 @@ import json
 import sys
 
 import helm_python
-import kubernetes_validate
 import yaml
-
-KUBERNETES = "1.31"
-MONITORING = "monitoring.coreos.com/v1"
-"""Kinds of the Prometheus operator, which Kubernetes has no schema for."""
+from kubernetes_schemas import check
 
 values = json.load(sys.stdin)
 lint = helm_python.lint(sys.argv[1], values, strict=True)
@@ -32,7 +28,6 @@ manifests = [
     if manifest
 ]
 for manifest in manifests:
-    if manifest["apiVersion"] != MONITORING and "inference.networking" not in manifest["apiVersion"]:
-        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    check(manifest)
 worst = max((message["severity"] for message in lint["messages"]), default=0)
 json.dump({"worst_severity": worst, "lint": lint, "manifests": manifests}, sys.stdout)

@@ -324,6 +324,7 @@ RAW_TASKS = {
     "cli/running.py:reported_waiting",
     "discovery/kubernetes.py:_next_before",
     "discovery/kubernetes.py:_of_pool",
+    "discovery/kubernetes.py:_within_grace",
     "engines/emulator/server.py:__aenter__",
     "engines/emulator/server.py:_serve",
     "gateway/server.py:accepting",

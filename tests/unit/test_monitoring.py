@@ -110,6 +110,7 @@ UP = {'preble_build_info{job="p"}': "1x300", 'preble_replica_up{job="p",instance
 FIRES = {
     "PrebleGone": {"other": "1x300"},
     "PrebleNoReplicaUp": {'preble_replica_up{job="p",replica="a"}': "0x300"},
+    "PrebleNoPickerLeads": {f'preble_picker_leading{{job="p",instance="{i}"}}': "0x300" for i in ("g", "h")},
     "PrebleErrors": {
         'preble_responses_total{job="p",path="/v1/completions",status="502"}': "0+6x300",
         'preble_responses_total{job="p",path="/v1/completions",status="200"}': "0+60x300",
@@ -150,6 +151,8 @@ CALM = {
     'preble_responses_total{job="p",path="/v1/completions",status="503"}': "0+1x300",
     'preble_ttft_seconds_bucket{job="p",model="m",le="1.0"}': "0+600x300",
     'preble_ttft_seconds_bucket{job="p",model="m",le="+Inf"}': "0+600x300",
+    'preble_picker_leading{job="p",instance="g"}': "1x300",
+    'preble_picker_leading{job="p",instance="h"}': "0x300",
     'preble_work_waiting_seconds{job="p"}': "3x300",
     'preble_replica_ejected{job="p",replica="a"}': "0x300",
     'preble_load_seconds{job="p",instance="g",replica="a"}': "90x300",

@@ -84,7 +84,7 @@ def test_a_slice_without_the_port_is_reported_and_the_others_count() -> None:
 
 def test_a_slice_without_endpoints_is_no_problem() -> None:
     empty = {"metadata": {"name": "x"}, "addressType": "IPv4", "ports": None, "endpoints": None}
-    assert members_of_slices([empty], SERVICE) == ((), ())
+    assert members_of_slices([empty], SERVICE)[:2] == ((), ())
 
 
 def test_a_pod_is_a_member_from_its_address_to_its_end() -> None:

@@ -102,6 +102,15 @@ class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str | None,
         about("DNS server to ask, as ADDRESS or ADDRESS:PORT.", why="the system's (`/etc/resolv.conf`)"),
     ] = None
+    missing_grace_s: Annotated[
+        float,
+        about(
+            "How long replicas stay whose Kubernetes service or InferencePool was deleted.",
+            unit="s",
+            why="longer than a Helm chart takes to be installed again",
+            ge=0,
+        ),
+    ] = 300.0
     kubeconfig: Annotated[
         str | None,
         about(

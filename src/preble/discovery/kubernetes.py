@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
-from kubernetes_asyncio.client import ApiClient, CoreV1Api, CustomObjectsApi, DiscoveryV1Api
-
 from preble.config import DiscoveryConfig, GroupConfig
-from preble.discovery.kubernetes_api import FAILURES, Gone, Listing, Objects, connect, followed, own_namespace, plain
+from preble.discovery.kubernetes_api import FAILURES, Api, Gone, Listing, Objects, connect, own_namespace
 from preble.discovery.member import Member
 from preble.discovery.pods import Named, groups_of_pool, members_of_pods, members_of_slices
 from preble.discovery.source import FIRST_WAIT_S, Source
 from preble.errors import ConfigError
 
 _OF_SERVICE = "kubernetes.io/service-name"
-_POOLS = ("inference.networking.k8s.io", "v1")
+_PODS = "/api/v1/namespaces/{}/pods"
+_SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
+_POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 
 Groups = tuple[GroupConfig, ...]
 
@@ -26,20 +25,32 @@ Groups = tuple[GroupConfig, ...]
 class KubernetesSource(Source):
     """Its members are the ready endpoints of a service, or the ready pods with some labels or of a pool.
 
-    Those that are not ready or are terminating are members that are held back.
+    Those that are not ready or are terminating are members that are held back. When the service or pool itself is
+    deleted, its members stay for a grace time: a Helm chart that is installed again, or a GitOps tool that makes the
+    object anew, must not cost the whole index.
     """
 
     def __init__(self, name: str, group: GroupConfig, settings: DiscoveryConfig) -> None:
         super().__init__(name)
         self._group = group
         self._kubeconfig = settings.kubeconfig
+        self._grace_s = settings.missing_grace_s
+        self._missing_since: float | None = None
+        self._of_service: tuple[Member, ...] = ()
+        """What the slices of the service named last."""
+        self._of_pool_last: Groups = ()
+        """What the pool selected last."""
 
     async def members(self) -> AsyncIterator[tuple[Member, ...]]:
         last: tuple[Member, ...] | None = None
         while True:
             try:
-                async with await connect(self._kubeconfig) as api, aclosing(self._named(api)) as changes:
-                    async for named in changes:
+                async with (
+                    connect(self._kubeconfig) as api,
+                    aclosing(self._named(api)) as changes,
+                    aclosing(self._within_grace(changes)) as kept,
+                ):
+                    async for named in kept:
                         self._tell_problems(named)
                         if named.members != last:
                             last = named.members
@@ -47,7 +58,31 @@ class KubernetesSource(Source):
             except Gone:
                 await asyncio.sleep(FIRST_WAIT_S)
             except FAILURES as error:
-                await asyncio.sleep(self.failed(plain(error)))
+                await asyncio.sleep(self.failed(error))
+
+    async def _within_grace(self, changes: AsyncGenerator[Named]) -> AsyncGenerator[Named]:
+        """Pass changes on. What names the members may be missing for the grace time; then there are none."""
+        loop = asyncio.get_running_loop()
+        wait_s: float | None = None
+        following = asyncio.ensure_future(anext(changes))
+        named = Named((), ())
+        try:
+            while True:
+                await asyncio.wait((following,), timeout=wait_s)
+                if following.done():
+                    named = following.result()
+                    following = asyncio.ensure_future(anext(changes))
+                if not named.is_missing:
+                    self._missing_since = None
+                elif self._missing_since is None:
+                    self._missing_since = loop.time()
+                since = self._missing_since
+                wait_s = None if since is None else since + self._grace_s - loop.time()
+                if wait_s is not None and wait_s <= 0:
+                    wait_s, named = None, named._replace(members=())
+                yield named
+        finally:
+            await _ended(following)
 
     def _tell_problems(self, named: Named) -> None:
         if named.problems:
@@ -55,29 +90,32 @@ class KubernetesSource(Source):
         else:
             self.worked()
 
-    def _named(self, api: ApiClient) -> AsyncGenerator[Named]:
+    def _named(self, api: Api) -> AsyncGenerator[Named]:
         """Yield the members at first and after each change. Raises: Gone, and `FAILURES`."""
         if self._group.pool:
             return self._of_pool(api)
         return self._of_slices(api) if self._group.service else self._of_pods(api, (self._group,))
 
-    async def _of_slices(self, api: ApiClient) -> AsyncGenerator[Named]:
-        slices = DiscoveryV1Api(api).list_namespaced_endpoint_slice
-        selector = f"{_OF_SERVICE}={self._group.service}"
-        async for objects in followed(self._listing(slices, label_selector=selector)):
-            yield members_of_slices(objects, self._group)
+    async def _of_slices(self, api: Api) -> AsyncGenerator[Named]:
+        slices = self._listing(_SLICES, labelSelector=f"{_OF_SERVICE}={self._group.service}")
+        async for objects in api.followed(slices):
+            if any(True for _ in objects):
+                named = members_of_slices(objects, self._group)
+                self._of_service = named.members
+                yield named
+            else:
+                missing = f"there is no service {self._group.service!r} with EndpointSlices"
+                yield Named(self._of_service, (missing,), is_missing=True)
 
-    async def _of_pods(self, api: ApiClient, groups: Groups) -> AsyncGenerator[Named]:
+    async def _of_pods(self, api: Api, groups: Groups) -> AsyncGenerator[Named]:
         """Yield the members of groups that have one selector."""
-        pods = self._listing(CoreV1Api(api).list_namespaced_pod, label_selector=str(groups[0].pods))
-        async for objects in followed(pods):
+        async for objects in api.followed(self._listing(_PODS, labelSelector=str(groups[0].pods))):
             found = [members_of_pods(objects, group) for group in groups]
             yield Named(tuple(m for named in found for m in named.members), tuple(p for n in found for p in n.problems))
 
-    async def _of_pool(self, api: ApiClient) -> AsyncGenerator[Named]:
-        listing = partial(CustomObjectsApi(api).list_namespaced_custom_object, *_POOLS)
-        pool = self._listing(listing, plural="inferencepools", field_selector=f"metadata.name={self._group.pool}")
-        async with aclosing(followed(pool)) as pools:
+    async def _of_pool(self, api: Api) -> AsyncGenerator[Named]:
+        pool = self._listing(_POOLS, fieldSelector=f"metadata.name={self._group.pool}")
+        async with aclosing(api.followed(pool)) as pools:
             groups = groups_of_pool(await anext(pools), self._group)
             while True:
                 changed = asyncio.ensure_future(self._other_groups(pools, groups))
@@ -96,15 +134,18 @@ class KubernetesSource(Source):
                 return groups
         raise Gone
 
-    async def _of_groups(self, api: ApiClient, groups: Groups) -> AsyncGenerator[Named]:
-        if groups:
-            async for named in self._of_pods(api, groups):
-                yield named
-        yield Named((), (f"there is no pool {self._group.pool!r} with a selector and target ports",))
+    async def _of_groups(self, api: Api, groups: Groups) -> AsyncGenerator[Named]:
+        """Yield the members of the pool's groups; of a pool that is missing, those of the groups that it had last."""
+        missing = f"there is no pool {self._group.pool!r} with a selector and target ports"
+        self._of_pool_last = groups or self._of_pool_last
+        if self._of_pool_last:
+            async for named in self._of_pods(api, self._of_pool_last):
+                yield named if groups else Named(named.members, (missing,), is_missing=True)
+        yield Named((), (missing,), is_missing=True)
         await asyncio.Event().wait()
 
-    def _listing(self, call: Any, **selector: str) -> Listing:
-        return partial(call, namespace=self._group.namespace or own_namespace(), **selector)
+    def _listing(self, path: str, **selector: str) -> Listing:
+        return Listing(path.format(self._group.namespace or own_namespace()), selector)
 
 
 async def _next_before(changed: asyncio.Future[Groups], pods: AsyncGenerator[Named]) -> Named | None:

@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API: listed, then watched.
+"""Objects of the Kubernetes API: asked for, written, or listed and then watched.
 
 The API server ends every watch now and then, and forgets old versions (410 Gone); then the watch goes on from the
 version it had reached, or the list is read anew. Objects that have changed meanwhile show as a difference of sets.
@@ -9,31 +9,56 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import aiohttp
-from kubernetes_asyncio import config as kubernetes_config
-from kubernetes_asyncio.client import ApiClient, ApiException, Configuration
-from kubernetes_asyncio.config import ConfigException
+import httpx2
+import msgspec
+import yaml
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError as UnusableConfig
 
 from preble.discovery.pods import Object
+from preble.errors import ConfigError
 
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_NAMESPACE_FILE = Path(SERVICE_ACCOUNT) / "namespace"
+_ANSWER_S = 30.0
+"""How long a connection, or an answer that is no watch, may take."""
 _WATCH_S = 240
-"""How long the server is asked to let a watch last; a connection that has died unnoticed is found by then."""
-_LIST_S = 30.0
-_GRACE_S = 30.0
-_GONE = 410
-FAILURES = (ApiException, ConfigException, aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError)
-"""What a cluster that cannot be reached, or answers nonsense, makes the functions here raise."""
-Listing = Callable[..., Awaitable[Any]]
-"""A list call of the Kubernetes client with its namespace and selector, which lists or watches."""
+"""How long the server is asked to let a watch last."""
+_SILENCE_S = _WATCH_S + 30.0
+"""The longest silence of a watch: by then the server would have ended it, so the connection has died unnoticed."""
+_EVENT_BYTES = 16 << 20
+"""The longest event of a watch. etcd takes no object above 1.5 MB."""
+_REASON_CHARS = 200
+GONE, NOT_FOUND, CONFLICT, _REFUSED = 410, 404, 409, 401
+
+
+class ApiError(Exception):
+    """The API answers with an error, or not at all; its text is one sentence. `status`: HTTP's, 0 without an answer."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(" ".join(text.split()))
+        self.status = status
 
 
 class Gone(Exception):
     """The server no longer knows the version that the watch had reached."""
+
+
+FAILURES = (ApiError, ConfigError, UnusableConfig, OSError, TimeoutError, ValueError, LookupError)
+"""What a cluster that cannot be reached, or answers nonsense, makes the functions here raise."""
+
+
+class Listing(NamedTuple):
+    """What to list: a path of the API, and which of its objects."""
+
+    path: str
+    selector: Mapping[str, str]
 
 
 class Objects:
@@ -50,7 +75,7 @@ class Objects:
         """Take in an event of the watch. Raises: Gone. ValueError: the server reports an error."""
         kind, item = event.get("type"), event.get("object") or {}
         if kind == "ERROR":
-            if item.get("code") == _GONE:
+            if item.get("code") == GONE:
                 raise Gone
             raise ValueError(f"the Kubernetes API ends the watch: {item.get('message') or item.get('reason')}")
         if kind in ("ADDED", "MODIFIED"):
@@ -62,59 +87,106 @@ class Objects:
         self.version = item["metadata"]["resourceVersion"]
 
 
-async def followed(listing: Listing) -> AsyncGenerator[Objects]:
-    """Yield the objects after the list and after each change. Raises: Gone, and `FAILURES`."""
-    async with asyncio.timeout(_LIST_S), await _ask(listing) as response:
-        objects = Objects(await response.json())
-    yield objects
-    while True:
-        began_at = asyncio.get_running_loop().time()
-        options = {"watch": True, "resource_version": objects.version, "allow_watch_bookmarks": True}
-        response = await _ask(listing, timeout_seconds=_WATCH_S, **options)
-        async with response:
-            async for event in _events(response):
-                objects.apply(event)
-                if event["type"] != "BOOKMARK":
-                    yield objects
-        if asyncio.get_running_loop().time() < began_at + 1.0:
-            await asyncio.sleep(1.0)  # a proxy that ends every watch at once must not be asked in a loop
+class Api:
+    """A cluster's API: JSON out, JSON in. `account`: who asks, as errors name it."""
 
+    def __init__(self, http: httpx2.AsyncClient, account: str) -> None:
+        self._http = http
+        self._account = account
 
-async def _ask(listing: Listing, **options: Any) -> aiohttp.ClientResponse:
-    timeout = aiohttp.ClientTimeout(total=_WATCH_S + _GRACE_S, sock_connect=_LIST_S)
-    response: Any = await listing(**options, _preload_content=False, _request_timeout=timeout)
-    if response.status == _GONE:
-        response.close()
-        raise Gone
-    if response.status != 200:
-        text = (await response.text())[:200]
-        raise ApiException(status=response.status, reason=text)
-    found: aiohttp.ClientResponse = response
-    return found
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the decoded answer. Raises: `FAILURES`."""
+        async with asyncio.timeout(_ANSWER_S):
+            with self._as_one_sentence():
+                response = await self._http.request(method, path, json=body)
+        if not response.is_success:
+            raise self._error(response)
+        return response.json()
 
+    async def followed(self, listing: Listing) -> AsyncGenerator[Objects]:
+        """Yield the objects after the list and after each change. Raises: Gone, and `FAILURES`."""
+        path, selector = listing
+        objects = Objects(await self.ask("GET", f"{path}?{httpx2.QueryParams(selector)}"))
+        yield objects
+        loop = asyncio.get_running_loop()
+        while True:
+            began_at = loop.time()
+            query = {"watch": "true", "resourceVersion": objects.version, "allowWatchBookmarks": "true"}
+            with self._as_one_sentence():
+                async with self._watch(path, {**selector, **query, "timeoutSeconds": str(_WATCH_S)}) as events:
+                    async for event in events:
+                        objects.apply(event)
+                        if event["type"] != "BOOKMARK":
+                            yield objects
+            if loop.time() < began_at + 1.0:
+                await asyncio.sleep(1.0)  # a proxy that ends every watch at once must not be asked in a loop
 
-async def connect(kubeconfig: str | None) -> ApiClient:
-    """Return a client of the cluster that this pod runs in; outside one, or with `kubeconfig`, of the file's cluster.
+    @asynccontextmanager
+    async def _watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
+        timeout = httpx2.Timeout(_ANSWER_S, read=_SILENCE_S)
+        async with self._http.stream("GET", path, params=query, timeout=timeout) as response:
+            if not response.is_success:
+                await response.aread()
+                raise Gone if response.status_code == GONE else self._error(response)
+            yield _events(response)
 
-    Raises: ConfigException: nothing says where the API is.
-    """
-    settings = Configuration()
-    if kubeconfig is None:
+    @contextmanager
+    def _as_one_sentence(self) -> Iterator[None]:
         try:
-            kubernetes_config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-            return ApiClient(settings)
-        except ConfigException:
-            pass
-    file = _kubeconfig(kubeconfig)
-    await kubernetes_config.load_kube_config(file, client_configuration=settings, persist_config=False)
-    return ApiClient(settings)
+            yield
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise ApiError(f"the Kubernetes API at {self._http.base_url.netloc.decode()} fails: {reason}") from error
+
+    def _error(self, response: httpx2.Response) -> ApiError:
+        status = response.status_code
+        if status == _REFUSED:
+            return ApiError(f"{self._account} was refused (401)", status)
+        try:
+            reason = response.json()["message"]
+        except (ValueError, LookupError, TypeError):
+            reason = response.reason_phrase
+        return ApiError(f"the Kubernetes API answers {status}: {reason}"[:_REASON_CHARS], status)
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON lines of a watch, however long they are."""
+@asynccontextmanager
+async def connect(kubeconfig: str | None) -> AsyncIterator[Api]:
+    """Speak to the cluster that this pod runs in; outside one, or with `kubeconfig`, to the file's cluster.
+
+    A service account's token is read again when it is refused: Kubernetes renews it within the hour.
+    Raises: ConfigError: nothing usable says where the API is.
+    """
+    try:
+        cluster, account = _cluster(kubeconfig)
+        user = cluster.user or User()
+        http = AsyncClient(cluster._replace(user=user), ConnectionParams(trust_env=False))
+    except (UnusableConfig, yaml.YAMLError, msgspec.MsgspecError, LookupError, TypeError, ValueError, OSError) as error:
+        raise ConfigError(f"what says where the Kubernetes API is cannot be used: {error}") from error
+    async with http:
+        yield Api(http, account)
+
+
+def _cluster(kubeconfig: str | None) -> tuple[SingleConfig, str]:
+    """Return where the API is, and who asks."""
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and Path(SERVICE_ACCOUNT, "token").is_file():
+        found = KubeConfig.from_service_account()
+        account = "the service account's token"
+    else:
+        file = _kubeconfig(kubeconfig)
+        found = KubeConfig.from_file(file)
+        account = f"the user of the kubeconfig {file}"
+    cluster = found.get()
+    assert cluster is not None  # without a context, `get` raises
+    return cluster, account
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[Mapping[str, Any]]:
+    """Yield the JSON lines of a watch. Raises: ValueError: a line is no JSON, or too long."""
     rest = b""
-    async for piece in response.content.iter_any():
+    async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _EVENT_BYTES:
+            raise ValueError(f"the Kubernetes API sends an event above {_EVENT_BYTES:,} bytes")
         for line in lines:
             if line.strip():
                 yield json.loads(line)
@@ -125,20 +197,14 @@ def _name(item: Object) -> str:
 
 
 def _kubeconfig(given: str | None) -> str:
-    """Raises: ConfigException: there is no such file."""
-    file = given or os.environ.get("KUBECONFIG", "~/.kube/config")
-    if not any(Path(part).expanduser().is_file() for part in file.split(os.pathsep)):
-        raise ConfigException(f"found neither a service account nor the file {file!r}; set discovery.kubeconfig")
-    return file
+    """Return the first file that exists, of one or of a list as `KUBECONFIG` has. Raises: UnusableConfig: none does."""
+    files = (given or os.environ.get("KUBECONFIG", "~/.kube/config")).split(os.pathsep)
+    for file in files:
+        if Path(file).expanduser().is_file():
+            return file
+    raise UnusableConfig(f"there is neither a service account nor the file {files[0]!r}; set discovery.kubeconfig")
 
 
 def own_namespace() -> str:
     """Return the namespace of the pod that this process is in; outside a cluster, `default`."""
     return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() if _NAMESPACE_FILE.is_file() else "default"
-
-
-def plain(error: BaseException) -> BaseException:
-    """Return the same error in one line: what the API answered without its headers."""
-    if isinstance(error, ApiException):
-        return ValueError(f"the Kubernetes API answers {error.status}: {error.reason}")
-    return error

@@ -30,10 +30,14 @@ _HIGHEST_PORT = 65535
 
 
 class Named(NamedTuple):
-    """The members that objects name, ordered by URL, and what is wrong with objects that name none."""
+    """The members that objects name, ordered by URL, and what is wrong with objects that name none.
+
+    `is_missing`: the service or pool that names them is not there; the members are those that it named last.
+    """
 
     members: tuple[Member, ...]
     problems: tuple[str, ...]
+    is_missing: bool = False
 
 
 def members_of_slices(slices: Iterable[Object], group: GroupConfig) -> Named:

@@ -5,98 +5,149 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import aiohttp
 import structlog
-from kubernetes_asyncio.client import ApiClient, ApiException
-from kubernetes_asyncio.config import ConfigException
-from kubernetes_asyncio.leaderelection.electionconfig import Config
-from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
-from kubernetes_asyncio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from preble.config import GatewayConfig
-from preble.discovery.kubernetes_api import connect, own_namespace, plain
+from preble.discovery.kubernetes_api import CONFLICT, FAILURES, NOT_FOUND, Api, ApiError, connect, own_namespace
 
-_UNREACHABLE = (aiohttp.ClientError, OSError, TimeoutError)
+_GIVE_BACK_S = 5.0
+"""How long the end of a picker may take to give its lease back."""
 
 
 class Timing(NamedTuple):
-    """Seconds: how long a lease lasts, when a holder that cannot renew it steps down, and between two tries."""
+    """Whole seconds, as a Lease counts: how long one lasts that nobody renews, and between two looks at it."""
 
-    lease_s: float = 15.0
-    renew_s: float = 10.0
-    retry_s: float = 2.0
+    lease_s: int = 15
+    look_s: int = 2
 
 
 TIMING = Timing()
 
 
 class Leadership:
-    """Takes a lease when it is free, and keeps it. `is_leader`: whether this process holds it."""
+    """Takes a lease when it is free, and keeps it. `is_leader`: whether gateways are to ask this process.
+
+    Theory of operation. As Kubernetes' own components do (client-go's `leaderelection`), each picker looks at the lease
+    again and again. The holder renews it. Another one takes it once it has not changed for as long as it lasts, by this
+    process's own clock: clocks of different machines are never compared. A write names the version that was read, so
+    that of two who write at once one is refused (409).
+
+    Unlike those components, a holder that cannot reach the API stays leader. While the API is away nobody can take the
+    lease, and the leader knows its replicas and places well. If only its own way to the API is cut, another picker
+    takes the lease, and both lead until the first one hears of it; two pickers that answer harm no request, they only
+    place as if each were alone.
+    """
 
     def __init__(self, config: GatewayConfig, timing: Timing = TIMING) -> None:
         self.identity = f"{socket.gethostname()}_{os.getpid()}"
         self.is_leader = False
         self._lease = str(config.picker.lease)
-        self._namespace = config.picker.namespace or own_namespace()
+        namespace = config.picker.namespace or own_namespace()
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._kubeconfig = config.discovery.kubeconfig
         self._timing = timing
-        self._log = structlog.get_logger()
+        self._seen: Mapping[str, Any] = {}
+        self._seen_at = 0.0
+        self._error: str | None = None
+        self._log = structlog.get_logger().bind(lease=self._lease)
 
     async def run(self) -> None:
         """Follow the lease until cancelled; then give it back if it is held, so that another can take it at once."""
+        try:
+            while True:
+                try:
+                    async with connect(self._kubeconfig) as api:
+                        await self._follow(api)
+                except FAILURES as error:
+                    self._unknown(error)
+                await asyncio.sleep(self._timing.look_s)
+        finally:
+            await self._give_back()
+
+    async def _follow(self, api: Api) -> None:
         while True:
-            try:
-                async with await connect(self._kubeconfig) as api:
-                    lock = _Lock(self._lease, self._namespace, self.identity, api)
-                    try:
-                        await LeaderElection(self._election(lock)).run()
-                    finally:
-                        await self._step_down(lock)
-            except (*_UNREACHABLE, ApiException, ConfigException) as error:
-                self._log.warning("lease_unknown", lease=self._lease, error=str(plain(error))[:200])
-            await asyncio.sleep(self._timing.retry_s)
+            async with asyncio.timeout(self._timing.lease_s):
+                await self._look(api)
+            if self._error is not None:
+                self._error = None
+                self._log.info("lease_known_again", leads=self.is_leader)
+            await asyncio.sleep(self._timing.look_s)
 
-    def _election(self, lock: LeaseLock) -> Config:
-        return Config(lock, *self._timing, onstarted_leading=self._lead, onstopped_leading=self._stop)
-
-    async def _lead(self) -> None:
-        self.is_leader = True
-        self._log.info("leading", lease=self._lease, identity=self.identity)
-
-    async def _stop(self) -> None:
-        self.is_leader = False
-        self._log.warning("lease_lost", lease=self._lease, consequence="gateways ask another picker")
-
-    async def _step_down(self, lock: LeaseLock) -> None:
-        was_leader, self.is_leader = self.is_leader, False
-        if not was_leader:
-            return
-        leases = lock.api_instance
-        lease = await leases.read_namespaced_lease(self._lease, self._namespace)
-        if lease.spec.holder_identity == self.identity:
-            version = {"resourceVersion": lease.metadata.resource_version}  # release our own lease only
-            given_back = {"metadata": version, "spec": {"holderIdentity": None}}
-            await leases.patch_namespaced_lease(self._lease, self._namespace, given_back)
-
-
-class _Lock(LeaseLock):
-    """A lease whose API may be unreachable for a while: then there is no answer, and we try again."""
-
-    def __init__(self, name: str, namespace: str, identity: str, api: ApiClient) -> None:
-        super().__init__(name, namespace, identity, api)
-
-    async def get(self, name: str, namespace: str) -> Any:
+    async def _look(self, api: Api) -> None:
+        """Read the lease; renew it if it is ours, take it if it is free. Raises: `FAILURES`."""
         try:
-            return await super().get(name, namespace)
-        except _UNREACHABLE as error:
-            unreachable = ApiException(status=0, reason=str(error))
-            unreachable.body = b'{"code": 0}'
-            return False, unreachable
+            lease = await api.ask("GET", f"{self._leases}/{self._lease}")
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            lease = None
+        spec = (lease or {}).get("spec") or {}
+        now = asyncio.get_running_loop().time()
+        if spec != self._seen:
+            self._seen, self._seen_at = spec, now
+        holder = spec.get("holderIdentity") or None
+        expires_at = self._seen_at + (spec.get("leaseDurationSeconds") or self._timing.lease_s)
+        if holder in (None, self.identity) or now >= expires_at:
+            self._leads(await self._write(api, lease, self._taken(spec)))
+        else:
+            self._leads(False)
 
-    async def update(self, name: str, namespace: str, updated_record: Any) -> bool:
+    def _taken(self, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a lease that we hold from now on, or still."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        is_ours = spec.get("holderIdentity") == self.identity
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._timing.lease_s,
+            "acquireTime": spec.get("acquireTime", now) if is_ours else now,
+            "renewTime": now,
+            "leaseTransitions": spec.get("leaseTransitions", 0) + (not is_ours and bool(spec)),
+        }
+
+    async def _write(self, api: Api, lease: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> bool:
+        """Create or replace the lease. Return False if somebody else was quicker. Raises: `FAILURES`."""
         try:
-            return bool(await super().update(name, namespace, updated_record))
-        except _UNREACHABLE:
+            if lease is None:
+                head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._lease}}
+                await api.ask("POST", self._leases, {**head, "spec": spec})
+            else:
+                kept = {**(lease.get("spec") or {}), **spec}
+                await api.ask("PUT", f"{self._leases}/{self._lease}", {**lease, "spec": kept})
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
             return False
+        return True
+
+    def _leads(self, leads: bool) -> None:
+        if leads and not self.is_leader:
+            self._log.info("leading", identity=self.identity)
+        elif self.is_leader and not leads:
+            self._log.warning("lease_lost", consequence="gateways ask another picker")
+        self.is_leader = leads
+
+    def _unknown(self, error: BaseException) -> None:
+        """Note that the lease cannot be looked at; each new reason is logged once."""
+        reason = str(error) or type(error).__name__
+        if reason != self._error:
+            self._error = reason
+            consequence = "this picker goes on leading" if self.is_leader else "this picker waits"
+            self._log.warning("lease_unknown", error=reason, consequence=consequence)
+
+    async def _give_back(self) -> None:
+        if not self.is_leader:
+            return
+        self.is_leader = False
+        try:
+            async with asyncio.timeout(_GIVE_BACK_S), connect(self._kubeconfig) as api:
+                lease = await api.ask("GET", f"{self._leases}/{self._lease}")
+                if lease["spec"].get("holderIdentity") == self.identity:
+                    spec = {name: value for name, value in lease["spec"].items() if name != "holderIdentity"}
+                    await api.ask("PUT", f"{self._leases}/{self._lease}", {**lease, "spec": spec})
+        except FAILURES as error:
+            consequence = f"another picker leads only {self._timing.lease_s} s later"
+            self._log.warning("lease_kept", error=str(error) or type(error).__name__, consequence=consequence)

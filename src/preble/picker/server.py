@@ -44,12 +44,22 @@ class Picker:
         self._has_been_ready = False
         self._ends = asyncio.Event()
 
+    def waits_for(self) -> str | None:
+        """Return why gateways may not ask yet, None if they may.
+
+        A picker that has seen a replica stays ready without one, and answers 503.
+        """
+        waits_for = self._gateway.serving.waits_for
+        self._has_been_ready = self._has_been_ready or waits_for is None
+        if not self._has_been_ready:
+            return waits_for
+        leads = self._leadership is None or self._leadership.is_leader
+        return None if leads else "this picker does not hold the lease"
+
     @property
     def is_ready(self) -> bool:
-        """Whether gateways may ask. A picker that has seen a replica stays ready without one, and answers 503."""
-        self._has_been_ready = self._has_been_ready or self._gateway.serving.waits_for is None
-        leads = self._leadership is None or self._leadership.is_leader
-        return leads and self._has_been_ready and not self._gateway.is_draining
+        """Whether gateways may ask."""
+        return self.waits_for() is None and not self._gateway.is_draining
 
     async def check_health(self, call: Call) -> None:
         """Answer `grpc.health.v1.Health/Check`, by which gateways and Kubernetes ask."""
@@ -117,6 +127,10 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     tls = _tls(config.picker)
     leadership = Leadership(config) if config.picker.lease is not None else None
     picker = Picker(gateway, leadership)
+    gateway.pages.status.waits_for = picker.waits_for
+    if leadership is not None:
+        read = gateway.serving.telemetry.numbers.read
+        read(lambda: [("preble_picker_leading", (), [float(leadership.is_leader)])])
     server = CallServer(
         {
             f"/{SERVICE}/Process": picker.process,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import preble
 from preble.build import commit
@@ -23,9 +24,10 @@ _START_HEADERS = ((b"content-type", b"text/html; charset=utf-8"), (b"content-sec
 
 
 class StatusPages:
-    """Answers GET requests to the paths above."""
+    """Answers GET requests to the paths above. `waits_for`: why requests are not welcome; None if they are."""
 
     def __init__(self, serving: Serving, front: Front) -> None:
+        self.waits_for: Callable[[], str | None] = lambda: serving.waits_for
         self._serving = serving
         self._front = front
 
@@ -41,7 +43,7 @@ class StatusPages:
         """Answer whether requests are welcome; to an admin, also each replica's state."""
         live = self._serving.replicas.values()
         rows = list(self._serving.members)
-        status = "draining" if self._front.is_draining else self._serving.waits_for or "ready"
+        status = "draining" if self._front.is_draining else self.waits_for() or "ready"
         page = {
             "status": status,
             "replicas": len(live),

@@ -41,11 +41,15 @@ class AddedPages(Protocol):
 
 
 class Pages:
-    """Answers what operators and clients ask of the gateway itself. `added`: pages of a room above, None for none."""
+    """Answers what operators and clients ask of the gateway itself. `added`: pages of a room above, None for none.
+
+    `status`: health, readiness, metrics.
+    """
 
     def __init__(self, serving: Serving, front: Front) -> None:
         self.added: AddedPages | None = None
-        status, models, debug = StatusPages(serving, front), ModelPages(serving), DebugPages(serving)
+        self.status = status = StatusPages(serving, front)
+        models, debug = ModelPages(serving), DebugPages(serving)
         replicas, live = ReplicaPages(serving, front), LivePage(front)
         self._debug: Handlers = {"GET": debug.answer}
         self._model: Handlers = {"GET": models.one}

@@ -206,6 +206,9 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             ),
             _counter("peer_unknown_prompts", "Placements of peers whose prompt was unknown here: they count as load."),
         ),
+        "Endpoint picker": (
+            _gauge("picker_leading", "1 while this picker holds the lease that several share, so that it is asked."),
+        ),
         "Selection service": (
             _gauge("reservations", "Reservations that have not ended."),
             _counter("reservations_expired", "Reservations whose caller reported nothing for a whole lease."),
