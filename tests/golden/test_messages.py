@@ -28,7 +28,7 @@ MESSAGES = {
 
 
 def form(types: Iterable[Any]) -> str:
-    """Every type with a name that these types lead to: its fields in order, a line each."""
+    """Every type with a name that these types lead to: its fields in order, a line each. Bounds of values are no form."""
     found: dict[str, tuple[type, list[str]]] = {}
 
     def spelled(value: Any) -> str:
@@ -38,9 +38,9 @@ def form(types: Iterable[Any]) -> str:
             return repr(value)
         if hasattr(value, "cls"):
             return define(value)
-        parts = [(name, getattr(value, name)) for name in value.__struct_fields__]
-        given = ", ".join(f"{name}={spelled(part)}" for name, part in parts if part is not None)
-        return type(value).__name__.removesuffix("Type").lower() + (f"({given})" if given else "")
+        kind = type(value).__name__.removesuffix("Type").lower()
+        inner = [spelled(getattr(value, name)) for name in value.__struct_fields__ if "type" in name]
+        return f"{kind}[{', '.join(inner)}]" if inner else kind
 
     def define(value: Any) -> str:
         name = value.cls.__name__
