@@ -159,10 +159,16 @@ def _usage(replica: FakeReplica, body: dict[str, Any]) -> dict[str, Any]:
     return usage
 
 
+def _choice(body: dict[str, Any], index: int, text: str, of_chat: str) -> dict[str, Any]:
+    """`of_chat`: what a chat's text stands in, "message" or, of an event, "delta"."""
+    said = {of_chat: {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+    return {"index": index, **said}
+
+
 def _pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
     n = body.get("n") or 1
     return [
-        {"id": "engine", "model": "tiny", "choices": [{"index": j, "text": f"{prompt_of(body)}:{i}"}]}
+        {"id": "engine", "model": "tiny", "choices": [_choice(body, j, f"{prompt_of(body)}:{i}", "delta")]}
         for i in range(3)
         for j in range(n)
     ]
@@ -171,7 +177,7 @@ def _pieces(body: dict[str, Any]) -> list[dict[str, Any]]:
 async def answer(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     """A whole answer, or three events a choice, with usage if it was asked for."""
     if not body.get("stream"):
-        choices = [{"index": j, "text": f"{prompt_of(body)}:{j}"} for j in range(body.get("n") or 1)]
+        choices = [_choice(body, j, f"{prompt_of(body)}:{j}", "message") for j in range(body.get("n") or 1)]
         return web.json_response({"id": "engine", "model": "tiny", "choices": choices, "usage": _usage(replica, body)})
     response = await started_stream(request)
     for piece in _pieces(body):

@@ -66,7 +66,8 @@ async def test_a_chat_is_served_whole_and_streamed(serve: Serve) -> None:
     messages = [{"role": "user", "content": "hi"}]
     async with replicas(1) as [one], serve([one]) as gateway:
         async with gateway.http.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}) as answer:
-            assert (answer.status, (await answer.json())["choices"][0]["text"]) == (200, "hi:0")
+            choice = (await answer.json())["choices"][0]
+            assert (answer.status, choice["message"]["content"]) == (200, "hi:0")
         fields = {"model": "tiny", "messages": messages, "stream": True}
         async with gateway.http.post("/v1/chat/completions", json=fields) as answer:
             assert len(events_of(await answer.read())) == 3

@@ -28,7 +28,7 @@ MESSAGES = {
 
 
 def form(types: Iterable[Any]) -> str:
-    """Every type with a name that these types lead to: its fields in order, a line each. Bounds of values are no form."""
+    """Every type with a name that these types lead to: its fields in order, a line each, without bounds of values."""
     found: dict[str, tuple[type, list[str]]] = {}
 
     def spelled(value: Any) -> str:
