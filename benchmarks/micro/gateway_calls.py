@@ -45,7 +45,7 @@ CASES = {
     "chat 8 KB, whole": Case(SHORT, "chat", 0),
 }
 PACKAGE, HERE = Path(preble.__file__).parent, Path(__file__).parent
-SEAM = ("engines/emulator/", "core/replica/")
+SEAM = ("emulator/", "core/replica/")
 """What replicas here use of the package, and the gateway does not."""
 LIBRARIES, BENCHMARK = "libraries", "benchmark"
 

@@ -39,14 +39,14 @@ from gateway_cost import (
 from gateway_parts.prompts import documentation_lines, train_tokenizer
 from gateway_rate import busy_s
 
-from preble.bench.client import BenchClient
-from preble.bench.counters import read_counters, total
-from preble.bench.gateway import started_gateway
-from preble.bench.load import run_load
 from preble.cli.output import STDOUT, write_json
 from preble.engines.launch import Fleet, LaunchOptions
-from preble.metrics import RequestRecord, summarize
-from preble.workloads import Segment, Workload, WorkloadRequest, make_workload
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.counters import read_counters, total
+from preble.lab.bench.gateway import started_gateway
+from preble.lab.bench.load import run_load
+from preble.lab.metrics import RequestRecord, summarize
+from preble.lab.workloads import Segment, Workload, WorkloadRequest, make_workload
 
 ARMS = [DEFAULT, Arm(PREBLE, "round_robin", workers=1), THEIRS, SHEPHERD]
 PROFILE, MODEL = "a6000-mistral-7b", "emulated"

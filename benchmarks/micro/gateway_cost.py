@@ -46,11 +46,11 @@ from gateway_parts.cache import STEP_S, STEP_TOKENS
 from gateway_parts.load import Connection, Question, Times, ask_all, connected
 from gateway_parts.prompts import PREFIXES, SHARED, Form, Line, Prompts, question, train_tokenizer
 
-from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
 from preble.core.placing import scheduler as global_scheduler
 from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess
+from preble.lab.bench.gateway import started_gateway
 
 REPLICAS = 4
 CONNECTIONS = 32

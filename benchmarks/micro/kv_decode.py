@@ -25,14 +25,14 @@ import zmq
 
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.engines.emulator.events import _Batch, wire_events
-from preble.engines.emulator.media import EmulatedMedia
+from preble.emulator.events import _Batch, wire_events
+from preble.emulator.placeholders import EmulatedMedia
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints
+from preble.lab.sim import SimConfig, Simulation
+from preble.lab.sim.gateways import make_cluster_scheduler
+from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, Simulation
-from preble.sim.gateways import make_cluster_scheduler
-from preble.workloads import WorkloadPlan
 
 PROFILE = "a100-mistral-7b"
 REPLICAS, RATE_OF_ONE, REQUESTS, ROUNDS = 4, 12.5, 3000, 5

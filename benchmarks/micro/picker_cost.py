@@ -28,11 +28,11 @@ from gateway_cost import REPLICAS, Case, cpu_clock, free_ports, started_replicas
 from gateway_parts.load import Connection, ask_all, connected
 from gateway_parts.prompts import Prompts, question, train_tokenizer
 
-from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
 from preble.core.placing import scheduler as global_scheduler
 from preble.engines.commands import Command
 from preble.engines.launch import ReplicaProcess
+from preble.lab.bench.gateway import started_gateway
 
 ROOT = Path(__file__).parents[2]
 ENVOY = ROOT / ".servers" / "envoy" / "bin" / "envoy"

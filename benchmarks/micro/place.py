@@ -54,7 +54,7 @@ from preble.core.types import (
     RequestId,
 )
 from preble.profiles import load_profile
-from preble.web.memory import freeze_gc
+from preble.web.server.memory import freeze_gc
 
 BLOCK = 16
 DEFAULT_POLICY = "e2"

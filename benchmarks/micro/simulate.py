@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from preble.cli.output import STDOUT, write_json
+from preble.lab.sim import SimConfig, SimResult, simulate
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import Workload, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, SimResult, simulate
-from preble.sim.memory import fewer_collections
-from preble.workloads import Workload, WorkloadPlan
 
 PROFILE = "a6000-mistral-7b"
 LOADS = {"toolbench": 40.0, "multiturn": 50.0, "video": 20.0}

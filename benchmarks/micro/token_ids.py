@@ -21,9 +21,9 @@ import msgspec
 from gateway_parts.load import Question
 from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
 
-from preble.serving.endpoints.bodies import PromptLimits, read_chat, read_completion
-from preble.serving.tokens.media import MediaTokens
-from preble.serving.tokens.pool import EngineTokens, LocalTokens
+from preble.prompts.endpoints.bodies import PromptLimits, read_chat, read_completion
+from preble.prompts.tokens.media import MediaTokens
+from preble.prompts.tokens.pool import EngineTokens, LocalTokens
 
 CASES: tuple[tuple[Form, int], ...] = (
     *(("text", tokens) for tokens in (1_900, 24_000, 240_000)),

@@ -26,9 +26,9 @@ from gateway_parts.load import Question, ask_all, connected
 from gateway_parts.prompts import Prompts, train_tokenizer
 from gateway_parts.upstream import MODEL
 
-from preble.bench.gateway import started_gateway
 from preble.cli.output import STDOUT, write_json
 from preble.core.placing import scheduler as global_scheduler
+from preble.lab.bench.gateway import started_gateway
 
 WORKERS = (0, 1, 2)
 TOKENS = 2000

@@ -23,8 +23,8 @@ import msgspec
 from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
 from page import filled, markdown
 
-from preble.profiling import fit_profile
-from preble.report import PALETTE, Drawing, Table, draw
+from preble.lab.profiling import fit_profile
+from preble.lab.report import PALETTE, Drawing, Table, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

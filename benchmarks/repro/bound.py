@@ -33,13 +33,13 @@ from preble.core.costs.refit import CostFactors, scaled
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import RequestId
 from preble.decisions.settings import make_scheduler
-from preble.metrics.estimates import Estimate, estimate
-from preble.metrics.summary import Summary
+from preble.lab.metrics.estimates import Estimate, estimate
+from preble.lab.metrics.summary import Summary
+from preble.lab.sim import Failure, SimConfig
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.sim.simulation import Simulation
+from preble.lab.workloads import Workload, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import Failure, SimConfig
-from preble.sim.memory import fewer_collections
-from preble.sim.simulation import Simulation
-from preble.workloads import Workload, WorkloadPlan
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "bound.json"

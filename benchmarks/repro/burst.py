@@ -17,11 +17,11 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from preble.metrics import Summary
+from preble.lab.metrics import Summary
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.trace import made_up_tokens
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import made_up_tokens
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "burst.json"

@@ -19,16 +19,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
-from preble.compare.figures import capacity_drawing, curve_drawing
-from preble.compare.numbers import TTFT_P99
-from preble.compare.tables import terminal_table
-from preble.metrics.capacity import CapacitySlo
+from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
+from preble.lab.compare.figures import capacity_drawing, curve_drawing
+from preble.lab.compare.numbers import TTFT_P99
+from preble.lab.compare.tables import terminal_table
+from preble.lab.metrics.capacity import CapacitySlo
+from preble.lab.report import terminal_tables
+from preble.lab.report.progress import progress
+from preble.lab.sim import SimConfig
+from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
-from preble.report import terminal_tables
-from preble.report.progress import progress
-from preble.sim import SimConfig
-from preble.workloads import WorkloadPlan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "compare_example.json"

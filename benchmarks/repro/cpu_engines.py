@@ -22,22 +22,22 @@ from unittest.mock import patch
 import aiohttp
 import msgspec
 
-from preble.bench.client import BenchClient
-from preble.bench.gateway import started_gateway
-from preble.bench.load import run_load
-from preble.bench.warmup import warm_up
 from preble.core.costs.model import CostProfile
 from preble.engines import connect
 from preble.engines.commands import CPU_BLOCK_SIZE, SGLANG_PAGE_SIZE, Command, commands_for
 from preble.engines.launch import LaunchOptions, ReplicaProcess
-from preble.metrics import RequestRecord, Summary, summarize
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.gateway import started_gateway
+from preble.lab.bench.load import run_load
+from preble.lab.bench.warmup import warm_up
+from preble.lab.metrics import RequestRecord, Summary, summarize
+from preble.lab.profiling import Measurements
+from preble.lab.profiling.measure import Measuring
+from preble.lab.workloads import Workload
+from preble.lab.workloads.arrivals import make_arrivals
+from preble.lab.workloads.generators.shared_prefix import SharedPrefix
+from preble.lab.workloads.lengths import Lengths
 from preble.profiles import profile_json
-from preble.profiling import Measurements
-from preble.profiling.measure import Measuring
-from preble.workloads import Workload
-from preble.workloads.arrivals import make_arrivals
-from preble.workloads.generators.shared_prefix import SharedPrefix
-from preble.workloads.lengths import Lengths
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -35,11 +35,11 @@ from evaluation_tables import (
 )
 from page import NOT_RUN, filled, markdown
 
-from preble.compare import CompareResult, compare_policies, read_result
-from preble.compare.figures import curve_drawing
-from preble.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
-from preble.compare.result import write_result
-from preble.report.progress import progress
+from preble.lab.compare import CompareResult, compare_policies, read_result
+from preble.lab.compare.figures import curve_drawing
+from preble.lab.compare.numbers import E2E_MEAN, TTFT_P99, Number, caution
+from preble.lab.compare.result import write_result
+from preble.lab.report.progress import progress
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "bursts.md"

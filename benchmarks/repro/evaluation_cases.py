@@ -9,13 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from preble.compare import ComparePlan
 from preble.core.policies.registry import policy_names
 from preble.core.replica.waiting_queue import QueueOrder
-from preble.metrics.capacity import CapacitySlo
+from preble.lab.compare import ComparePlan
+from preble.lab.metrics.capacity import CapacitySlo
+from preble.lab.sim import Failure, FailureKind, SimConfig
+from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import Failure, FailureKind, SimConfig
-from preble.workloads import WorkloadPlan
 
 DATA = Path(os.environ.get("PREBLE_DATA", "data"))
 """Where the real traces are. Results have it in their workloads' names, so kept ones have `data`."""
@@ -39,7 +39,7 @@ class Case:
     which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
     `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
 
-    `rates` are below what `preble.sim.bound.lower_bound` says that no scheduler can sustain, or little above,
+    `rates` are below what `preble.lab.sim.bound.lower_bound` says that no scheduler can sustain, or little above,
     and `requests` enough for sessions to follow each other.
 
     Videos and documents are a fixed number (`num_prefixes`). Without it more requests ask for more of them, all in

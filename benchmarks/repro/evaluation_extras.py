@@ -12,14 +12,14 @@ from typing import Protocol, TypeVar
 import msgspec
 from evaluation_cases import CASES, DATA, LOSS_S
 
-from preble.compare import ComparePlan, CompareResult
-from preble.compare.numbers import headline_rate
-from preble.compare.plan import BASELINE, Arm, Cell
-from preble.metrics import RequestRecord, summarize
-from preble.sim import simulate
-from preble.sim.bound import lower_bound
-from preble.sim.memory import fewer_collections
-from preble.workloads import WorkloadPlan
+from preble.lab.compare import ComparePlan, CompareResult
+from preble.lab.compare.numbers import headline_rate
+from preble.lab.compare.plan import BASELINE, Arm, Cell
+from preble.lab.metrics import RequestRecord, summarize
+from preble.lab.sim import simulate
+from preble.lab.sim.bound import lower_bound
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import WorkloadPlan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "evaluation"
 BOUNDS = RESULTS / "bounds.json"
@@ -42,7 +42,7 @@ class Extra(Protocol):
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """`preble.sim.bound.lower_bound` of a case's workload with one seed, whatever the policy."""
+    """`preble.lab.sim.bound.lower_bound` of a case's workload with one seed, whatever the policy."""
 
     case: str
     workload: WorkloadPlan

@@ -11,13 +11,13 @@ from evaluation_cases import CASES, Case
 from evaluation_extras import JUST_AFTER_S, Loss
 from evaluation_extras import Bound as WorkloadBound
 
-from preble.compare import CompareResult, Run, Standing
-from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, significant
-from preble.compare.plan import BASELINE
-from preble.compare.tables import WORSE, ranking_table, share_cell
-from preble.metrics.capacity import Bound
-from preble.metrics.estimates import Estimate, estimate
-from preble.report import Table
+from preble.lab.compare import CompareResult, Run, Standing
+from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, significant
+from preble.lab.compare.plan import BASELINE
+from preble.lab.compare.tables import WORSE, ranking_table, share_cell
+from preble.lab.metrics.capacity import Bound
+from preble.lab.metrics.estimates import Estimate, estimate
+from preble.lab.report import Table
 
 LOADS = (0.5, 0.8, 0.95)
 """Parts of the best policy's capacity at which latencies are shown."""

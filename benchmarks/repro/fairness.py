@@ -44,16 +44,16 @@ from fairness_case import (
 )
 from page import filled
 
-from preble.bench.client import BenchClient
-from preble.bench.load import run_load
 from preble.cli.output import STDOUT, write_json
 from preble.core.replica.waiting_queue import QueueOrder
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.integrations.settings import ORDER_VARIABLE
-from preble.metrics import RequestRecord
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.load import run_load
+from preble.lab.metrics import RequestRecord
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.workloads import Workload
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.workloads import Workload
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from preble.metrics import RequestRecord
-from preble.metrics.summary import Distribution, distribution, hit_rate, percentile
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.arrivals import make_arrivals
-from preble.workloads.trace import made_up_tokens
+from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.summary import Distribution, distribution, hit_rate, percentile
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.arrivals import make_arrivals
+from preble.lab.workloads.trace import made_up_tokens
 
 WARM_UP = "warm-up"
 Kind = Literal["hit", "miss"]

@@ -27,14 +27,14 @@ import msgspec
 from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
 from page import filled, markdown
 
-from preble.bench.client import BenchClient
-from preble.bench.load import run_load
 from preble.core.costs.model import CostModel, CostProfile
-from preble.metrics import RequestRecord, Summary
-from preble.profiling import Fit, Measurements, fit_profile
-from preble.report import PALETTE, Drawing, Table, draw
-from preble.sim import SimConfig, simulate
-from preble.workloads import Workload
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.load import run_load
+from preble.lab.metrics import RequestRecord, Summary
+from preble.lab.profiling import Fit, Measurements, fit_profile
+from preble.lab.report import PALETTE, Drawing, Table, draw
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,8 +32,8 @@ from page import filled, markdown
 
 from preble.engines.commands import LaunchOptions, free_ports
 from preble.engines.launch import Fleet
+from preble.lab.report import Table
 from preble.logs import configure_logging
-from preble.report import Table
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gateway_group.json"

@@ -36,15 +36,15 @@ from gateway_ranking_case import (
     known_results,
 )
 
-from preble.bench.client import BenchClient
-from preble.bench.gateway import started_gateway
-from preble.bench.load import run_load
-from preble.bench.progress import request_progress
 from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
-from preble.metrics import RequestRecord, Summary, summarize
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.gateway import started_gateway
+from preble.lab.bench.load import run_load
+from preble.lab.bench.progress import request_progress
+from preble.lab.metrics import RequestRecord, Summary, summarize
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.workloads import Workload, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.workloads import Workload, WorkloadPlan
 
 LOGS = ROOT / "build" / "gateway_ranking"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")

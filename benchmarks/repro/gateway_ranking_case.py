@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from preble.metrics import Summary
-from preble.workloads import WorkloadPlan
+from preble.lab.metrics import Summary
+from preble.lab.workloads import WorkloadPlan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "gateway_ranking.json"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from gateway_ranking_case import POLICIES, ROOT, SHIFT_S, SHIFTS, WORKLOADS, Pair, Results, Run
 from page import NOT_RUN, filled, markdown
 
-from preble.metrics.summary import Distribution
-from preble.report import PALETTE, Drawing, Table, draw
+from preble.lab.metrics.summary import Distribution
+from preble.lab.report import PALETTE, Drawing, Table, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

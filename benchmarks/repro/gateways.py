@@ -20,14 +20,14 @@ from zlib import crc32
 import msgspec
 from page import NOT_RUN, filled, markdown
 
-from preble.metrics.estimates import estimate
-from preble.metrics.summary import percentile
+from preble.lab.metrics.estimates import estimate
+from preble.lab.metrics.summary import percentile
+from preble.lab.report import Table
+from preble.lab.sim import Cut, GatewayGroup, SimConfig, Simulation
+from preble.lab.sim.gateways import Gateways, make_cluster_scheduler
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import Workload, WorkloadPlan, WorkloadRequest
 from preble.profiles import load_profile
-from preble.report import Table
-from preble.sim import Cut, GatewayGroup, SimConfig, Simulation
-from preble.sim.gateways import Gateways, make_cluster_scheduler
-from preble.sim.memory import fewer_collections
-from preble.workloads import Workload, WorkloadPlan, WorkloadRequest
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gateways.json"

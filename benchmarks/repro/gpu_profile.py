@@ -27,8 +27,8 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from preble.lab.profiling import DecodeTimes, Measurements, Plan, PrefillTimes, fit_profile, make_plan
 from preble.profiles import profile_json
-from preble.profiling import DecodeTimes, Measurements, Plan, PrefillTimes, fit_profile, make_plan
 
 WARM_UPS = 2
 MEMORY_SHARE = 0.9

@@ -25,14 +25,14 @@ import msgspec
 from evaluation_cases import CASES as EVALUATED
 from evaluation_cases import DATA
 
-from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
-from preble.compare.result import write_result
 from preble.core.costs.model import CostModel
-from preble.metrics.capacity import CapacitySlo
+from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
+from preble.lab.compare.result import write_result
+from preble.lab.metrics.capacity import CapacitySlo
+from preble.lab.report.progress import progress
+from preble.lab.sim import Failure, SimConfig
+from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
-from preble.report.progress import progress
-from preble.sim import Failure, SimConfig
-from preble.workloads import Stream, WorkloadPlan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "grid"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from grid import CELLS, EVERYBODY, LOADS, SCREEN, SCREEN_LOADS, Cell
 
-from preble.compare import CompareResult, Run
-from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
 from preble.errors import ConfigError
-from preble.metrics.estimates import estimate
-from preble.report import Drawing, Table, draw
-from preble.sim.bound import carried_rate
+from preble.lab.compare import CompareResult, Run
+from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
+from preble.lab.metrics.estimates import estimate
+from preble.lab.report import Drawing, Table, draw
+from preble.lab.sim.bound import carried_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,15 +31,15 @@ from types import MappingProxyType
 import msgspec
 from page import NOT_RUN, filled, markdown
 
-from preble.compare import ComparePlan, CompareResult, compare_policies, read_result
-from preble.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling
-from preble.compare.result import Run, write_result
-from preble.metrics.capacity import CapacitySlo
+from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
+from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling
+from preble.lab.compare.result import Run, write_result
+from preble.lab.metrics.capacity import CapacitySlo
+from preble.lab.report import Table
+from preble.lab.report.progress import progress
+from preble.lab.sim import SimConfig
+from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
-from preble.report import Table
-from preble.report.progress import progress
-from preble.sim import SimConfig
-from preble.workloads import WorkloadPlan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "held_out"

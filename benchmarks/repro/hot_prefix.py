@@ -22,15 +22,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from preble.core.cluster.rebalance import RebalanceSettings
-from preble.metrics import RequestRecord
-from preble.metrics.summary import Distribution, distribution
+from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.summary import Distribution, distribution
+from preble.lab.sim import SimConfig, SimResult, simulate
+from preble.lab.sim.result import ReplicationRecord, ReplicaTotals
+from preble.lab.sim.timeline import ReplicaSeries
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.popularity import Zipf
+from preble.lab.workloads.trace import made_up_tokens
 from preble.profiles import load_profile
-from preble.sim import SimConfig, SimResult, simulate
-from preble.sim.result import ReplicationRecord, ReplicaTotals
-from preble.sim.timeline import ReplicaSeries
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.popularity import Zipf
-from preble.workloads.trace import made_up_tokens
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "hot_prefix.json"

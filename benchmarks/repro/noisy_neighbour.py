@@ -37,12 +37,12 @@ from preble.core.types import ReplicaId
 from preble.engines.commands import LaunchOptions
 from preble.engines.launch import Fleet
 from preble.gateway.server import serving
+from preble.lab.sim import SimConfig, Simulation
+from preble.lab.workloads import Workload, WorkloadRequest
+from preble.lab.workloads.mix import mixed
+from preble.lab.workloads.registry import make_workload
 from preble.logs import configure_logging
 from preble.profiles import load_profile, profile_json
-from preble.sim import SimConfig, Simulation
-from preble.workloads import Workload, WorkloadRequest
-from preble.workloads.mix import mixed
-from preble.workloads.registry import make_workload
 
 RESULT = Path(__file__).parents[1] / "results" / "noisy_neighbour.json"
 STEADY, FLOOD = "steady", "flood"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from preble.report import Table
+from preble.lab.report import Table
 
 MARKERS = re.compile(r"(<!-- (?P<name>(?:value:)?[\w.-]+) -->\n?).*?(<!-- end -->)", flags=re.DOTALL)
 NOT_RUN = "*Not run yet.*\n"

@@ -14,7 +14,7 @@ import msgspec
 import send_ids
 from page import NOT_RUN, fenced, filled, markdown
 
-from preble.report import Table
+from preble.lab.report import Table
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "micro"))

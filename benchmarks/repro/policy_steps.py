@@ -28,12 +28,12 @@ from preble.core.policies.registry import make_policy
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
-from preble.metrics import summarize
-from preble.metrics.estimates import estimate
+from preble.lab.metrics import summarize
+from preble.lab.metrics.estimates import estimate
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.sim.memory import fewer_collections
-from preble.workloads import Stream, WorkloadPlan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "policy_steps.json"

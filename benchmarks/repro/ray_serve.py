@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from page import filled, markdown
 
-from preble.report import Table
+from preble.lab.report import Table
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "ray_serve.json"

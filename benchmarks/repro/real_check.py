@@ -32,14 +32,14 @@ import msgspec
 from cpu_engines import CORES, DISTURBED, KV_TOKENS, NUMBERS, REPLICAS, ROOT, TOOLS, Measured, latency_s
 from page import NOT_RUN, filled, markdown
 
-from preble.compare.numbers import significant
 from preble.core.costs.model import CostProfile
 from preble.engines.launch import ReplicaProcess
-from preble.metrics.estimates import estimate
-from preble.profiling import fit_profile
-from preble.report import Table
-from preble.workloads import Workload, WorkloadRequest
-from preble.workloads.arrivals import make_arrivals
+from preble.lab.compare.numbers import significant
+from preble.lab.metrics.estimates import estimate
+from preble.lab.profiling import fit_profile
+from preble.lab.report import Table
+from preble.lab.workloads import Workload, WorkloadRequest
+from preble.lab.workloads.arrivals import make_arrivals
 
 PATH = cpu_engines.RESULTS / "real_check.json"
 PAGE = ROOT / "docs" / "evaluation.md"

@@ -24,7 +24,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from preble.web.listening import listen
+from preble.web.server.listening import listen
 
 RESULT = Path(__file__).parents[1] / "results" / "restarts.json"
 SECONDS, PER_SECOND, RESTART_EVERY_S = 60.0, 50.0, 10.0

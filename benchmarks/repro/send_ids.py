@@ -26,12 +26,12 @@ from unittest.mock import patch
 import aiohttp
 import msgspec
 
-from preble.bench.gateway import started_gateway
 from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.engines.commands import commands_for
 from preble.engines.launch import LaunchOptions, ReplicaProcess
-from preble.report import Table
-from preble.serving.tokens.tokenizer import PromptTokenizer
+from preble.lab.bench.gateway import started_gateway
+from preble.lab.report import Table
+from preble.prompts.tokens.tokenizer import PromptTokenizer
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "send_ids.json"

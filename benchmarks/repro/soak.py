@@ -34,7 +34,7 @@ import numpy as np
 from page import filled, markdown
 
 from preble.core.placing import scheduler as global_scheduler
-from preble.report import Table
+from preble.lab.report import Table
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import LENGTH
 from preble.serving.terms import Terms

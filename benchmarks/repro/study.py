@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from preble.report import terminal_tables
-from preble.workloads import make_workload
-from preble.workloads.study import StudyReport, draw_cdf, study, summary_tables
-from preble.workloads.study.metrics import KEY_REQUESTS, PROMPT, RATIO, SHARED
+from preble.lab.report import terminal_tables
+from preble.lab.workloads import make_workload
+from preble.lab.workloads.study import StudyReport, draw_cdf, study, summary_tables
+from preble.lab.workloads.study.metrics import KEY_REQUESTS, PROMPT, RATIO, SHARED
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "study.json"

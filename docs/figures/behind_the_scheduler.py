@@ -21,7 +21,7 @@ import e2_scenario as scenario  # noqa: E402
 from page import filled, markdown  # noqa: E402
 
 from preble.core.types import BlocksStored, Placement, ReplicaId, Request, RequestId, pack_tokens  # noqa: E402
-from preble.report import Table  # noqa: E402
+from preble.lab.report import Table  # noqa: E402
 
 PAGE = ROOT / "docs" / "concepts" / "behind-the-scheduler.md"
 FIGURE = PAGE.with_suffix("") / "parts.svg"

@@ -23,7 +23,7 @@ from page import fenced, filled, markdown  # noqa: E402
 from preble.core.types import Candidate, RequestId  # noqa: E402
 from preble.decisions.explain import explain  # noqa: E402
 from preble.decisions.recent import RecentDecisions  # noqa: E402
-from preble.report import PALETTE, Drawing, Table, draw  # noqa: E402
+from preble.lab.report import PALETTE, Drawing, Table, draw  # noqa: E402
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,9 +1,15 @@
-"""The public names of Preble, which `import preble` gives. All else is private and may change at any time."""
+"""The public names of Preble, which `import preble` gives. All else is private and may change at any time.
+
+Names of the laboratory are imported when they are used: who serves does without that room.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from preble import __version__
-from preble.compare import ComparePlan, CompareResult, compare_policies
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import CostFactors, RefitSettings
@@ -44,19 +50,44 @@ from preble.core.types import (
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLong, UnknownRequest
-from preble.metrics.capacity import CapacitySlo
-from preble.policies import make_policy, policy_names
+from preble.plugins.policies import make_policy, policy_names
 from preble.profiles import load_profile, profile_names
-from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
-from preble.workloads import (
-    Segment,
-    Workload,
-    WorkloadPlan,
-    WorkloadRequest,
-    make_workload,
-    read_trace,
-    workload_names,
-    write_trace,
+
+if TYPE_CHECKING:
+    from preble.lab.compare import ComparePlan, CompareResult, compare_policies
+    from preble.lab.metrics.capacity import CapacitySlo
+    from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, simulate
+    from preble.lab.workloads import (
+        Segment,
+        Workload,
+        WorkloadPlan,
+        WorkloadRequest,
+        make_workload,
+        read_trace,
+        workload_names,
+        write_trace,
+    )
+
+_OF_THE_LABORATORY = MappingProxyType(
+    {
+        "CapacitySlo": "lab.metrics.capacity",
+        "ComparePlan": "lab.compare",
+        "CompareResult": "lab.compare",
+        "Failure": "lab.sim",
+        "FailureKind": "lab.sim",
+        "Segment": "lab.workloads",
+        "SimConfig": "lab.sim",
+        "SimResult": "lab.sim",
+        "Workload": "lab.workloads",
+        "WorkloadPlan": "lab.workloads",
+        "WorkloadRequest": "lab.workloads",
+        "compare_policies": "lab.compare",
+        "make_workload": "lab.workloads",
+        "read_trace": "lab.workloads",
+        "simulate": "lab.sim",
+        "workload_names": "lab.workloads",
+        "write_trace": "lab.workloads",
+    }
 )
 
 __all__ = [
@@ -134,3 +165,12 @@ __all__ = [
     "workload_names",
     "write_trace",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker that sees it takes every name, misspelled ones too
+
+    def __getattr__(name: str) -> Any:
+        if name not in _OF_THE_LABORATORY:
+            raise AttributeError(f"module 'preble.api' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"preble.{_OF_THE_LABORATORY[name]}"), name)
+        return value

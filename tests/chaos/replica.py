@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
-from preble.engines.emulator import EmulatorConfig, run, server
-from preble.engines.emulator.app import EmulatorApp
-from preble.engines.emulator.web import Exchange, Receive, Scope, Send
+from preble.emulator import EmulatorConfig, run, server
+from preble.emulator.app import EmulatorApp
+from preble.emulator.web import Exchange, Receive, Scope, Send
 
 PROFILE = "tiny-cpu"
 MODEL = "tiny"

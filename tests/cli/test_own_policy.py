@@ -14,15 +14,15 @@ import pytest
 
 from cli.test_end_to_end import Running, ask, linux_only, until_up
 from cli.test_end_to_end import preble as preble
-from preble import plugins
 from preble.core.types import Reason, ReplicaId, ReplicaSpec, Request
-from preble.decisions.log_lookup import decisions_about
 from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.decisions.what_if import outcomes
 from preble.errors import ConfigError, PolicyError
-from preble.policies import make_policy, policy_names
+from preble.lab.replay.log_lookup import decisions_about
+from preble.lab.replay.replay import Replay
+from preble.lab.replay.what_if import outcomes
+from preble.plugins import classes
+from preble.plugins.policies import make_policy, policy_names
 from support.logs import PROFILE, Recording
 from support.waiting import PATIENCE_S
 
@@ -137,7 +137,7 @@ def test_a_log_that_names_it_runs_no_code_unless_asked_to(log: Path) -> None:
 
 def test_a_package_gives_it_a_short_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", MINE, "preble.policies")
-    monkeypatch.setattr(plugins, "entry_points", lambda **select: EntryPoints((point,)).select(**select))
+    monkeypatch.setattr(classes, "entry_points", lambda **select: EntryPoints((point,)).select(**select))
     assert policy_names()[-1] == "mine"
     assert make_policy("mine").name == "shortest_work"
 

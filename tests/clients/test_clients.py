@@ -14,8 +14,8 @@ from tempfile import TemporaryFile
 import pytest
 
 from preble.config import HealthConfig, ReplicaConfig
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.server import EmulatorServer
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.server import EmulatorServer
 from support.gateways import gateway_before, idle
 from support.replicas import (
     EMBEDDING_MODEL,

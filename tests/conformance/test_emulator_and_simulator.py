@@ -21,11 +21,11 @@ from preble.core.types import BlocksStored, KvEvent, PackedTokens, ReplicaId, pa
 from preble.decisions.lines import ClearedLine, EvictedLine, Line, StoredLine, evicted_line, stored_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.engine import EmulatedEngine, Prompt
-from preble.metrics import RequestRecord
-from preble.sim import SimConfig, SimResult, Simulation
-from preble.workloads import Segment, Workload, WorkloadRequest
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.lab.metrics import RequestRecord
+from preble.lab.sim import SimConfig, SimResult, Simulation
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
 from support.logs import Recording
 from support.virtual_time import VirtualTimeLoop
 

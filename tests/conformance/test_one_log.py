@@ -31,16 +31,16 @@ from preble.decisions.lines import (
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
-from preble.decisions.replay import Replay
 from preble.engines.adapter import EngineInfo
 from preble.errors import EngineGone
+from preble.lab.replay.replay import Replay
+from preble.lab.sim import Failure, FailureKind, SimConfig, Simulation
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.placed import Placed
 from preble.serving.placements import Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms
-from preble.sim import Failure, FailureKind, SimConfig, Simulation
 from support.logs import Recording
 from support.small_cluster import PROFILE, workload
 from support.virtual_time import VirtualTimeLoop

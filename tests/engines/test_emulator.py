@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.errors import ConfigError
 from preble.profiles import load_profile
 from support.waiting import PATIENCE_S, eventually
@@ -436,7 +436,7 @@ def test_a_profile_whose_cache_holds_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_process_says_where_it_listens_and_ends_cleanly_on_a_signal(number: signal.Signals) -> None:
-    code = "from preble.engines.emulator import *; run(EmulatorConfig(profile='tiny-cpu', events_port=0))"
+    code = "from preble.emulator import *; run(EmulatorConfig(profile='tiny-cpu', events_port=0))"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -14,10 +14,10 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, namespace_of, pack_tokens
+from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator.events import KvEventPublisher, wire_events
+from preble.emulator.placeholders import EmulatedMedia
 from preble.engines import connect
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
-from preble.engines.emulator.events import KvEventPublisher, wire_events
-from preble.engines.emulator.media import EmulatedMedia
 from preble.errors import ConfigError
 from support.kv_changes import changes_of
 from support.waiting import PATIENCE_S

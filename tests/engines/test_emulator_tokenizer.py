@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from preble.engines.emulator.tokenizer import EMULATED_TEXT, BuiltinTokenizer, FileTokenizer, load_tokenizer
+from preble.emulator.tokenizer import EMULATED_TEXT, BuiltinTokenizer, FileTokenizer, load_tokenizer
 from preble.errors import ConfigError, RequestError
 
 HELLO = [{"role": "user", "content": "Hello"}]

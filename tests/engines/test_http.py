@@ -11,7 +11,7 @@ import pytest
 from preble.core.types import ReplicaId
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.errors import ConfigError, EngineGone, EngineProtocolError, EngineRefused, EngineTimeout
-from preble.wire import pool
+from preble.web.client import pool
 from support.waiting import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

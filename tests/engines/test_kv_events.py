@@ -30,7 +30,7 @@ from preble.engines.kv_events import LARGE_BYTES, EventIntake, KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints, Message
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_wire import WireRemoved, decode_large
-from preble.engines.media import mark_of
+from preble.engines.media_marks import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
 from support.waiting import eventually

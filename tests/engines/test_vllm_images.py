@@ -12,7 +12,7 @@ import pytest
 
 from preble.config import ReplicaConfig
 from preble.engines.launch import Fleet
-from preble.engines.media import identifier_of
+from preble.engines.media_marks import identifier_of
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before
 from support.images import chat_about, image_part

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from preble.errors import ConfigError, RequestError
-from preble.serving.tokens.chat_template import ChatTemplate, shown_tools
+from preble.prompts.tokens.chat_template import ChatTemplate, shown_tools
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"

@@ -26,8 +26,8 @@ from preble.config import (
 from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, RemoveReplicaLine
 from preble.decisions.names import unpack_text
 from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
 from preble.gateway.server import serving
+from preble.lab.replay.replay import Replay
 from support.waiting import eventually
 
 LONG = "the same beginning of every prompt " * 8

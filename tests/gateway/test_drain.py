@@ -14,7 +14,7 @@ import pytest
 from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.errors import ConfigError
-from preble.web.listening import inherited, listen
+from preble.web.server.listening import inherited, listen
 from support.load import load
 from support.waiting import PATIENCE_S, eventually
 

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from preble.config import ReplicaConfig
-from preble.serving.endpoints.endpoint import Endpoint
-from preble.serving.endpoints.errors import in_style
-from preble.serving.endpoints.table import BY_PREFIX, ENDPOINTS
+from preble.prompts.endpoints.endpoint import Endpoint
+from preble.prompts.endpoints.errors import in_style
+from preble.prompts.endpoints.table import BY_PREFIX, ENDPOINTS
 from support.gateways import gateway_before, idle
 from support.images import png
 from support.replicas import EMBEDDING_MODEL, MODEL_NAME, TEST_TIMEOUT_S, RunningReplicas

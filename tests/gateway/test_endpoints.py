@@ -24,10 +24,10 @@ from gateway.fakes import FakeReplica, replicas, running, status
 from preble import __version__
 from preble.build import commit
 from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.server import EmulatorServer
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.server import EmulatorServer
 from preble.gateway.server import Gateway
-from preble.serving.endpoints.table import ENDPOINTS
+from preble.prompts.endpoints.table import ENDPOINTS
 from support.gateways import gateway_before, idle
 from support.waiting import eventually
 

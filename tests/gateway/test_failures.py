@@ -22,7 +22,7 @@ from gateway.fakes import (
 )
 from preble.config import EjectionConfig, HealthConfig, LimitsConfig, TimeoutsConfig
 from preble.core.types import ReplicaId
-from preble.serving.replicas.ejection import Standing
+from preble.rules.ejection import Standing
 from support.waiting import eventually
 
 PATIENT = HealthConfig(check_interval_s=1000.0)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from preble.config import ReplicaConfig
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before
 from support.images import AFTER, QUESTION, chat_about

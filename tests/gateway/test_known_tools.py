@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from preble.serving.tokens.known_tools import KnownTools, decoded_bytes
-from preble.serving.tokens.tokenizer import _tools
+from preble.prompts.tokens.known_tools import KnownTools, decoded_bytes
+from preble.prompts.tokens.tokenizer import _tools
 
 LISTS = {
     "empty functions": ["{}"] * 4000,

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 
 from preble.config import GatewayConfig, ReplicaConfig
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import serving
 from support.waiting import eventually
 

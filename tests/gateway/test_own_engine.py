@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from preble import plugins
 from preble.config import ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines import Engine, HttpClient, connect, registry
 from preble.errors import ConfigError
+from preble.plugins import classes
 from support.gateways import gateway_before
 from support.web_app import listening
 
@@ -84,7 +84,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, my_engines: ModuleType) -> None:
     def entry_points(**select: str) -> EntryPoints:
         return EntryPoints((point,)).select(**select)
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(classes, "entry_points", entry_points)
 
 
 @pytest.mark.parametrize("engine", ["mine", "auto"])

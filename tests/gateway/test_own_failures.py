@@ -18,7 +18,7 @@ from preble.gateway.http.keys import KeyRing
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.json_requests import JsonRequest
-from preble.wire.pool import Exchange
+from preble.web.client.pool import Exchange
 from support.waiting import eventually
 
 pytestmark = pytest.mark.plain

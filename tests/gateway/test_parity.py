@@ -25,11 +25,11 @@ from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway, serving
+from preble.prompts.tokens.tokenizer import PromptTokenizer
 from preble.serving.parity.answers import PROSE
 from preble.serving.parity.check import NEVER_SEEN_TOKENS, ParityCheck
 from preble.serving.parity.report import Check, Outcome
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.tokens.tokenizer import PromptTokenizer
 from support.waiting import eventually
 
 ON = ParityConfig(answer_s=20.0, events_s=20.0, retry_s=600.0)

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from preble.config import HealthConfig, ParityConfig, ReplicaConfig
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import Gateway
 from preble.serving.replicas.rotation import Rotation
 from support.gateways import gateway_before

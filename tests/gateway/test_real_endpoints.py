@@ -14,9 +14,9 @@ import pytest
 from preble.config import ReplicaConfig
 from preble.core.types import unpack_tokens
 from preble.gateway.server import Gateway
-from preble.serving import ENDPOINTS
-from preble.serving.endpoints.bodies import PromptLimits
-from preble.serving.tokens.tokenizer import PromptTokenizer
+from preble.prompts.endpoints import ENDPOINTS
+from preble.prompts.endpoints.bodies import PromptLimits
+from preble.prompts.tokens.tokenizer import PromptTokenizer
 from support.gateways import gateway_before, idle
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually

@@ -23,7 +23,7 @@ from gateway.fakes import (
     status,
 )
 from preble.config import RetryConfig
-from preble.serving.replicas.ejection import LONGEST_LONE_HOLD_S
+from preble.rules.ejection import LONGEST_LONE_HOLD_S
 from support.waiting import eventually
 
 ERROR = b'{"error": {"message": "out of memory"}}'

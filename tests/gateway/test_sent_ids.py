@@ -12,8 +12,8 @@ import pytest
 
 from preble.config import ParityConfig, ReplicaConfig, TokenizerConfig
 from preble.gateway.server import Gateway
+from preble.prompts.endpoints.ids import with_ids
 from preble.serving import intake
-from preble.serving.endpoints.ids import with_ids
 from preble.serving.parity.answers import SPECIAL, every_script
 from support.gateways import gateway_before
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL

@@ -30,7 +30,7 @@ run(load(None, {}, {"port": 0, "engine": "openai", "replicas": sys.argv[1:], "pa
 LARGE_MEMORY = """
 import os
 from pathlib import Path
-from preble.web.memory import return_large_memory
+from preble.web.server.memory import return_large_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 return_large_memory()

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from preble.gateway.http.events import DONE, EventSplitter, event, looks_like_events
-from preble.serving import COMPLETIONS, StreamMeter
+from preble.prompts.endpoints import COMPLETIONS, StreamMeter
 
 USAGE = (
     b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 42,'

@@ -17,10 +17,10 @@ from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded
 from preble.gateway.http.keys import KeyRing
-from preble.serving import key_limits
-from preble.serving.callers import Caller
-from preble.serving.endpoints.bodies import decode_chat, with_cache_salt
-from preble.serving.key_limits import KeyLimits
+from preble.prompts.endpoints.bodies import decode_chat, with_cache_salt
+from preble.rules import key_limits
+from preble.rules.callers import Caller
+from preble.rules.key_limits import KeyLimits
 from support.waiting import eventually
 
 PROMPT = "a secret that alice and nobody else has sent so far; long enough for several blocks of tokens. " * 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import Gateway
 from support.tiers import gateway_to, loading_profile
 from support.waiting import eventually

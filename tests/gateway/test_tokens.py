@@ -17,14 +17,14 @@ from gateway.fakes import replicas
 from preble.config import AuthConfig
 from preble.core.types import unpack_tokens
 from preble.errors import ConfigError, PromptTooLong, RequestError
-from preble.serving import ENDPOINTS, token_answers
-from preble.serving.endpoints import bodies
+from preble.prompts.endpoints import ENDPOINTS, bodies
+from preble.prompts.tokens import pool as token_pool
+from preble.prompts.tokens import tokenizer as tokens
+from preble.prompts.tokens.pool import LocalTokens, approximate_tokens
+from preble.prompts.tokens.tokenizer import PromptTokenizer, choose_encoder, find_model_files
+from preble.serving import token_answers
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.token_answers import TokenAnswers
-from preble.serving.tokens import pool as token_pool
-from preble.serving.tokens import tokenizer as tokens
-from preble.serving.tokens.pool import LocalTokens, approximate_tokens
-from preble.serving.tokens.tokenizer import PromptTokenizer, choose_encoder, find_model_files
 from support.waiting import eventually
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"

@@ -14,7 +14,7 @@ from gateway.test_ejection import breaks
 from gateway.test_tenants import table
 from preble.config import AuthConfig, EjectionConfig
 from preble.core.types import ReplicaId
-from preble.serving.replicas.ejection import Standing
+from preble.rules.ejection import Standing
 from support.waiting import eventually
 
 FLOOD = 20

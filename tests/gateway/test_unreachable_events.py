@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from preble.config import ParityConfig, ReplicaConfig
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines import connect
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before
 from support.relay import TcpRelay

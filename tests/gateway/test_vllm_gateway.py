@@ -19,8 +19,8 @@ from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, unpack_tokens
 from preble.gateway.server import Gateway
 from preble.profiles import load_profile
-from preble.serving.endpoints.ids import with_ids
-from preble.serving.tokens.tokenizer import PromptTokenizer
+from preble.prompts.endpoints.ids import with_ids
+from preble.prompts.tokens.tokenizer import PromptTokenizer
 from support.gateways import gateway_before, idle
 from support.questions import Replica, VllmReplica
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair

@@ -31,7 +31,7 @@ from preble.gateway.workers.process import Cover, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.gateway.workers.worker import Worker
 from preble.serving import Serving
-from preble.web.listening import listen
+from preble.web.server.listening import listen
 from support.load import load
 from support.processes import children
 from support.waiting import PATIENCE_S, eventually

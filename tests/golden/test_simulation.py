@@ -13,7 +13,7 @@ import pytest
 
 from preble.core.policies.registry import policy_names
 from preble.core.types import Placement
-from preble.sim import Failure, FailureKind, SimConfig, Simulation
+from preble.lab.sim import Failure, FailureKind, SimConfig, Simulation
 from support.small_cluster import PROFILE, workload
 
 FOLDER = Path(__file__).parent

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from preble.compare import ComparePlan
-from preble.compare.plan import Arm
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
-from preble.sim import SimConfig
-from preble.workloads import WorkloadPlan
+from preble.lab.compare import ComparePlan
+from preble.lab.compare.plan import Arm
+from preble.lab.replay.replay import Replay
+from preble.lab.sim import SimConfig
+from preble.lab.workloads import WorkloadPlan
 from support.logs import PROFILE, Recording
 
 ROOT = Path(__file__).parents[2]

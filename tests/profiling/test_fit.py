@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from preble.core.costs.model import CostModel, CostProfile
 from preble.errors import ConfigError
+from preble.lab.profiling import AdmissionTimes, DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan
+from preble.lab.profiling.fit import prefill_points
+from preble.lab.profiling.least_deviation import isotonic
+from preble.lab.profiling.measurements import NOISY_SPREAD, spread
+from preble.lab.profiling.plan import ADMITTED_TOKENS, BURSTS
+from preble.lab.profiling.request_overhead import Burst, extra_s
 from preble.profiles import load_profile
-from preble.profiling import AdmissionTimes, DecodeTimes, Fit, Measurements, PrefillTimes, fit_profile, make_plan
-from preble.profiling.fit import prefill_points
-from preble.profiling.least_deviation import isotonic
-from preble.profiling.measurements import NOISY_SPREAD, spread
-from preble.profiling.plan import ADMITTED_TOKENS, BURSTS
-from preble.profiling.request_overhead import Burst, extra_s
 
 OVERHEAD_S = 0.003
 Noise = Callable[[Random], float]

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from preble.lab.profiling import Measurements
 from preble.profiles import load_profile
-from preble.profiling import Measurements
 
 pytestmark = pytest.mark.slow
 

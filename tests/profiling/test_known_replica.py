@@ -16,12 +16,12 @@ import pytest
 
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.types import ReplicaId, ReplicaSpec, Tier, pack_tokens
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.engines import EngineInfo
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.engine import EmulatedEngine, Prompt
+from preble.lab.profiling import Fit, fit_profile
+from preble.lab.profiling.measure import Measuring
 from preble.profiles import load_profile
-from preble.profiling import Fit, fit_profile
-from preble.profiling.measure import Measuring
 from support.virtual_time import VirtualTimeLoop
 
 KV_TOKENS, LONGEST = 16_384, 3000

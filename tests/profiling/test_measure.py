@@ -18,15 +18,15 @@ from click.testing import CliRunner
 
 from preble.cli import cli
 from preble.core.types import ReplicaId
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines import EngineServer, connect
-from preble.engines.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.http import HttpClient
 from preble.engines.vllm import VllmEngine
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, PrebleError
+from preble.lab.profiling import Measurements, fit_profile
+from preble.lab.profiling.measure import Measuring
 from preble.profiles import load_profile, profile_json
-from preble.profiling import Measurements, fit_profile
-from preble.profiling.measure import Measuring
-from preble.wire.pool import Ongoing
+from preble.web.client.pool import Ongoing
 from support.web_app import listening
 
 

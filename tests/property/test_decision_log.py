@@ -18,9 +18,9 @@ from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request
 from preble.decisions.lines import Event, Header, PlaceLine
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.decisions.what_if import logged_outcome, what_if
+from preble.lab.replay.replay import Replay
+from preble.lab.replay.what_if import logged_outcome, what_if
 from property.test_global_scheduler import SchedulerMachine
 from support.logs import PROFILE, Recording, rewritten
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from preble.config import EjectionConfig
 from preble.core.types import ReplicaId, RequestId
-from preble.serving.replicas.ejection import EjectionTable, Standing
+from preble.rules.ejection import EjectionTable, Standing
 
 CONFIG = EjectionConfig()
 NAMES = tuple(ReplicaId(name) for name in "abcde")

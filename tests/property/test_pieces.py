@@ -18,13 +18,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from preble.core.types import PackedTokens
 from preble.errors import PromptTooLong, RequestError
-from preble.serving.endpoints import COMPLETIONS
-from preble.serving.endpoints.bodies import TEXT_OF_COMPLETION, KnownPrefix, PromptLimits
+from preble.prompts.endpoints import COMPLETIONS
+from preble.prompts.endpoints.bodies import TEXT_OF_COMPLETION, KnownPrefix, PromptLimits
+from preble.prompts.tokens import pieces, pool
+from preble.prompts.tokens.pieces import Parts, PieceMemory
+from preble.prompts.tokens.pool import LocalTokens
+from preble.prompts.tokens.tokenizer import choose_encoder
 from preble.serving.requests import parse_request
-from preble.serving.tokens import pieces, pool
-from preble.serving.tokens.pieces import Parts, PieceMemory
-from preble.serving.tokens.pool import LocalTokens
-from preble.serving.tokens.tokenizer import choose_encoder
 
 pytest.importorskip("fastokens")
 

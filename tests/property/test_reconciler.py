@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from preble.config import ReplicaConfig
 from preble.discovery import Member
-from preble.serving.replicas.reconciler import NOT_WANTED, HoldBack, Join, Present, Remove, Replace, plan
+from preble.rules.reconciler import NOT_WANTED, HoldBack, Join, Present, Remove, Replace, plan
 
 URLS = tuple(f"http://10.0.0.{i}:8000" for i in range(5))
 HELD_BACK = st.sampled_from([None, "the pod is terminating", "drained by an operator"])

@@ -14,8 +14,8 @@ from msgspec import Raw
 
 from preble.core.types import pack_tokens
 from preble.errors import RequestError
-from preble.serving.endpoints import bodies
-from preble.serving.endpoints.bodies import PromptLimits, decode_prompts
+from preble.prompts.endpoints import bodies
+from preble.prompts.endpoints.bodies import PromptLimits, decode_prompts
 
 LIMITS = PromptLimits(10, inf)
 IDS = st.one_of(st.integers(0, 200_000), st.integers(0, 2**32 - 1), st.sampled_from([0, 2**32 - 1]))

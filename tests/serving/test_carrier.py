@@ -19,7 +19,15 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig
 from preble.core.types import Placement, ReplicaId, RequestId
 from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
-from preble.serving import COMPLETIONS, Caller, FrontEnd, Intake, ParsedRequest, Placed, Serving
+from preble.prompts.endpoints import COMPLETIONS
+from preble.rules.callers import Caller
+from preble.serving import (
+    FrontEnd,
+    Intake,
+    ParsedRequest,
+    Placed,
+    Serving,
+)
 from preble.serving.terms import Terms
 from support.gateways import quick_config
 from support.waiting import eventually

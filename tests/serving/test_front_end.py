@@ -23,13 +23,21 @@ from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Ov
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.server import accepting
 from preble.gateway.workers.front_app import FrontApp
-from preble.serving import ANYBODY, COMPLETIONS, ENDPOINTS, Caller, FrontEnd, Intake, Placed, SchedulerAway, Serving
+from preble.prompts.endpoints import COMPLETIONS, ENDPOINTS
+from preble.prompts.tokens import pool
+from preble.rules.callers import ANYBODY, Caller
+from preble.serving import (
+    FrontEnd,
+    Intake,
+    Placed,
+    SchedulerAway,
+    Serving,
+)
 from preble.serving.link import link, protocol
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.terms import Terms
-from preble.serving.tokens import pool
-from preble.web.listening import listen
+from preble.web.server.listening import listen
 from support.waiting import PATIENCE_S, eventually
 
 BODY = b'{"prompt": "hello", "stream": true}'

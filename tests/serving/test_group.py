@@ -25,10 +25,11 @@ from preble.config.keys import KeyConfig
 from preble.core.types import PeerId, ReplicaId, Request, RequestId
 from preble.errors import ConfigError, Overloaded
 from preble.peers.packets import VERSION, Ejected, Left, Message, Used, encode, join
-from preble.serving import COMPLETIONS, Placed, Serving
-from preble.serving.callers import ANYBODY, Caller
-from preble.serving.peers import packet_keys
-from preble.serving.replicas.ejection import Standing
+from preble.prompts.endpoints import COMPLETIONS
+from preble.rules.callers import ANYBODY, Caller
+from preble.rules.ejection import Standing
+from preble.serving import Placed, Serving
+from preble.serving.group import packet_keys
 from serving.test_carrier import config
 from support.nats import nats_server
 from support.servers import not_there

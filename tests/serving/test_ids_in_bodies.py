@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from preble.core.types import pack_tokens
-from preble.serving.endpoints.ids import with_ids
+from preble.prompts.endpoints.ids import with_ids
 
 IDS = pack_tokens([1, 70_000, 3])
 

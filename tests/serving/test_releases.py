@@ -12,7 +12,9 @@ import pytest
 from gateway.fakes import replicas
 from preble.core.types import ReplicaId
 from preble.errors import EngineGone
-from preble.serving import COMPLETIONS, Caller, Placed, Serving
+from preble.prompts.endpoints import COMPLETIONS
+from preble.rules.callers import Caller
+from preble.serving import Placed, Serving
 from support.gateways import quick_config
 from support.waiting import eventually
 

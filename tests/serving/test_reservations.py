@@ -12,8 +12,9 @@ import pytest
 from gateway.fakes import FakeReplica, replicas
 from preble.core.types import ReplicaId, pack_tokens
 from preble.errors import EngineRefused, NoReplicaError, RequestError
+from preble.prompts.endpoints import COMPLETIONS, Fields
 from preble.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations, UnknownReservation
-from preble.serving import COMPLETIONS, Fields, Serving
+from preble.serving import Serving
 from serving.test_carrier import config
 from support.waiting import eventually
 

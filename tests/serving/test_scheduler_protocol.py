@@ -22,7 +22,8 @@ import structlog.testing
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
 from preble.errors import ConfigError
-from preble.serving import Caller, Serving
+from preble.rules.callers import Caller
+from preble.serving import Serving
 from preble.serving.link import frames, host, protocol
 from preble.serving.terms import Terms
 from support.waiting import PATIENCE_S, eventually

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from preble.core.costs.model import CostProfile
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.trace import made_up_tokens
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.trace import made_up_tokens
 
 PROFILE = CostProfile(
     "golden", "made up", ((0, 0.01), (100, 0.01), (2000, 0.25)), 2e-9, 0.02, 0.0001, 2e-7, 198_516, typical_batch=16

@@ -11,8 +11,8 @@ import pytest
 
 from preble.core.types import unpack_tokens
 from preble.errors import TraceFormatError
-from preble.workloads import Workload, WorkloadRequest, packed_prompt
-from preble.workloads.loaders import LoadOptions, load
+from preble.lab.workloads import Workload, WorkloadRequest, packed_prompt
+from preble.lab.workloads.loaders import LoadOptions, load
 
 WHY = {"role": "user", "content": "Why?"}
 CHAT = {"model": "m", "messages": [WHY], "max_tokens": 9}

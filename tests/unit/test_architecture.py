@@ -26,32 +26,37 @@ FLOORS = {
     "errors": 0,
     "logs": 0,
     "core": 1,
-    "wire": 1,
-    "plugins": 1,
-    "policies": 2,
+    "web": 1,
+    "plugins": 2,
     "profiles": 2,
-    "report": 2,
-    "web": 2,
     "config": 3,
-    "metrics": 3,
-    "workloads": 3,
     "decisions": 3,
     "peers": 3,
-    "sim": 4,
     "discovery": 4,
     "engines": 5,
-    "compare": 5,
-    "bench": 6,
-    "serving": 6,
-    "gateway": 7,
-    "profiling": 7,
-    "reservations": 7,
-    "integrations": 8,
-    "picker": 8,
-    "selection": 8,
-    "api": 9,
-    "cli": 9,
-    "__main__": 10,
+    "rules": 5,
+    "prompts": 6,
+    "emulator": 7,
+    "lab": 7,
+    "serving": 7,
+    "gateway": 8,
+    "reservations": 8,
+    "integrations": 9,
+    "picker": 9,
+    "selection": 9,
+    "api": 10,
+    "cli": 10,
+    "__main__": 11,
+}
+LAB_FLOORS = {
+    "report": 0,
+    "metrics": 1,
+    "replay": 1,
+    "workloads": 1,
+    "sim": 2,
+    "bench": 3,
+    "compare": 3,
+    "profiling": 4,
 }
 LOCAL_HALF = {"replica"}
 GLOBAL_HALF = {"admission", "prefixes", "cluster", "policies", "placing"}
@@ -153,6 +158,34 @@ def test_imports_go_down_only() -> None:
         and FLOORS[room(found.source)] <= FLOORS[room(found.target)]
     ]
     assert upward == []
+
+
+def test_only_the_commands_and_the_public_names_import_the_laboratory() -> None:
+    assert {room(found.source) for found in OWN_IMPORTS if room(found.target) == "lab"} == {"api", "cli", "lab"}
+
+
+def test_imports_inside_the_laboratory_go_down_only() -> None:
+    upward = [
+        str(found)
+        for found in OWN_IMPORTS
+        if room(found.source) == room(found.target) == "lab"
+        if (source := found.source.split(".")[2]) != (target := found.target.split(".")[2])
+        if LAB_FLOORS[source] <= LAB_FLOORS[target]
+    ]
+    assert upward == []
+
+
+def test_the_page_has_every_room_of_the_laboratory_with_its_floor() -> None:
+    rows = re.findall(r"^\| (\d) \| `lab/(\w+)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {name: int(floor) for floor, name in rows} == LAB_FLOORS
+    assert {path.name for path in (SRC / "preble" / "lab").iterdir() if path.is_dir()} - {
+        "__pycache__"
+    } == LAB_FLOORS.keys()
+
+
+def test_rules_have_no_clock_thread_log_or_file() -> None:
+    impure = [str(found) for found in ALL_IMPORTS if room(found.source) == "rules" and library(found) in IMPURE_STDLIB]
+    assert impure == []
 
 
 def test_carriers_use_only_the_serving_rooms_interface() -> None:
@@ -312,7 +345,7 @@ def test_no_function_rebinds_a_global(path: Path) -> None:
 
 RAW_TASKS = {
     # of one request or one call, which hears of their end
-    "engines/emulator/web.py:unless_gone",
+    "emulator/web.py:unless_gone",
     "gateway/http/asgi_client.py:__aenter__",
     "gateway/requests/at_once.py:run_until_wait",
     "integrations/ray/direct.py:__init__",
@@ -325,8 +358,8 @@ RAW_TASKS = {
     "discovery/kubernetes.py:_next_before",
     "discovery/kubernetes.py:_of_pool",
     "discovery/kubernetes.py:_within_grace",
-    "engines/emulator/server.py:__aenter__",
-    "engines/emulator/server.py:_serve",
+    "emulator/server.py:__aenter__",
+    "emulator/server.py:_serve",
     "gateway/server.py:accepting",
     "gateway/workers/worker.py:start",
     "integrations/ray/placing.py:start",
@@ -336,10 +369,10 @@ RAW_TASKS = {
     "gateway/workers/process.py:cover",
     "integrations/ray/placing.py:placer_of",
     "reservations/reservations.py:_release",
-    "serving/peers/nats.py:__init__",
+    "serving/group/nats.py:__init__",
     "serving/replicas/members.py:_join",
     "serving/replicas/members.py:reconcile",
-    "wire/pool.py:dial",
+    "web/client/pool.py:dial",
 }
 """Functions that start a task of the event loop itself, which may end with nobody hearing of it."""
 

@@ -16,16 +16,16 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from preble.bench import BenchRun, BenchSettings
-from preble.bench.client import BenchClient
-from preble.bench.completion_stream import server_sent_data
-from preble.bench.counters import CacheCounters, parse_counters
-from preble.bench.load import run_load
-from preble.bench.plot import draw_results
-from preble.bench.report import results_table
 from preble.errors import ConfigError
-from preble.metrics import RequestRecord, Slo
-from preble.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
+from preble.lab.bench import BenchRun, BenchSettings
+from preble.lab.bench.client import BenchClient
+from preble.lab.bench.completion_stream import server_sent_data
+from preble.lab.bench.counters import CacheCounters, parse_counters
+from preble.lab.bench.load import run_load
+from preble.lab.bench.plot import draw_results
+from preble.lab.bench.report import results_table
+from preble.lab.metrics import RequestRecord, Slo
+from preble.lab.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
 from support.waiting import PATIENCE_S
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

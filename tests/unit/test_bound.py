@@ -12,9 +12,9 @@ from preble.core.costs.model import CostProfile
 from preble.core.policies.registry import policy_names
 from preble.core.types import pack_tokens
 from preble.errors import ConfigError
-from preble.sim import Failure, FailureKind, SimConfig, SimResult, simulate
-from preble.sim.bound import LowerBound, lower_bound, steady_rate
-from preble.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, simulate
+from preble.lab.sim.bound import LowerBound, lower_bound, steady_rate
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)

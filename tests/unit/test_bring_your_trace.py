@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.workloads import read_trace
-from preble.workloads.loaders import format_names, load
+from preble.lab.workloads import read_trace
+from preble.lab.workloads.loaders import format_names, load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "bring-your-trace.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'```(?:json|csv) title="([^"]+)"\n(.*?)```', PAGE, flags=re.DOTALL))

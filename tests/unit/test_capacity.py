@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from preble.metrics import RequestRecord, Summary, summarize
-from preble.metrics.balance import load_imbalance
-from preble.metrics.capacity import Bound, Capacity, CapacitySlo, capacity
-from preble.metrics.estimates import estimate, student_t_975
+from preble.lab.metrics import RequestRecord, Summary, summarize
+from preble.lab.metrics.balance import load_imbalance
+from preble.lab.metrics.capacity import Bound, Capacity, CapacitySlo, capacity
+from preble.lab.metrics.estimates import estimate, student_t_975
 
 SLO = CapacitySlo(ttft_p99_s=2.0)
 

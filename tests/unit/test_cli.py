@@ -22,7 +22,7 @@ from preble.cli.failure import as_click_exception
 from preble.cli.options import WORKLOAD_HELP
 from preble.cli.output import write_result
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
-from preble.workloads import workload_names
+from preble.lab.workloads import workload_names
 from support.waiting import PATIENCE_S
 
 NOWHERE = "http://127.0.0.1:1"

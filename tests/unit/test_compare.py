@@ -15,21 +15,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from preble.compare import ComparePlan, CompareResult, compare_policies, plan, read_result
-from preble.compare.figures import curve_drawing, policy_looks
-from preble.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
-from preble.compare.page import compare_page
-from preble.compare.plan import Arm
-from preble.compare.ranking import rates_to_compare, standings
-from preble.compare.search import follow, lattice_rate, start_step
-from preble.compare.tables import overview_table, ranking_table, rate_table
 from preble.errors import ConfigError, PrebleError
-from preble.metrics import summarize
-from preble.metrics.capacity import Bound, Capacity, CapacitySlo
-from preble.metrics.estimates import Estimate, estimate
+from preble.lab.compare import ComparePlan, CompareResult, compare_policies, plan, read_result
+from preble.lab.compare.figures import curve_drawing, policy_looks
+from preble.lab.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
+from preble.lab.compare.page import compare_page
+from preble.lab.compare.plan import Arm
+from preble.lab.compare.ranking import rates_to_compare, standings
+from preble.lab.compare.search import follow, lattice_rate, start_step
+from preble.lab.compare.tables import overview_table, ranking_table, rate_table
+from preble.lab.metrics import summarize
+from preble.lab.metrics.capacity import Bound, Capacity, CapacitySlo
+from preble.lab.metrics.estimates import Estimate, estimate
+from preble.lab.sim import Failure, GatewayGroup, SimConfig
+from preble.lab.workloads import WorkloadPlan, write_trace
 from preble.profiles import load_profile
-from preble.sim import Failure, GatewayGroup, SimConfig
-from preble.workloads import WorkloadPlan, write_trace
 
 PROFILE = load_profile("a6000-mistral-7b")
 POLICIES = ("e2", "round_robin", "least_load")
@@ -90,7 +90,7 @@ def test_all_policies_answer_the_same_requests_at_the_same_times(result: Compare
 
 
 def test_a_run_is_that_of_preble_simulate(result: CompareResult) -> None:
-    from preble.sim import simulate
+    from preble.lab.sim import simulate
 
     cell = result.plan.cell(Arm("tools", "e2", 1), 50.0)
     alone = simulate(cell.config, cell.workload.make())
@@ -253,7 +253,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from unit.test_compare import large
-from preble.compare import compare_policies
+from preble.lab.compare import compare_policies
 if __name__ == "__main__":
     compare_policies(large(), path=Path(sys.argv[2]), jobs=2)
 """
@@ -318,7 +318,7 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preble.compare.run.run_cell", die)
+    monkeypatch.setattr("preble.lab.compare.run.run_cell", die)
     with pytest.raises(PrebleError, match="fewer jobs"):
         compare_policies(small(), jobs=2)
 

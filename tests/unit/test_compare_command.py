@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from preble.cli import cli
 from preble.core.policies.registry import policy_names
-from preble.workloads import WorkloadPlan, write_trace
+from preble.lab.workloads import WorkloadPlan, write_trace
 
 SMALL = ("--requests", "10", "--replicas", "2", "--kv-tokens", "24000", "--rps", "5,50", "--seed", "0,1", "--jobs", "1")
 
@@ -100,7 +100,7 @@ def test_an_interruption_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.M
     def interrupted(cell: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("preble.compare.run.run_cell", interrupted)
+    monkeypatch.setattr("preble.lab.compare.run.run_cell", interrupted)
     file = tmp_path / "result.json"
     result = compare(*SMALL, "--json", str(file))
     assert result.exit_code == 130

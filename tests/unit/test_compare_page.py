@@ -10,8 +10,8 @@ import click
 import msgspec
 import pytest
 
-from preble.compare import CompareResult, read_result
-from preble.compare.numbers import caution
+from preble.lab.compare import CompareResult, read_result
+from preble.lab.compare.numbers import caution
 from support import scripts
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")

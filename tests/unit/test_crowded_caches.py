@@ -8,9 +8,9 @@ import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import BlocksStored, CacheCleared, Placement, ReplicaId, Request, RequestId, pack_tokens
+from preble.lab.sim import SimConfig, Simulation
+from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, Simulation
-from preble.workloads import Stream, WorkloadPlan
 from support.by_hand import A, B, C, run_of, scheduler_of
 
 OLD, NEW, NEXT = (run_of(seed, 40) for seed in (1, 2, 3))

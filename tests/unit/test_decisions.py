@@ -40,11 +40,11 @@ from preble.decisions.lines import (
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.reader import LogReader
 from preble.decisions.recent import CANDIDATES_PER_DECISION, RecentDecisions
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
-from preble.decisions.what_if import logged_outcome, what_if
 from preble.decisions.writer import MAX_PENDING_BYTES, LogFile, LogWriter
 from preble.errors import ConfigError, NoReplicaError, TraceFormatError
+from preble.lab.replay.replay import Replay
+from preble.lab.replay.what_if import logged_outcome, what_if
 from support.logs import PROFILE, MemorySink, Recording
 
 SECRET = LogNames(bytes(range(32)))

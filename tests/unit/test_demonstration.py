@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from preble.bench import BenchResult, BenchSettings
-from preble.bench.comparison import comparison, improvement, joined, too_busy
-from preble.bench.counters import CacheCounters
-from preble.metrics import RequestRecord, summarize
-from preble.workloads import WorkloadPlan
+from preble.lab.bench import BenchResult, BenchSettings
+from preble.lab.bench.comparison import comparison, improvement, joined, too_busy
+from preble.lab.bench.counters import CacheCounters
+from preble.lab.metrics import RequestRecord, summarize
+from preble.lab.workloads import WorkloadPlan
 
 REPLICA = "http://127.0.0.1:1"
 

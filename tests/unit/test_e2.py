@@ -20,9 +20,9 @@ from preble.core.types import (
     pack_tokens,
 )
 from preble.errors import NoReplicaError, PromptTooLong, UnknownRequest
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.workloads import WorkloadPlan
 from support.by_hand import MODEL, A, B, C, Cluster, D, chosen, run_of, scheduler_of
 
 

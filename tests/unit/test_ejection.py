@@ -9,7 +9,7 @@ import pytest
 
 from preble.config import EjectionConfig
 from preble.core.types import ReplicaId, RequestId
-from preble.serving.replicas.ejection import LONGEST_LONE_HOLD_S, Change, EjectionReason, EjectionTable, Standing
+from preble.rules.ejection import LONGEST_LONE_HOLD_S, Change, EjectionReason, EjectionTable, Standing
 
 CONFIG = EjectionConfig()
 NAMES = [ReplicaId(f"r{i}") for i in range(4)]

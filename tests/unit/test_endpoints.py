@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from preble.core.types import unpack_tokens
 from preble.errors import EngineProtocolError, RequestError
-from preble.serving import (
+from preble.prompts.endpoints import (
     CHAT,
     COMPLETIONS,
     ENDPOINTS,
@@ -19,11 +19,11 @@ from preble.serving import (
     Fields,
     StreamMeter,
     UploadHead,
+    by_load,
     endpoint_of,
 )
-from preble.serving.endpoints import by_load
-from preble.serving.endpoints.bodies import PromptLimits, decode_text
-from preble.serving.endpoints.errors import ErrorStyle
+from preble.prompts.endpoints.bodies import PromptLimits, decode_text
+from preble.prompts.endpoints.errors import ErrorStyle
 
 LIMITS = PromptLimits(8, 1000)
 RESPONSES, MESSAGES, GENERATE = (ENDPOINTS[path] for path in ("/v1/responses", "/v1/messages", "/generate"))

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from preble.compare import CompareResult
+from preble.lab.compare import CompareResult
 from support.scripts import script
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.scripts import script
 
-from preble.metrics import RequestRecord, summarize
+from preble.lab.metrics import RequestRecord, summarize
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from preble.compare import CompareResult
-from preble.metrics.capacity import Bound
-from preble.metrics.steady import Verdict
+from preble.lab.compare import CompareResult
+from preble.lab.metrics.capacity import Bound
+from preble.lab.metrics.steady import Verdict
 from support.scripts import script
 
 pytestmark = pytest.mark.slow

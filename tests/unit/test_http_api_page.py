@@ -13,9 +13,9 @@ from preble.errors import EngineGone, EngineProtocolError, EngineRefused, Engine
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING
 from preble.gateway.pages.table import PATHS
-from preble.serving import ENDPOINTS, ErrorForm, ErrorStyle, error_form
-from preble.serving.endpoints.bodies import Reserved
-from preble.serving.endpoints.table import BY_PREFIX, NOT_PASSED
+from preble.prompts.endpoints import ENDPOINTS, ErrorForm, ErrorStyle, error_form
+from preble.prompts.endpoints.bodies import Reserved
+from preble.prompts.endpoints.table import BY_PREFIX, NOT_PASSED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

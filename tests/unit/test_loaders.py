@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from preble.errors import ConfigError, TraceFormatError
-from preble.workloads import make_workload, packed_prompt, read_trace, write_trace
-from preble.workloads.loaders import LoadOptions, format_names, load
-from preble.workloads.loaders.mooncake import spread_ticks
+from preble.lab.workloads import make_workload, packed_prompt, read_trace, write_trace
+from preble.lab.workloads.loaders import LoadOptions, format_names, load
+from preble.lab.workloads.loaders.mooncake import spread_ticks
 from support.traces import (
     CHAT,
     TALK,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.workloads import WorkloadRequest
-from preble.workloads.loaders import load
+from preble.lab.workloads import WorkloadRequest
+from preble.lab.workloads.loaders import load
 from support.traces import CHAT, TALK, WHY, arrivals, assert_children_continue, file_of, loaded, refusal, tokens
 
 # ---- openai --------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preble.metrics import RequestRecord, Slo, summarize
-from preble.metrics.summary import distribution, percentile
+from preble.lab.metrics import RequestRecord, Slo, summarize
+from preble.lab.metrics.summary import distribution, percentile
 
 
 def record(request_id: str = "r", **changes: Any) -> RequestRecord:

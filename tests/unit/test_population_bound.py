@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from preble.core.costs.model import CostProfile
 from preble.core.policies.registry import policy_names
 from preble.errors import ConfigError
+from preble.lab.sim import SimConfig, simulate
+from preble.lab.sim.bound import carried_rate, least_gpu_s
+from preble.lab.workloads import Stream
+from preble.lab.workloads.streams import stream_workload
 from preble.profiles import load_profile
-from preble.sim import SimConfig, simulate
-from preble.sim.bound import carried_rate, least_gpu_s
-from preble.workloads import Stream
-from preble.workloads.streams import stream_workload
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 
 from preble.integrations.ray.prompts import asked_of
 from preble.integrations.ray.replica import ADAPTER, Advert, advert_of, member_of
-from preble.serving import CHAT, COMPLETIONS
+from preble.prompts.endpoints import CHAT, COMPLETIONS
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

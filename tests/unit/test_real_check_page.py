@@ -7,7 +7,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from preble.metrics import RequestRecord, summarize
+from preble.lab.metrics import RequestRecord, summarize
 from support.scripts import script
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from preble.errors import ConfigError, TraceFormatError
-from preble.workloads import WorkloadPlan
-from preble.workloads.arrivals import make_arrivals
-from preble.workloads.recorded import recorded_arrivals
+from preble.lab.workloads import WorkloadPlan
+from preble.lab.workloads.arrivals import make_arrivals
+from preble.lab.workloads.recorded import recorded_arrivals
 from support.traces import file_of
 
 TIMES_MS = (0, 1000, 1500, 4500, 4500, 6500)

@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from preble.workloads import Workload
-from preble.workloads.loaders import LoadOptions, load
-from preble.workloads.recorded import recorded_arrivals
+from preble.lab.workloads import Workload
+from preble.lab.workloads.loaders import LoadOptions, load
+from preble.lab.workloads.recorded import recorded_arrivals
 from support.shared_data import DATA, needs_data
 from support.traces import assert_children_continue
 

@@ -14,13 +14,13 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import Placement, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.settings import make_scheduler
+from preble.lab.sim.config import SimConfig
+from preble.lab.sim.result import SimResult
+from preble.lab.sim.simulation import Simulation
+from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.plan import WorkloadPlan
+from preble.lab.workloads.trace import made_up_tokens
 from preble.profiles import load_profile
-from preble.sim.config import SimConfig
-from preble.sim.result import SimResult
-from preble.sim.simulation import Simulation
-from preble.workloads.model import Segment, Workload, WorkloadRequest
-from preble.workloads.plan import WorkloadPlan
-from preble.workloads.trace import made_up_tokens
 
 
 def noted(*seconds: float, now: float = 0.0) -> ReplicaSpeeds:

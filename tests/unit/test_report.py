@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from preble.errors import ConfigError
-from preble.report import Drawing, Section, Table, Text, draw, html_page, terminal_tables
+from preble.lab.report import Drawing, Section, Table, Text, draw, html_page, terminal_tables
 from support.pages import PageReader
 
 if TYPE_CHECKING:

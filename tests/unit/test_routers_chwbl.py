@@ -12,9 +12,9 @@ from preble.core.policies.routers.kubeai import Chwbl
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
+from preble.lab.replay.replay import Replay
 from support.by_hand import DOC, A, B, C, Cluster, D, run_of
 from support.logs import Recording
 

@@ -6,10 +6,10 @@ import pytest
 
 from preble.core.types import ReplicaId, ReplicaSpec, Request
 from preble.errors import ConfigError
-from preble.policies import make_policy
-from preble.sim import Cut, GatewayGroup, SimConfig, Simulation, simulate
-from preble.sim.gateways import Gateways
-from preble.workloads import WorkloadPlan
+from preble.lab.sim import Cut, GatewayGroup, SimConfig, Simulation, simulate
+from preble.lab.sim.gateways import Gateways
+from preble.lab.workloads import WorkloadPlan
+from preble.plugins.policies import make_policy
 from support.small_cluster import PROFILE, workload
 
 NEVER = GatewayGroup(gateways=4, delay_s=None)

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 
 from preble.cli import cli
 from preble.errors import ConfigError
+from preble.lab.sim import Failure, SimConfig, SimResult, Simulation, simulate
+from preble.lab.workloads import Stream, Workload, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import Failure, SimConfig, SimResult, Simulation, simulate
-from preble.workloads import Stream, Workload, WorkloadPlan
 
 PROFILE = load_profile("a6000-mistral-7b")
 

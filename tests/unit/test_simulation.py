@@ -17,9 +17,9 @@ from preble.core.policies.registry import policy_names
 from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, pack_tokens
 from preble.errors import ConfigError
-from preble.metrics import RequestRecord
-from preble.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
-from preble.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.metrics import RequestRecord
+from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)

@@ -6,18 +6,18 @@ import random
 
 import pytest
 
-from preble.compare import ComparePlan, CompareResult, compare_policies
-from preble.compare.early import watch_of
-from preble.compare.numbers import caution
-from preble.compare.page import compare_page
-from preble.compare.plan import Arm
-from preble.compare.tables import rate_table
-from preble.metrics import RequestRecord
-from preble.metrics.capacity import Bound, CapacitySlo, capacity
-from preble.metrics.steady import Steadiness, Verdict, drift, steadiness, warm_up
+from preble.lab.compare import ComparePlan, CompareResult, compare_policies
+from preble.lab.compare.early import watch_of
+from preble.lab.compare.numbers import caution
+from preble.lab.compare.page import compare_page
+from preble.lab.compare.plan import Arm
+from preble.lab.compare.tables import rate_table
+from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.capacity import Bound, CapacitySlo, capacity
+from preble.lab.metrics.steady import Steadiness, Verdict, drift, steadiness, warm_up
+from preble.lab.sim import Failure, SimConfig
+from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
-from preble.sim import Failure, SimConfig
-from preble.workloads import Stream, WorkloadPlan
 
 SLO = CapacitySlo(ttft_p99_s=2.0)
 

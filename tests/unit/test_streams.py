@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from preble.errors import ConfigError, PrebleError
-from preble.workloads import Stream, Workload, WorkloadPlan, packed_prompt
-from preble.workloads.streams import stream_workload
+from preble.lab.workloads import Stream, Workload, WorkloadPlan, packed_prompt
+from preble.lab.workloads.streams import stream_workload
 
 RPS, LASTING_S = 20.0, 200.0
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError
-from preble.workloads import Segment, Workload, WorkloadRequest
-from preble.workloads.study import (
+from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads.study import (
     StudyReport,
     distribution,
     draw_cdf,
@@ -26,8 +26,8 @@ from preble.workloads.study import (
     study_sharing,
     summary_tables,
 )
-from preble.workloads.study.metrics import GAP, PROMPT
-from preble.workloads.study.tables import arrivals_table, sessions_table
+from preble.lab.workloads.study.metrics import GAP, PROMPT
+from preble.lab.workloads.study.tables import arrivals_table, sessions_table
 from support.pages import PageReader
 
 SYSTEM = Segment("system", tokens=pack_tokens([1, 2]))

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from preble.cli import cli
-from preble.workloads import Segment, Workload, WorkloadRequest, write_trace
-from preble.workloads.study import StudyReport
+from preble.lab.workloads import Segment, Workload, WorkloadRequest, write_trace
+from preble.lab.workloads.study import StudyReport
 from support.pages import PageReader
 
 

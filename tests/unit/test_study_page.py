@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from preble.workloads import make_workload
-from preble.workloads.study import StudyReport, study
+from preble.lab.workloads import make_workload
+from preble.lab.workloads.study import StudyReport, study
 from support import scripts
 
 pytest.importorskip("matplotlib", reason="the script draws with matplotlib (the extra `plot`)")

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from preble.core.types import pack_tokens
-from preble.workloads import Segment, Workload, make_workload
-from preble.workloads.study import Distribution, Study, study
+from preble.lab.workloads import Segment, Workload, make_workload
+from preble.lab.workloads.study import Distribution, Study, study
 from support.shared_data import DATA, needs_data
 
 pytestmark = needs_data

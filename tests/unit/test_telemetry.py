@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from preble.config import MetricsConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import Placement, Reason, ReplicaId, RequestId
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.table import TABLE, Kind

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from preble.core.types import pack_tokens
 from preble.errors import ConfigError, TraceFormatError
-from preble.workloads import Segment, Workload, WorkloadRequest, make_workload, read_trace, write_trace
-from preble.workloads.trace import made_up_tokens, own_tokens
+from preble.lab.workloads import Segment, Workload, WorkloadRequest, make_workload, read_trace, write_trace
+from preble.lab.workloads.trace import made_up_tokens, own_tokens
 
 HEADER = {"kind": "trace", "version": 1, "name": "t"}
 SYSTEM = {"kind": "segment", "id": "sys", "text": "Be brief. "}

@@ -12,10 +12,10 @@ from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request
 from preble.decisions.explain import explain
 from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
-from preble.decisions.replay import Replay
 from preble.decisions.settings import SchedulerSettings
-from preble.decisions.what_if import what_if
 from preble.errors import NoReplicaError
+from preble.lab.replay.replay import Replay
+from preble.lab.replay.what_if import what_if
 from support.by_hand import A, B, C, scheduler_of
 from support.logs import Recording
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from preble.core.types import pack_tokens, unpack_tokens
-from preble.workloads import Segment, WorkloadRequest, make_workload, packed_prompt
-from preble.workloads.tokens import word_tokens
+from preble.lab.workloads import Segment, WorkloadRequest, make_workload, packed_prompt
+from preble.prompts.words import word_tokens
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from collections import Counter
 import pytest
 
 from preble.errors import ConfigError
-from preble.workloads import make_workload, workload_names
-from preble.workloads.arrivals import ARRIVALS, make_arrivals
-from preble.workloads.popularity import Zipf
-from preble.workloads.tool_use import MAX_TOOL_CHARS, MIN_TOOL_CHARS, SYSTEM_PROMPT, tool_use
+from preble.lab.workloads import make_workload, workload_names
+from preble.lab.workloads.arrivals import ARRIVALS, make_arrivals
+from preble.lab.workloads.popularity import Zipf
+from preble.lab.workloads.tool_use import MAX_TOOL_CHARS, MIN_TOOL_CHARS, SYSTEM_PROMPT, tool_use
 
 
 @pytest.mark.parametrize("kind", ARRIVALS)
@@ -79,7 +79,7 @@ def test_tool_use_is_the_same_for_the_same_seed_and_another_for_another() -> Non
 
 def test_tool_use_is_the_same_in_another_process() -> None:
     """Nothing in it hangs on hash order, addresses or what was imported before."""
-    code = "from preble.workloads.tool_use import tool_use; print([r.prompt() for r in tool_use(40, 5).requests])"
+    code = "from preble.lab.workloads.tool_use import tool_use; print([r.prompt() for r in tool_use(40, 5).requests])"
     runs = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -14,9 +14,9 @@ import pytest
 
 from preble.core.types import TOKEN_BYTES
 from preble.errors import ConfigError
-from preble.workloads import Workload, make_workload, packed_prompt, read_trace, write_trace
-from preble.workloads.lengths import Family, Lengths
-from preble.workloads.popularity import Popularity, in_proportion
+from preble.lab.workloads import Workload, make_workload, packed_prompt, read_trace, write_trace
+from preble.lab.workloads.lengths import Family, Lengths
+from preble.lab.workloads.popularity import Popularity, in_proportion
 
 NAMES = ("toolbench", "agent", "programming", "video", "longdoc", "multiturn")
 SHARING = ("toolbench", "programming", "video", "longdoc")
@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_requests_and_another_gives_others(name: st
 
 def test_workloads_are_the_same_in_another_process() -> None:
     code = (
-        "from preble.workloads import make_workload, packed_prompt; from zlib import crc32;"
+        "from preble.lab.workloads import make_workload, packed_prompt; from zlib import crc32;"
         f"print([crc32(packed_prompt(r)) for n in {NAMES} for r in make_workload(n, 40, 3).requests])"
     )
     run = [sys.executable, "-c", code]

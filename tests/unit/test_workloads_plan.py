@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from preble.cli import cli
 from preble.errors import ConfigError
-from preble.workloads import Workload, WorkloadPlan, make_workload, packed_prompt, read_trace
-from preble.workloads.mix import Part, parts_of
+from preble.lab.workloads import Workload, WorkloadPlan, make_workload, packed_prompt, read_trace
+from preble.lab.workloads.mix import Part, parts_of
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

@@ -9,8 +9,8 @@ import pytest
 
 from preble.core.types import pack_tokens
 from preble.errors import ConfigError
-from preble.workloads import Segment, Workload, WorkloadRequest, make_workload, packed_prompt, resample, write_trace
-from preble.workloads.popularity import Popularity
+from preble.lab.workloads import Segment, Workload, WorkloadRequest, make_workload, packed_prompt, resample, write_trace
+from preble.lab.workloads.popularity import Popularity
 from support.shared_data import DATA, needs_data
 
 SYSTEM = Segment("system", tokens=pack_tokens([1, 2, 3]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.workloads import make_workload
-from preble.workloads.study import Study, study
+from preble.lab.workloads import make_workload
+from preble.lab.workloads.study import Study, study
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from preble.web import server as web_server
-from preble.web.listening import listen
-from preble.web.server import Server
-from preble.wire.answering import Answering
+from preble.web.server import server as web_server
+from preble.web.server.answering import Answering
+from preble.web.server.listening import listen
+from preble.web.server.server import Server
 from support.waiting import eventually
 
 WAITING = 64

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from preble.web.connection import BoundedConnection
-from preble.wire.answering import Answering, ClientConnection, RequestHead
-from preble.wire.heads import CONTINUE
+from preble.web.heads import CONTINUE
+from preble.web.server.answering import Answering, ClientConnection, RequestHead
+from preble.web.server.connection import BoundedConnection
 from web.test_connection import Application, FakeLoop
 
 pytestmark = pytest.mark.plain

@@ -19,11 +19,11 @@ from structlog.testing import capture_logs
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from preble.web import connection
-from preble.web.connection import MAX_HEAD_BYTES, BoundedConnection
-from preble.web.connection_limit import Access, ConnectionLimit
-from preble.web.listening import listen
-from preble.web.server import Server
+from preble.web.server import connection
+from preble.web.server.connection import MAX_HEAD_BYTES, BoundedConnection
+from preble.web.server.connection_limit import Access, ConnectionLimit
+from preble.web.server.listening import listen
+from preble.web.server.server import Server
 from support.waiting import PATIENCE_S, eventually
 
 HEALTHY = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from preble.web import connection
-from preble.web.listening import listen
-from preble.web.server import Server
+from preble.web.server import connection
+from preble.web.server.listening import listen
+from preble.web.server.server import Server
 from support.waiting import PATIENCE_S, eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
-from preble.web.failures import why_unreachable
+from preble.web.client.failures import why_unreachable
 
 KEY = cast(ConnectionKey, None)
 

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import pytest
 
 from preble.errors import ConfigError
-from preble.web import listening
-from preble.web.listening import is_open_to_network, listen, listen_shared
+from preble.web.server import listening
+from preble.web.server.listening import is_open_to_network, listen, listen_shared
 
 
 def test_a_port_in_use_is_reported_with_the_remedy() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource
-from preble.web.open_files import open_files_limit, raise_open_files_limit
+from preble.web.server.open_files import open_files_limit, raise_open_files_limit
 
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))

@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from preble.web.connection import BoundedConnection
-from preble.web.server import Server
+from preble.web.server.connection import BoundedConnection
+from preble.web.server.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preble.wire.heads import answer_head, chunk
-from preble.wire.reader import MAX_HEAD_BYTES, AnswerReader, BadAnswer
+from preble.web.client.reader import MAX_HEAD_BYTES, AnswerReader, BadAnswer
+from preble.web.heads import answer_head, chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 WHOLE = HEAD + b"Content-Length: 5\r\n\r\nhello"

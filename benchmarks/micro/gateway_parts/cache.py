@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from preble.core.replica.prefix_cache import PrefixCache, hash_blocks
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
-from preble.engines.emulator import EmulatorConfig
-from preble.engines.emulator.events import KvEventPublisher
-from preble.serving.tokens.tokenizer import PromptTokenizer
+from preble.emulator import EmulatorConfig
+from preble.emulator.events import KvEventPublisher
+from preble.prompts.tokens.tokenizer import PromptTokenizer
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 31_250

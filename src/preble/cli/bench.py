@@ -18,7 +18,7 @@ from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_opt
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
-    from preble.bench import BenchResult, BenchSettings
+    from preble.lab.bench import BenchResult, BenchSettings
 
 DEFAULT_REQUESTS = 200
 """Requests of a named workload, which has no end."""
@@ -72,9 +72,9 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
       preble bench --url http://gateway:8000 --workload longdoc --rps 2 --requests 200
       preble bench --workload trace.jsonl.gz --json result.json
     """
-    from preble.bench import BenchRun
-    from preble.bench.progress import run_with_progress
-    from preble.report import require_matplotlib
+    from preble.lab.bench import BenchRun
+    from preble.lab.bench.progress import run_with_progress
+    from preble.lab.report import require_matplotlib
 
     if plot is not None:
         require_matplotlib()
@@ -95,8 +95,8 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
 def _settings(
     *, slo_ttft: float | None, slo_tpot: float | None, requests: int | None, workload: str, **rest: Any
 ) -> BenchSettings:
-    from preble.bench import BenchSettings
-    from preble.metrics import Slo
+    from preble.lab.bench import BenchSettings
+    from preble.lab.metrics import Slo
 
     plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, **rest)
     slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
@@ -116,13 +116,13 @@ def _interruptible() -> Iterator[list[bool]]:
 def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
-    from preble.bench.report import results_table
+    from preble.lab.bench.report import results_table
 
     write_json(json_file, result)
     if json_file != STDOUT:
         Console().print(results_table({result.settings.plan.source: result}))
     if plot is not None:
-        from preble.bench.plot import draw_results
+        from preble.lab.bench.plot import draw_results
 
         name = result.settings.plan.source
         with writing(plot):

@@ -11,8 +11,8 @@ from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, all
 from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
-    from preble.sim import SimConfig
-    from preble.workloads import WorkloadPlan
+    from preble.lab.sim import SimConfig
+    from preble.lab.workloads import WorkloadPlan
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,8 +36,8 @@ def simulated_cluster(
     **rest: Any,
 ) -> SimConfig:
     """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
+    from preble.lab.sim import Cut, Failure, GatewayGroup, SimConfig
     from preble.profiles import load_profile
-    from preble.sim import Cut, Failure, GatewayGroup, SimConfig
 
     cuts = tuple(map(Cut.parse, gossip_cuts))
     group = GatewayGroup(gateways=gateways, delay_s=gossip_delay_s, loss=gossip_loss, cuts=cuts)
@@ -61,8 +61,8 @@ def workload_plan(
     `requests`: None for all of a file, and for `default_requests` of a workload without end. `default_rps`:
     of a named workload, unless its arrivals are a recording's.
     """
-    from preble.workloads import WorkloadPlan, is_endless, workload_names
-    from preble.workloads.arrivals import ARRIVALS
+    from preble.lab.workloads import WorkloadPlan, is_endless, workload_names
+    from preble.lab.workloads.arrivals import ARRIVALS
 
     if requests is None and is_endless(source):
         requests = default_requests

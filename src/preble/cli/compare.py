@@ -16,8 +16,8 @@ from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_j
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.compare import ComparePlan, CompareResult
-    from preble.workloads import WorkloadPlan
+    from preble.lab.compare import ComparePlan, CompareResult
+    from preble.lab.workloads import WorkloadPlan
 
 RECORDED_REQUESTS = 2000
 """Of a named workload whose arrivals are a recording's."""
@@ -167,9 +167,9 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
       preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
-    from preble.compare import compare_policies
-    from preble.report import require_matplotlib
-    from preble.report.progress import progress
+    from preble.lab.compare import compare_policies
+    from preble.lab.report import require_matplotlib
+    from preble.lab.report.progress import progress
 
     if html is not None:
         require_matplotlib()
@@ -200,9 +200,9 @@ def _plan(
     **rest: Any,
 ) -> ComparePlan:
     """What is compared, from the values of the options."""
-    from preble.compare import ComparePlan
     from preble.core.policies.registry import policy_names
-    from preble.metrics.capacity import CapacitySlo
+    from preble.lab.compare import ComparePlan
+    from preble.lab.metrics.capacity import CapacitySlo
 
     names = tuple(name for listed in policies for name in (policy_names() if listed == (EVERY,) else listed))
     asked = tuple(rate for listed in rates for rate in listed)
@@ -241,7 +241,7 @@ def _label(source: str, taken: Mapping[str, Any]) -> str:
 
 
 def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> None:
-    from preble.compare.numbers import caution
+    from preble.lab.compare.numbers import caution
 
     if to_stdout:
         write_json(STDOUT, result)
@@ -251,7 +251,7 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
         if warning := caution(result, workload):
             click.echo(f"preble: {warning}", err=True)
     if html is not None:
-        from preble.compare.page import compare_page
+        from preble.lab.compare.page import compare_page
 
         write_result(html, compare_page(result, made=made_by()).encode())
 
@@ -260,9 +260,9 @@ def _show(result: CompareResult) -> None:
     """Every workload's ranking, of several an overview, and what the columns mean."""
     from rich.console import Console
 
-    from preble.compare.numbers import DEFINITIONS
-    from preble.compare.tables import overview_table, terminal_table
-    from preble.report import terminal_tables
+    from preble.lab.compare.numbers import DEFINITIONS
+    from preble.lab.compare.tables import overview_table, terminal_table
+    from preble.lab.report import terminal_tables
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     tables = [terminal_table(result, workload) for workload in result.plan.workloads]

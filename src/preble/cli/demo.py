@@ -18,9 +18,9 @@ from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.bench import BenchResult
     from preble.engines.launch import LaunchOptions
-    from preble.workloads import Workload, WorkloadPlan
+    from preble.lab.bench import BenchResult
+    from preble.lab.workloads import Workload, WorkloadPlan
 
     Turns = Mapping[str, Sequence[BenchResult]]
 
@@ -95,9 +95,9 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     Example:
       preble demo --engine emulator
     """
-    from preble.bench.report import results_table
-    from preble.report import require_matplotlib
-    from preble.workloads import WorkloadPlan
+    from preble.lab.bench.report import results_table
+    from preble.lab.report import require_matplotlib
+    from preble.lab.workloads import WorkloadPlan
 
     require_matplotlib()
     scenario = SCENARIOS[engine]
@@ -117,7 +117,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
         raise
     from rich.console import Console
 
-    from preble.bench.comparison import joined
+    from preble.lab.bench.comparison import joined
 
     results = {policy: joined(of_policy) for policy, of_policy in turns.items()}
     Console().print(results_table(results, title=f"{scenario.replicas} replicas: {scenario.what}"))
@@ -144,7 +144,7 @@ def _rounds(plan: WorkloadPlan) -> list[Workload]:
 
 
 def _conclude(turns: Turns) -> None:
-    from preble.bench.comparison import improvement, too_busy
+    from preble.lab.bench.comparison import improvement, too_busy
 
     click.echo(f"`{OURS}` against `{BASELINE}`: {improvement(turns[OURS], turns[BASELINE])}.")
     if warning := too_busy(turns):
@@ -156,11 +156,11 @@ async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: P
 
     Raises: ConfigError, EngineError: a process did not start or did not answer.
     """
-    from preble.bench import BenchRun, BenchSettings
-    from preble.bench.gateway import started_gateway
-    from preble.bench.progress import run_with_progress
-    from preble.bench.warmup import warm_up
     from preble.engines.launch import Fleet
+    from preble.lab.bench import BenchRun, BenchSettings
+    from preble.lab.bench.gateway import started_gateway
+    from preble.lab.bench.progress import run_with_progress
+    from preble.lab.bench.warmup import warm_up
 
     rounds, options = _rounds(plan), _launch_options(engine, scenario, out / "logs")
     _say(f"{plan.requests} requests at {plan.rps:g}/s under each policy, in {len(rounds)} turns; {scenario.what}")
@@ -216,8 +216,8 @@ def _write(engine: str, turns: Turns, out: Path) -> None:
 
     import msgspec
 
-    from preble.bench.comparison import comparison, joined
-    from preble.bench.plot import draw_results
+    from preble.lab.bench.comparison import comparison, joined
+    from preble.lab.bench.plot import draw_results
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "result.json").write_text(json.dumps(comparison(engine, turns), indent=2) + "\n", encoding="utf-8")

@@ -72,7 +72,7 @@ def command(log_level: str, log_format: str, order: str, **settings: Any) -> Non
       preble emulate --profile a6000-mistral-7b --port 8001
       preble emulate --profile tiny-cpu --port 0 --kv-tokens 20000 --events-port 5557
     """
-    from preble.engines.emulator import EmulatorConfig, run
+    from preble.emulator import EmulatorConfig, run
 
     configure_logging(log_level, log_format)
     run(EmulatorConfig(order=QueueOrder(order), **settings))

@@ -61,8 +61,8 @@ def _asked(request_id: str, url: str, api_key: str | None) -> DecisionsPage:
 
 def _logged(request_id: str, log: Path, import_policy: bool) -> DecisionsPage:
     """Return the same page from a log. Raises: CommandFailure: the request is not in it."""
-    from preble.decisions.log_lookup import decisions_about
     from preble.gateway.pages.debug import DecisionsPage
+    from preble.lab.replay.log_lookup import decisions_about
 
     decisions = decisions_about(log, request_id, import_policy=import_policy)
     if not decisions:

@@ -32,7 +32,7 @@ def command(source: str, out: Path, requests: int | None, **options: Any) -> Non
       preble workload make toolbench:2+video:1 --requests 3000 --rps 6 --arrivals gamma --cv 3 -o mix.jsonl.gz
       preble workload make trace.jsonl --popularity zipf --requests 10000 -o skewed.jsonl.gz
     """
-    from preble.workloads import write_trace
+    from preble.lab.workloads import write_trace
 
     plan, _ = workload_plan(source, requests, DEFAULT_REQUESTS, **options)
     workload = plan.make(needs_times=False)

@@ -38,7 +38,7 @@ class PolicyName(click.ParamType[str]):
         return "NAME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from preble.policies import make_policy
+        from preble.plugins.policies import make_policy
 
         try:
             make_policy(str(value))

@@ -21,7 +21,7 @@ from preble.logs import configure_logging
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from preble.profiling import Fit, FittedTime, Measurements
+    from preble.lab.profiling import Fit, FittedTime, Measurements
 
 
 @click.command("profile", short_help="Measure a replica and write its cost profile.")
@@ -64,8 +64,8 @@ def command(
       preble profile --url http://127.0.0.1:8101 -o mine.json --plot mine.png
       preble profile --url http://gpu1:8000 -o h100-llama-3-8b.json --machine "H100 SXM, 80 GB" --raw raw.json
     """
-    from preble.profiling import fit_profile
-    from preble.report import require_matplotlib
+    from preble.lab.profiling import fit_profile
+    from preble.lab.report import require_matplotlib
 
     if plot is not None:
         require_matplotlib()
@@ -80,8 +80,8 @@ async def _measured(
     *, url: str, api_key: str | None, machine: str | None, seed: int | None, tier: str | None, **options: Any
 ) -> Measurements:
     from preble.engines import connect
-    from preble.profiling.measure import Measuring
-    from preble.report.progress import progress
+    from preble.lab.profiling.measure import Measuring
+    from preble.lab.report.progress import progress
 
     server = connect(url, api_key=api_key)
     try:
@@ -128,7 +128,7 @@ def _write(fit: Fit, measurements: Measurements, *, output: Path, plot: Path | N
     if raw is not None:
         write_result(raw, msgspec.json.format(msgspec.json.encode(measurements)))
     if plot is not None:
-        from preble.profiling.plot import draw_fit
+        from preble.lab.profiling.plot import draw_fit
 
         with writing(plot):
             draw_fit(fit, plot)

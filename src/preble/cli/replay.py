@@ -13,8 +13,8 @@ from preble.cli.output import STDOUT, json_option, write_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from preble.decisions.replay import ReplayResult
-    from preble.decisions.what_if import PolicyOutcome
+    from preble.lab.replay.replay import ReplayResult
+    from preble.lab.replay.what_if import PolicyOutcome
 
 ON_EQUAL_TERMS = """\
 What engines cached, evicted and answered in the log belongs to the placements that were made. For every line but the
@@ -49,7 +49,7 @@ def command(log: Path, policies: tuple[str, ...], import_policy: bool, json_file
 
 def _check(log: Path, import_policy: bool, json_file: Path | None) -> None:
     from preble.decisions.reader import LogReader
-    from preble.decisions.replay import Replay
+    from preble.lab.replay.replay import Replay
 
     result = Replay(LogReader(log), import_policy=import_policy).run()
     write_json(json_file, result)
@@ -77,7 +77,7 @@ def _verdict(result: ReplayResult) -> str:
 def _compare(log: Path, policies: tuple[str, ...], import_policy: bool, json_file: Path | None) -> None:
     from rich.console import Console
 
-    from preble.decisions.what_if import outcomes
+    from preble.lab.replay.what_if import outcomes
 
     found = list(outcomes(log, policies, import_policy=import_policy))
     write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found})

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from preble.decisions.writer import LogWriter
-    from preble.sim import SimConfig, SimResult
-    from preble.workloads import WorkloadPlan
+    from preble.lab.sim import SimConfig, SimResult
+    from preble.lab.workloads import WorkloadPlan
 
 DEFAULT_REQUESTS = 1000
 """Of a named workload, which has no end of its own."""
@@ -52,9 +52,9 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
     """
     import msgspec
 
-    from preble.bench.progress import request_progress
-    from preble.sim import simulate
-    from preble.sim.memory import fewer_collections
+    from preble.lab.bench.progress import request_progress
+    from preble.lab.sim import simulate
+    from preble.lab.sim.memory import fewer_collections
 
     config, plan = _settings(**options)
     workload = plan.make()
@@ -113,7 +113,7 @@ def _deliver(result: SimResult, json_file: Path | None) -> None:
 
 
 def _table(result: SimResult) -> Group:
-    from preble.bench.report import cells_table, summary_cells
+    from preble.lab.bench.report import cells_table, summary_cells
 
     config = result.config
     duration_s = result.summary.duration_s * max(len(result.replicas), 1)

@@ -14,8 +14,8 @@ from preble.errors import ConfigError
 
 if TYPE_CHECKING:
     from preble.core.types import PackedTokens
-    from preble.workloads import WorkloadRequest
-    from preble.workloads.study import Study, Tokenize
+    from preble.lab.workloads import WorkloadRequest
+    from preble.lab.workloads.study import Study, Tokenize
 
 DEFAULT_REQUESTS = 5000
 """Requests of a named workload, which has no end."""
@@ -55,8 +55,8 @@ def command(
     """
     from rich.console import Console
 
-    from preble.report import require_matplotlib, terminal_tables
-    from preble.workloads.study import StudyReport, study_page, summary_tables
+    from preble.lab.report import require_matplotlib, terminal_tables
+    from preble.lab.workloads.study import StudyReport, study_page, summary_tables
 
     if json_file == html_file == STDOUT:
         raise ConfigError("only one of --json and --html can go to stdout; name a file for the other")
@@ -78,9 +78,9 @@ def command(
 
 def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:
     """Study one workload, with progress on stderr."""
-    from preble.report.progress import progress
-    from preble.workloads import is_endless, make_workload
-    from preble.workloads.study import study
+    from preble.lab.report.progress import progress
+    from preble.lab.workloads import is_endless, make_workload
+    from preble.lab.workloads.study import study
 
     click.echo(f"reading {source}", err=True)
     workload = make_workload(source, requests or (DEFAULT_REQUESTS if is_endless(source) else None), seed)
@@ -92,12 +92,12 @@ def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -
 
 def _tokenize(tokenizer: Path | None) -> Tokenize:
     """Return what makes prompts token ids. Raises: ConfigError: the file is not a tokenizer."""
-    from preble.workloads import packed_prompt
+    from preble.lab.workloads import packed_prompt
 
     if tokenizer is None:
         return packed_prompt
     from preble.logs import configure_logging
-    from preble.serving.tokens.tokenizer import choose_encoder
+    from preble.prompts.tokens.tokenizer import choose_encoder
 
     configure_logging("error", "console")
     encoder, _ = choose_encoder(tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer)

@@ -106,7 +106,7 @@ def _check(flags: Mapping[str, object]) -> None:
     """Check what can be checked before anything starts: replicas may take minutes. Raises: ConfigError."""
     from preble.config.load import load
     from preble.profiles import load_profile
-    from preble.web.listening import listen
+    from preble.web.server.listening import listen
 
     # The replicas' URLs are known only once they run.
     config = load(None, os.environ, {**flags, "replicas": ["http://127.0.0.1:1"]})

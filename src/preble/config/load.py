@@ -18,7 +18,7 @@ import msgspec
 
 from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.errors import ConfigError
-from preble.policies import make_policy
+from preble.plugins.policies import make_policy
 from preble.web.urls import server_url
 
 ENV_PREFIX = "PREBLE_"

@@ -9,7 +9,7 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import RefitSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
-from preble.policies import make_policy
+from preble.plugins.policies import make_policy
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

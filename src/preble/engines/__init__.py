@@ -12,7 +12,7 @@ from preble.engines.forwarding import Forwarded
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.server import EngineServer, Found, connect
-from preble.wire.pool import Ongoing, Receiver
+from preble.web.client.pool import Ongoing, Receiver
 
 __all__ = [
     "AwaitedAnswer",

@@ -18,7 +18,7 @@ from preble.engines.awaited import AwaitedAnswer
 from preble.engines.http import HttpClient
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.errors import EngineRefused
-from preble.wire.pool import Ongoing, Receiver
+from preble.web.client.pool import Ongoing, Receiver
 
 
 @dataclass(frozen=True, slots=True)

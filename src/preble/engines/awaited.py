@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
-from preble.wire.heads import HeaderList
-from preble.wire.pool import MakeError, Ongoing, Receiver
+from preble.web.client.pool import MakeError, Ongoing, Receiver
+from preble.web.heads import HeaderList
 
 if TYPE_CHECKING:
     from preble.engines.http import HttpClient

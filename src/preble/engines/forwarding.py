@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from preble.errors import EngineGone, EngineTimeout
-from preble.wire.heads import HeaderList
+from preble.web.heads import HeaderList
 
 if TYPE_CHECKING:
     from preble.engines.http import HttpClient

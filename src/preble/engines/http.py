@@ -28,10 +28,10 @@ from preble.errors import (
     EngineRefused,
     EngineTimeout,
 )
-from preble.web.failures import why_unreachable
+from preble.web.client.failures import why_unreachable
+from preble.web.client.pool import ConnectionPool, Ongoing, Receiver
+from preble.web.heads import request_head
 from preble.web.urls import server_url
-from preble.wire.heads import request_head
-from preble.wire.pool import ConnectionPool, Ongoing, Receiver
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
 """Largest answer to a question of our own (models, metrics, token ids)."""

@@ -30,7 +30,7 @@ from preble.core.types import (
     pack_tokens,
 )
 from preble.engines.kv_wire import WireCleared, WireEvent, WireRemoved, WireStored
-from preble.engines.media import mark_of, run_start
+from preble.engines.media_marks import mark_of, run_start
 
 MAX_BLOCKS = 8_000_000
 """Blocks remembered of one kind; far more than any replica has, so that only a broken stream gets there."""

@@ -13,7 +13,7 @@ from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints, KvEventStream, Take
 from preble.engines.openai import OpenAIEngine
 from preble.errors import ConfigError, EngineProtocolError
-from preble.wire.pool import Ongoing, Receiver
+from preble.web.client.pool import Ongoing, Receiver
 
 RANK_HEADER = "x-data-parallel-rank"
 """Of a request, for vLLM and SGLang."""

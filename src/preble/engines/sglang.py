@@ -24,7 +24,7 @@ from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.errors import EngineError
-from preble.wire.pool import Ongoing, Receiver
+from preble.web.client.pool import Ongoing, Receiver
 
 OWNER = "sglang"
 """What its `/v1/models` says to be owned by."""

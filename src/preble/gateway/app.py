@@ -26,8 +26,17 @@ from preble.gateway.requests.json_requests import JsonRequests
 from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
 from preble.gateway.requests.stored import STORED, answer_stored
 from preble.gateway.requests.uploads import Uploads, is_upload
-from preble.serving import ENDPOINTS, JSON_TYPE, OTHER, Caller, ErrorForm, Serving, endpoint_of, error_form
-from preble.wire.answering import ClientConnection, RequestHead
+from preble.prompts.endpoints import (
+    ENDPOINTS,
+    JSON_TYPE,
+    OTHER,
+    ErrorForm,
+    endpoint_of,
+    error_form,
+)
+from preble.rules.callers import Caller
+from preble.serving import Serving
+from preble.web.server.answering import ClientConnection, RequestHead
 
 _ADDRESS = re.compile(r"https?://\S+")
 _BODIES_HELD = 16

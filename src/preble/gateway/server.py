@@ -31,10 +31,10 @@ from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
 from preble.serving import Intake, Serving
-from preble.web.listening import inherited, is_open_to_network, listen, url_of
-from preble.web.memory import freeze_gc, return_large_memory
-from preble.web.open_files import open_files_limit, raise_open_files_limit
-from preble.web.server import Server
+from preble.web.server.listening import inherited, is_open_to_network, listen, url_of
+from preble.web.server.memory import freeze_gc, return_large_memory
+from preble.web.server.open_files import open_files_limit, raise_open_files_limit
+from preble.web.server.server import Server
 
 _ABORT_S = 5.0
 """Time for aborted requests to end their answers and their work in the engines."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM
-from preble.gateway.http.retry_after import retry_after_s
-from preble.serving import Endpoint, Placed, share_usage
+from preble.prompts.endpoints import Endpoint, read_retry_after
+from preble.serving import Placed, share_usage
 
 
 class PickedAnswer:
@@ -28,7 +28,7 @@ class PickedAnswer:
         self._whole = bytearray()
         self._most_bytes = most_bytes
         self._has_begun = False
-        wait_s = retry_after_s(headers.get(b"retry-after", b"").decode("latin-1"))
+        wait_s = read_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
         for one in placed:
             one.answered(self._status, wait_s)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from google.protobuf.struct_pb2 import Struct, Value
 
 from preble.picker.envoy import FULL_DUPLEX, OVERWRITE, Message, pb
-from preble.serving import ErrorForm, ErrorStyle
+from preble.prompts.endpoints import ErrorForm, ErrorStyle
 
 Headers = Mapping[bytes, bytes]
 

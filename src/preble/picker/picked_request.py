@@ -21,7 +21,9 @@ from preble.picker import ext_proc
 from preble.picker.answer import PickedAnswer
 from preble.picker.endpoints import destinations, joined, outside, replica_at
 from preble.picker.envoy import Message
-from preble.serving import ANYBODY, Endpoint, ErrorForm, ErrorStyle, ParsedRequest, Placed, endpoint_of, error_form
+from preble.prompts.endpoints import Endpoint, ErrorForm, ErrorStyle, endpoint_of, error_form
+from preble.rules.callers import ANYBODY
+from preble.serving import ParsedRequest, Placed
 
 _RANK = b"x-data-parallel-rank"
 _KEYS = ("authorization", "x-api-key")

@@ -22,7 +22,7 @@ from preble.picker.envoy import SERVICE
 from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
 from preble.picker.picked_request import PickedRequest
-from preble.web.listening import listen, url_of
+from preble.web.server.listening import listen, url_of
 
 ALIVE = ("", "liveness")
 READY = ("readiness", SERVICE)

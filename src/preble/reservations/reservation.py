@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from preble.core.types import Placement, ReplicaId
 from preble.engines import Engine
-from preble.serving import Fields, ParsedRequest, Placed, share_usage
+from preble.prompts.endpoints import Fields
+from preble.serving import ParsedRequest, Placed, share_usage
 
 
 class Reservation:

@@ -12,9 +12,11 @@ import structlog
 
 from preble.core.types import ReplicaId
 from preble.errors import NoReplicaError, RequestError
+from preble.prompts.endpoints import Endpoint, Fields
 from preble.reservations.reservation import Reservation
 from preble.reservations.table import ReservationTable
-from preble.serving import ANYBODY, Caller, Endpoint, Fields, Intake
+from preble.rules.callers import ANYBODY, Caller
+from preble.serving import Intake
 
 LONGEST_LEASE_S = 3600.0
 _SANE_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from preble.core.types import Request
+from preble.prompts.endpoints import Fields
 from preble.selection.prompts import ClientRequest
 from preble.selection.schemas import DEFAULT, ModelLoad, OverlapScores, WorkerLoad, WorkerOverlap
 from preble.selection.workers import Workers
-from preble.serving import Fields, Serving
+from preble.serving import Serving
 
 
 class Loads:

@@ -10,8 +10,9 @@ from msgspec import UNSET
 from preble.core.types import pack_tokens
 from preble.errors import RequestError
 from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
+from preble.prompts.endpoints import COMPLETIONS, MOST_TOKENS, Endpoint, Fields, endpoint_of
+from preble.rules.callers import Caller
 from preble.selection.schemas import DEFAULT, PromptRequest
-from preble.serving import COMPLETIONS, MOST_TOKENS, Caller, Endpoint, Fields, endpoint_of
 
 
 class UnknownClientKey(RequestError):

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from preble.errors import RequestError
+from preble.rules.callers import Caller
 from preble.selection.schemas import (
     DEFAULT,
     EndRequest,
@@ -27,7 +28,6 @@ from preble.selection.schemas import (
     WorkerRequest,
 )
 from preble.selection.service import SelectionService
-from preble.serving import Caller
 
 OPENAPI = "/openapi.json"
 

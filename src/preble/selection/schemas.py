@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from preble.core.types import Candidate
-from preble.serving import MOST_TOKENS
+from preble.prompts.endpoints import MOST_TOKENS
 
 WorkerId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]

@@ -14,6 +14,7 @@ from preble.core.types import Placement, ReplicaId
 from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, prompt_too_long
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
+from preble.rules.callers import Caller
 from preble.selection.loads import Loads
 from preble.selection.prompts import ClientRequest, body_in, request_in
 from preble.selection.schemas import (
@@ -30,7 +31,6 @@ from preble.selection.schemas import (
     Worker,
 )
 from preble.selection.workers import Workers
-from preble.serving import Caller
 
 
 class SelectionService:

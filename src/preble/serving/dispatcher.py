@@ -11,8 +11,8 @@ from preble.config import RetryConfig
 from preble.core.types import Placement, ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
 from preble.errors import NoReplicaError
+from preble.rules.retry_budget import RetryBudget
 from preble.serving.placements import LocalPlaced, Placements
-from preble.serving.retry_budget import RetryBudget
 from preble.serving.terms import Terms
 
 

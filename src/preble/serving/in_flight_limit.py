@@ -7,9 +7,9 @@ from collections import Counter
 
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
+from preble.rules.key_limits import KeyLimits
 from preble.serving.intake import Admission
-from preble.serving.key_limits import KeyLimits
 from preble.serving.requests import ParsedRequest
 from preble.serving.terms import Terms
 

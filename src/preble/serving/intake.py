@@ -15,10 +15,12 @@ from msgspec import Raw
 from preble.config import GatewayConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
 from preble.errors import PromptTooLong, RequestError, UnknownResponse
-from preble.serving.callers import ANYBODY, Caller
-from preble.serving.endpoints import Endpoint, Fields
-from preble.serving.endpoints.bodies import PromptLimits
-from preble.serving.endpoints.ids import with_ids
+from preble.prompts.endpoints import Endpoint, Fields
+from preble.prompts.endpoints.bodies import PromptLimits
+from preble.prompts.endpoints.ids import with_ids
+from preble.prompts.tokens import TokenSource
+from preble.prompts.tokens.pool import approximate_tokens, stand_in_tokens
+from preble.rules.callers import ANYBODY, Caller
 from preble.serving.placed import Placed
 from preble.serving.replica_wait import ReplicaWait
 from preble.serving.replicas.live import LiveReplicas, ModelReplicas
@@ -28,8 +30,6 @@ from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_wait
 from preble.serving.telemetry.tracing import Tracing
 from preble.serving.token_answers import TokenAnswers
-from preble.serving.tokens import TokenSource
-from preble.serving.tokens.pool import approximate_tokens, stand_in_tokens
 
 BY_LOAD = "by load"
 """The namespace of requests without a known prompt, so that they match no other request's."""

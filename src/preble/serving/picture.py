@@ -11,7 +11,7 @@ from preble import __version__
 from preble.core.placing.snapshot import ReplicaState
 from preble.core.types import ReplicaId
 from preble.decisions.recent import Decision
-from preble.serving.replicas.ejection import Standing
+from preble.rules.ejection import Standing
 from preble.serving.replicas.rows import MemberRow
 from preble.serving.telemetry.numbers import Cell, Numbers
 from preble.serving.telemetry.table import BY_NAME

@@ -18,9 +18,9 @@ from preble.core.types import Placement, ReplicaId, RequestId
 from preble.decisions.recent import DecisionRecord
 from preble.engines.http import HttpClient
 from preble.errors import EngineError, EngineFailed, EngineRefused, PrebleError
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
+from preble.rules.ejection import EjectionTable
 from preble.serving.placed import NOT_NOW, Placed
-from preble.serving.replicas.ejection import EjectionTable
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.scheduler_timer import SchedulerTimer
 from preble.serving.telemetry.metrics import Telemetry

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from preble.errors import RequestError
-from preble.serving.callers import ANYBODY, Caller
-from preble.serving.endpoints import Endpoint, Fields, Prompt
-from preble.serving.endpoints.bodies import KnownPrefix, PromptLimits, with_cache_salt
+from preble.prompts.endpoints import Endpoint, Fields, Prompt
+from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_cache_salt
+from preble.rules.callers import ANYBODY, Caller
 from preble.serving.telemetry.tracing import Trace
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 

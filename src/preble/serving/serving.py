@@ -20,18 +20,19 @@ from preble.decisions.recent import RecentDecisions
 from preble.discovery import Member, Source, make_source
 from preble.errors import ConfigError
 from preble.logs import LogLosses
+from preble.prompts.tokens import TokenSource, make_token_source
+from preble.rules.ejection import Standing
+from preble.rules.key_limits import KeyLimits
 from preble.serving.dispatcher import Dispatcher
+from preble.serving.group import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
 from preble.serving.in_flight_limit import Admitted, InFlightLimit
 from preble.serving.intake import Intake
-from preble.serving.key_limits import KeyLimits
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
-from preble.serving.peers import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
 from preble.serving.picture import Picture, take_picture
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import server_of
-from preble.serving.replicas.ejection import Standing
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
@@ -40,7 +41,6 @@ from preble.serving.scheduler_setup import Scheduling, gateway_name, start_sched
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
 from preble.serving.telemetry.tracing import make_tracing
-from preble.serving.tokens import TokenSource, make_token_source
 from preble.serving.turns import Turns
 
 CONFIGURATION = "configuration"

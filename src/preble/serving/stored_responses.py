@@ -9,7 +9,7 @@ from collections import OrderedDict
 from preble.core.types import ReplicaId
 from preble.engines import Engine
 from preble.errors import EngineError
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
 from preble.serving.replicas.live import LiveReplicas
 
 _MOST_REMEMBERED = 100_000

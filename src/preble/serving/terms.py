@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from preble.serving.callers import ANYBODY, Caller
+from preble.rules.callers import ANYBODY, Caller
 
 PRIORITY = b"x-preble-priority"
 MAX_WAIT = b"x-preble-max-wait"

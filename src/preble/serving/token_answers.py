@@ -13,11 +13,11 @@ import tokenizers
 from msgspec import Raw, Struct
 
 from preble.core.types import unpack_tokens
-from preble.serving.endpoints import Endpoint
-from preble.serving.endpoints.bodies import decode_ids, decode_text, decoded
+from preble.prompts.endpoints import Endpoint
+from preble.prompts.endpoints.bodies import decode_ids, decode_text, decoded
+from preble.prompts.tokens import TokenSource
+from preble.prompts.tokens.tokenizer import find_model_files
 from preble.serving.replicas.live import LiveReplicas
-from preble.serving.tokens import TokenSource
-from preble.serving.tokens.tokenizer import find_model_files
 
 _AT_ONCE_BYTES = 128 * 1024
 _MEDIA = (b'"image', b'"video', b'"audio', b'"input_image', b'"input_audio', b'"file')

@@ -12,9 +12,9 @@ from preble.core.admission.admission import Admission
 from preble.core.admission.fair_queue import QueueSettings, Refused
 from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.errors import Overloaded, PrebleError, RequestError
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
+from preble.rules.key_limits import KeyLimits
 from preble.serving.dispatcher import Dispatcher
-from preble.serving.key_limits import KeyLimits
 from preble.serving.placements import LocalPlaced
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 

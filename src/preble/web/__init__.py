@@ -1,4 +1,5 @@
-"""Serve HTTP: the listening socket, uvicorn, and connections with limits.
+"""HTTP/1.1 both ways: serving clients (`server`), and asking replicas (`client`).
 
-The gateway and the emulator use it; it knows neither.
+An application framework and an HTTP client library cost ten times as much as the bytes that they carry. So the hot path
+has its own small ones here. The code that parses and writes heads does no I/O, so tests need no sockets.
 """

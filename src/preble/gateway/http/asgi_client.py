@@ -13,9 +13,10 @@ from preble.errors import BodyTooSlow
 from preble.gateway.http.body_memory import BodyShare
 from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
-from preble.serving import ANYBODY, JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
-from preble.web.connection import BODY_OVER
-from preble.wire.heads import by_name
+from preble.prompts.endpoints import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
+from preble.rules.callers import ANYBODY
+from preble.web.heads import by_name
+from preble.web.server.connection import BODY_OVER
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

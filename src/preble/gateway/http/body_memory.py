@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preble.errors import Overloaded
-from preble.web.memory import return_freed_memory
+from preble.web.server.memory import return_freed_memory
 
 _TIMES_ITS_OWN = 20
 """Between two garbage collections, how many times as long as the last one took: clients cannot make it the work."""

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 
 from preble.config import GatewayConfig
-from preble.serving import ErrorForm, HeaderList
+from preble.prompts.endpoints import ErrorForm, HeaderList
 
 _ORIGIN, _METHOD, _HEADERS = b"origin", b"access-control-request-method", b"access-control-request-headers"
 _VARY = (b"vary", b"Origin")

@@ -8,7 +8,8 @@ from hashlib import sha256
 
 from preble.config import AuthConfig
 from preble.config.keys import KeyConfig, load_keys, named_key
-from preble.serving import ANYBODY, Caller, ErrorForm
+from preble.prompts.endpoints import ErrorForm
+from preble.rules.callers import ANYBODY, Caller
 
 UNAUTHORIZED = ErrorForm(
     401,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from preble.core.types import Placement
-from preble.serving import Caller, HeaderList
+from preble.prompts.endpoints import HeaderList
+from preble.rules.callers import Caller
 
 REPLICA, REASON, MATCHED_TOKENS = b"x-preble-replica", b"x-preble-reason", b"x-preble-matched-tokens"
 _OURS = b"x-preble-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.serving import ErrorForm
+from preble.prompts.endpoints import ErrorForm
 
 FORBIDDEN = ErrorForm(
     403, "permission_error", "admin_key_needed", "this needs an admin key (auth.admin_keys, or admin = true of a key)"

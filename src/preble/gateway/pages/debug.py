@@ -11,7 +11,13 @@ from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.serving import LiveReplica, MemberRow, Outcome, ParityReport, Serving
+from preble.serving import (
+    LiveReplica,
+    MemberRow,
+    Outcome,
+    ParityReport,
+    Serving,
+)
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"

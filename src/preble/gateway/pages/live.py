@@ -12,7 +12,8 @@ from importlib.resources import files
 from preble.errors import Overloaded
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.pages.front import Front
-from preble.serving import JSON_TYPE, HeaderList, SchedulerAway
+from preble.prompts.endpoints import JSON_TYPE, HeaderList
+from preble.serving import SchedulerAway
 
 UI = "/ui"
 UI_EVENTS = "/ui/events"

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from preble.gateway.http.asgi_client import Message, Receive, Send
-from preble.serving import HeaderList, PageAnswer, PageRequest
+from preble.prompts.endpoints import HeaderList
+from preble.serving import PageAnswer, PageRequest
 
 _NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})
 

@@ -13,7 +13,12 @@ from preble.errors import ConfigError, RequestError
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.refusals import NO_ADMINS
 from preble.gateway.pages.front import Front
-from preble.serving import MemberRow, Serving, SourceRow, UnknownReplica
+from preble.serving import (
+    MemberRow,
+    Serving,
+    SourceRow,
+    UnknownReplica,
+)
 from preble.web.urls import server_url
 
 REPLICAS = "/replicas"

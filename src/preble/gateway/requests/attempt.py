@@ -8,9 +8,9 @@ from typing import Protocol
 
 from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
-from preble.gateway.http.retry_after import retry_after_s
-from preble.serving import Endpoint, HeaderList, Placed, StreamMeter
-from preble.wire.pool import Ongoing
+from preble.prompts.endpoints import Endpoint, HeaderList, StreamMeter, read_retry_after
+from preble.serving import Placed
+from preble.web.client.pool import Ongoing
 
 
 class Sink(Protocol):
@@ -108,7 +108,7 @@ class Attempt:
             self.placed.answered(status)
         else:
             shown = 400 if self._endpoint.is_unsupported(status) else status
-            self.placed.answered(shown, retry_after_s(self._header(b"retry-after")))
+            self.placed.answered(shown, read_retry_after(self._header(b"retry-after")))
 
     def received(self, data: bytes) -> None:
         self._heard_at = now = self._loop.time()

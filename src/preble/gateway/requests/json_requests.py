@@ -13,7 +13,8 @@ from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import answer_headers, reply_refusal
-from preble.serving import JSON_TYPE, Admission, Intake, ParsedRequest
+from preble.prompts.endpoints import JSON_TYPE
+from preble.serving import Admission, Intake, ParsedRequest
 
 
 class JsonRequests:

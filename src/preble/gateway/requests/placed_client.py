@@ -18,8 +18,9 @@ from preble.gateway.http.limited_body import LimitedBody
 from preble.gateway.http.placement_headers import shown_headers
 from preble.gateway.http.refusals import STOPPING
 from preble.gateway.requests.attempt import Attempt
-from preble.serving import ANYBODY, JSON_TYPE, Caller, Endpoint, ErrorForm, HeaderList
-from preble.wire.answering import Answering, ClientConnection, RequestHead
+from preble.prompts.endpoints import JSON_TYPE, Endpoint, ErrorForm, HeaderList
+from preble.rules.callers import ANYBODY, Caller
+from preble.web.server.answering import Answering, ClientConnection, RequestHead
 
 
 class Application(Protocol):

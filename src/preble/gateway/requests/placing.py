@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from preble.core.types import Request
 from preble.errors import NoReplicaError
-from preble.serving import Intake, LiveReplica, ParsedRequest, Placed
+from preble.serving import (
+    Intake,
+    LiveReplica,
+    ParsedRequest,
+    Placed,
+)
 
 
 class Placing:

@@ -25,7 +25,8 @@ from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
-from preble.serving import JSON_TYPE, ParsedRequest, Prompt, PromptTokensDetails, Usage
+from preble.prompts.endpoints import JSON_TYPE, Prompt, PromptTokensDetails, Usage
+from preble.serving import ParsedRequest
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""

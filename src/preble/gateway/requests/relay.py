@@ -11,7 +11,13 @@ from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout,
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.placing import Placing
-from preble.serving import NOT_NOW, Intake, ParsedRequest, Placed, ReplicaSpan
+from preble.serving import (
+    NOT_NOW,
+    Intake,
+    ParsedRequest,
+    Placed,
+    ReplicaSpan,
+)
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""

@@ -10,7 +10,7 @@ from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.placement_headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
-from preble.serving import JSON_TYPE, ErrorForm, HeaderList, in_style
+from preble.prompts.endpoints import JSON_TYPE, ErrorForm, HeaderList, in_style
 
 _NOT_PASSED_BACK = frozenset(
     {

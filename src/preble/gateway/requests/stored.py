@@ -5,7 +5,8 @@ from __future__ import annotations
 from preble.errors import UnknownResponse
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.requests.replies import pass_on
-from preble.serving import ENDPOINTS, Fields, Intake
+from preble.prompts.endpoints import ENDPOINTS, Fields
+from preble.serving import Intake
 
 STORED = "/v1/responses/"
 _ASKED = (("", "GET"), ("", "DELETE"), ("cancel", "POST"))

@@ -13,7 +13,8 @@ from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.placing import Placing
 from preble.gateway.requests.replies import pass_on
-from preble.serving import Endpoint, Fields, Intake, ParsedRequest, Placed, UploadHead
+from preble.prompts.endpoints import Endpoint, Fields, UploadHead
+from preble.serving import Intake, ParsedRequest, Placed
 
 _KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
 

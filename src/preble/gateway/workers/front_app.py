@@ -10,7 +10,8 @@ from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE
 from preble.gateway.pages.status import HEALTH, READY, VERSION
-from preble.serving import FrontEnd, SchedulerAway, Serving, endpoint_of
+from preble.prompts.endpoints import endpoint_of
+from preble.serving import FrontEnd, SchedulerAway, Serving
 
 _LARGEST_BYTES = 64 * 1024
 """The longest body of a request that is passed on: no page takes more."""

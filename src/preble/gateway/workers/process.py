@@ -25,7 +25,7 @@ from preble.gateway.server import accepting, prepared_process, until_one_is_up
 from preble.gateway.workers.front_app import FrontApp
 from preble.logs import LogLosses, configure_logging
 from preble.serving import FrontEnd, Serving
-from preble.web.server import Server
+from preble.web.server.server import Server
 
 SCHEDULER = "scheduler"
 PRIVATE = "preble-"

@@ -25,8 +25,8 @@ from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine
 from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop
 from preble.gateway.workers.worker import NotNow, Worker
-from preble.web.listening import inherited, listen_shared
-from preble.web.open_files import raise_open_files_limit
+from preble.web.server.listening import inherited, listen_shared
+from preble.web.server.open_files import raise_open_files_limit
 
 _MARGIN_S = 15.0
 """How long a process may take to end after the grace for running requests."""

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from preble.errors import ConfigError
 from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states, sent_to
 from preble.integrations.ray.reports import Reporter
-from preble.serving import ENDPOINTS, Endpoint
+from preble.prompts.endpoints import ENDPOINTS, Endpoint
 
 _MUST_BE_SET = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY")
 _RENEW_S = 60.0

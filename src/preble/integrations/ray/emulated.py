@@ -12,12 +12,12 @@ from ray.serve.config import RequestRouterConfig
 from preble import background
 from preble.core.costs.model import CostModel
 from preble.core.types import pack_tokens
-from preble.engines.emulator.app import EmulatorApp
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.engine import EmulatedEngine, Prompt
-from preble.engines.emulator.events import KvEventPublisher
-from preble.engines.emulator.media import EmulatedMedia
-from preble.engines.emulator.tokenizer import load_tokenizer
+from preble.emulator.app import EmulatorApp
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.events import KvEventPublisher
+from preble.emulator.placeholders import EmulatedMedia
+from preble.emulator.tokenizer import load_tokenizer
 from preble.integrations.ray.direct import Asgi, reported
 from preble.integrations.ray.placing import PlacerState, placer_states
 from preble.integrations.ray.replica import STATS_KEY

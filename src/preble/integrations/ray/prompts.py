@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from preble.serving import CHAT, COMPLETIONS, Endpoint
+from preble.prompts.endpoints import CHAT, COMPLETIONS, Endpoint
 
 _IDS = ("prompt_token_ids", "token_ids")
 _FIELDS = (*_IDS, "prompt", "messages")

@@ -22,10 +22,10 @@ from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.engines import Engine, ModelNames
 from preble.errors import ConfigError
 from preble.profiles import load_profile
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
+from preble.rules.key_limits import KeyLimits
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
-from preble.serving.key_limits import KeyLimits
 from preble.serving.link.protocol import LinkedReplica
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.replicas.clients import client_of

@@ -12,6 +12,7 @@ from preble.config import GatewayConfig
 from preble.core.types import Request
 from preble.errors import UnknownRequest
 from preble.logs import LogLosses
+from preble.prompts.tokens import make_token_source
 from preble.serving.intake import Admission, Intake
 from preble.serving.link import protocol as m
 from preble.serving.link.by_load import PlacingByLoad, shared_limits
@@ -21,7 +22,6 @@ from preble.serving.requests import ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.tracing import make_tracing
 from preble.serving.terms import Terms
-from preble.serving.tokens import make_token_source
 
 _OWN_ID = b"x-request-id"
 _PLACED_UNASKED_BYTES = 16 * 1024

@@ -9,12 +9,12 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.engines.awaited import AwaitedAnswer
 from preble.errors import EngineProtocolError, EngineRefused
-from preble.serving.endpoints import COMPLETIONS
-from preble.serving.endpoints.answers import decoded_answer
-from preble.serving.endpoints.ids import with_ids
+from preble.prompts.endpoints import COMPLETIONS
+from preble.prompts.endpoints.answers import decoded_answer
+from preble.prompts.endpoints.ids import with_ids
+from preble.prompts.tokens import PromptEncoder
+from preble.prompts.tokens.pieces import PIECE_SIZE
 from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
-from preble.serving.tokens import PromptEncoder
-from preble.serving.tokens.pieces import PIECE_SIZE
 
 MAX_ANSWER_BYTES = 1024 * 1024
 ATTEMPTS = 3

@@ -23,13 +23,13 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineRefused, RequestError
-from preble.serving.endpoints import COMPLETIONS
-from preble.serving.endpoints.bodies import Text
+from preble.prompts.endpoints import COMPLETIONS
+from preble.prompts.endpoints.bodies import Text
+from preble.prompts.tokens import PromptEncoder
 from preble.serving.parity.answers import PROSE, SPECIAL, answers_alike, completed
 from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.tokens import PromptEncoder
 
 MIN_TOKENS = 64
 """Of the prompt that is sent twice, where blocks are small."""

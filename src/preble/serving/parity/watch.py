@@ -10,12 +10,12 @@ import structlog
 
 from preble.background import Backoff
 from preble.config import ParityConfig
+from preble.prompts.tokens import PromptEncoder
 from preble.serving.parity.check import EngineIds, ParityCheck
 from preble.serving.parity.report import Check, Finding, Outcome, ParityReport, outcome_of
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
-from preble.serving.tokens import PromptEncoder
 
 LONGEST_RETRY = 64
 """Of the first wait before a check is repeated."""

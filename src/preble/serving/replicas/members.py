@@ -16,9 +16,9 @@ from preble.config import HealthConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.discovery import Member, Source
 from preble.errors import ConfigError
+from preble.rules.reconciler import HoldBack, Join, Present, Remove, Replace, Step, plan
 from preble.serving.placements import Placements
 from preble.serving.replicas.monitor import ReplicaMonitor
-from preble.serving.replicas.reconciler import HoldBack, Join, Present, Remove, Replace, Step, plan
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica, WantedReplicas
 

@@ -22,9 +22,9 @@ from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.errors import EngineError
 from preble.logs import LineRate, LogLosses
-from preble.serving.callers import Caller
+from preble.rules.callers import Caller
+from preble.rules.ejection import Change, Standing
 from preble.serving.parity.report import Check, Outcome, ParityReport
-from preble.serving.replicas.ejection import Change, Standing
 from preble.serving.telemetry.exposition import in_text
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.readings import of_process

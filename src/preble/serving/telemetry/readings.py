@@ -15,7 +15,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import ReplicaState
 from preble.core.types import ReplicaId
 from preble.decisions.writer import LogWriter
-from preble.serving.peers.group import Group
+from preble.serving.group.group import Group
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.telemetry.numbers import Reading

@@ -1,0 +1,161 @@
+"""The emulated replica's HTTP interface: plain ASGI, the endpoints of vLLM and some of SGLang."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+import preble
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.events import KvEventPublisher, event_source
+from preble.emulator.generating import Generating, Models
+from preble.emulator.metrics import MetricsPage
+from preble.emulator.placeholders import EmulatedMedia
+from preble.emulator.protocol import (
+    AdapterBody,
+    DetokenizeBody,
+    TokenizeBody,
+    anthropic_error,
+    decode_body,
+    error_body,
+)
+from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.emulator.web import ClientGone, Exchange, Receive, Scope, Send
+from preble.errors import RequestError, UnknownModel
+
+Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
+
+_log = structlog.get_logger("preble.emulator")
+
+
+class EmulatorApp:
+    """ASGI application of one emulated replica."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        profile: str,
+        engines: Sequence[EmulatedEngine],
+        tokenizer: EmulatedTokenizer,
+        media: EmulatedMedia,
+        publishers: Sequence[KvEventPublisher],
+    ) -> None:
+        """`engines`: one for each data-parallel rank. `publishers`: as many, or none."""
+        self._engines = engines
+        self._tokenizer = tokenizer
+        self._publishers = publishers
+        self._models_served = Models(config.model or profile)
+        self._topic = config.events_topic
+        base = self._models_served.base
+        self._metrics = MetricsPage(engines, base, config.metrics_block_size or config.block_size)
+        self._profile = profile
+        self._generating = generating = Generating(
+            config, f"preble-emulator/{profile}", engines, tokenizer, media, self._models_served
+        )
+        self._routes: Mapping[tuple[str, str], Handler] = {
+            ("POST", "/v1/completions"): generating.completions,
+            ("POST", "/v1/chat/completions"): generating.chat,
+            ("POST", "/v1/messages"): generating.messages,
+            ("POST", "/v1/messages/count_tokens"): generating.count_tokens,
+            ("POST", "/v1/responses"): generating.responses,
+            ("POST", "/generate"): generating.generate,
+            ("POST", "/inference/v1/generate"): generating.tokens_in,
+            ("POST", "/v1/embeddings"): generating.embeddings,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/load_lora_adapter"): self._load_adapter,
+            ("POST", "/v1/unload_lora_adapter"): self._unload_adapter,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._show_metrics,
+            ("GET", "/kv_event_sources"): self._kv_event_sources,
+            ("GET", "/version"): self._version,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._profile)
+        path = exchange.path
+        handler = self._routes.get((exchange.method, path))
+        if handler is None and path.startswith("/v1/responses/"):
+            handler = self._generating.stored
+        try:
+            await (handler or self._refuse)(exchange)
+        except RequestError as error:
+            is_anthropic = path.startswith("/v1/messages")
+            form = (
+                anthropic_error(str(error), error.status)
+                if is_anthropic
+                else error_body(str(error), error.code, error.param)
+            )
+            await exchange.json(form, error.status)
+        except ClientGone:
+            _log.debug("client_gone", path=path)
+
+    async def _refuse(self, exchange: Exchange) -> None:
+        is_known = any(path == exchange.path for _, path in self._routes)
+        status, code = (405, "method_not_allowed") if is_known else (404, "not_found")
+        said = f"{exchange.method} {exchange.path} is not served by an emulated replica"
+        await exchange.json(error_body(said, code, None), status)
+
+    # --- the small endpoints ---
+
+    async def _tokenize(self, exchange: Exchange) -> None:
+        ids = await self._generating.ids_of(decode_body(await exchange.read(), TokenizeBody))
+        answer = {"count": len(ids), "max_model_len": self._engines[0].max_model_len, "tokens": ids, "token_strs": None}
+        await exchange.json(answer)
+
+    async def _detokenize(self, exchange: Exchange) -> None:
+        body = decode_body(await exchange.read(), DetokenizeBody)
+        self._models_served.require(body.model)
+        await exchange.json({"prompt": self._tokenizer.decode(body.tokens)})
+
+    async def _reset_prefix_cache(self, exchange: Exchange) -> None:
+        await exchange.json({"success": all([await engine.reset_cache() for engine in self._engines])})
+
+    async def _models(self, exchange: Exchange) -> None:
+        served = self._models_served
+        card = {
+            "id": served.base,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "preble-emulator",
+            "root": served.base,
+            "parent": None,
+            "max_model_len": self._engines[0].max_model_len,
+        }
+        adapters = [{**card, "id": name, "root": name, "parent": served.base} for name in served.adapters]
+        await exchange.json({"object": "list", "data": [card, *adapters]})
+
+    async def _load_adapter(self, exchange: Exchange) -> None:
+        name = decode_body(await exchange.read(), AdapterBody).lora_name
+        served = self._models_served
+        if name in (served.base, *served.adapters):
+            raise RequestError(f"The lora adapter {name!r} has already been loaded.", param="lora_name")
+        served.adapters.append(name)
+        await exchange.whole(f"Success: LoRA adapter '{name}' added successfully.".encode(), b"text/plain")
+
+    async def _unload_adapter(self, exchange: Exchange) -> None:
+        name = decode_body(await exchange.read(), AdapterBody).lora_name
+        served = self._models_served
+        if name not in served.adapters:
+            raise UnknownModel(f"The lora adapter {name!r} cannot be found.", param="lora_name")
+        served.adapters.remove(name)
+        await exchange.whole(f"Success: LoRA adapter '{name}' removed successfully.".encode(), b"text/plain")
+
+    async def _health(self, exchange: Exchange) -> None:
+        await exchange.whole(b"", b"text/plain")
+
+    async def _show_metrics(self, exchange: Exchange) -> None:
+        await exchange.whole(self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _kv_event_sources(self, exchange: Exchange) -> None:
+        sources = [publisher.source() for publisher in self._publishers] or [event_source(None, None, self._topic)]
+        await exchange.json({str(rank): source for rank, source in enumerate(sources)})
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.json({"version": f"{preble.__version__}+preble-emulator"})

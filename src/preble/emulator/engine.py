@@ -1,0 +1,226 @@
+"""The emulated engine: a `LocalScheduler` whose iterations take as long as a `CostModel` says, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count, cycle, islice
+from pathlib import Path
+from zlib import crc32
+
+from preble.core.costs.model import CostModel
+from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats
+from preble.core.replica.sequence import Finished
+from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.events import KvEventPublisher
+from preble.emulator.tiers import EmulatedTiers
+from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.errors import PromptTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One sequence to generate. `seed` shifts the text, so that several answers to one prompt differ.
+
+    `output`: what it says instead, as token ids and the text of each; at least `output_tokens` of them.
+    """
+
+    tokens: PackedTokens
+    output_tokens: int
+    seed: int = 0
+    namespace: str = ""
+    output: tuple[Sequence[int], Sequence[str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One generated token of the sequence `index`; `finished` with its last one."""
+
+    index: int
+    text: str
+    finished: Finished | None
+
+
+@dataclass(slots=True)
+class Generation:
+    """What is generated for one HTTP request. Read it with `pieces`."""
+
+    num_open: int
+    _pending: list[Piece] = field(default_factory=list)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def feed(self, piece: Piece) -> None:
+        self._pending.append(piece)
+        self._arrived.set()
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What has arrived since the last time, until every sequence has its last token."""
+        while self.num_open:
+            await self._arrived.wait()
+            self._arrived.clear()
+            arrived, self._pending = self._pending, []
+            self.num_open -= sum(piece.finished is not None for piece in arrived)
+            yield arrived
+
+
+@dataclass(slots=True)
+class _Live:
+    """Where the tokens of a sequence go, and the place in its text that its next one has."""
+
+    generation: Generation
+    index: int
+    place: int
+    pieces: Sequence[str]
+
+
+class EmulatedEngine:
+    """One emulated replica without its network. `run` is its loop; `generate` gives it work."""
+
+    def __init__(
+        self,
+        config: EmulatorConfig,
+        cost_model: CostModel,
+        tokenizer: EmulatedTokenizer,
+        publisher: KvEventPublisher | None,
+    ) -> None:
+        self.block_size = config.block_size
+        self.num_blocks = (config.kv_tokens or cost_model.profile.kv_capacity_tokens) // config.block_size
+        capacity = self.num_blocks * config.block_size
+        self.max_model_len = min(config.max_model_len or capacity, capacity)
+        self._cost_model = cost_model
+        self._speed = config.speed
+        self._output_ids = tokenizer.output_ids
+        self._output_pieces = tokenizer.output_pieces
+        self._publisher = publisher
+        self._scheduler = LocalScheduler(
+            replica_id=ReplicaId("emulator"),
+            num_blocks=self.num_blocks,
+            block_size=config.block_size,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            order=config.order,
+            drops_last_block=config.drops_last_block,
+        )
+        self._tiers = EmulatedTiers(
+            config.host_tokens // config.block_size, Path(config.store) if config.store else None
+        )
+        self._loading_s = 0.0
+        """What the next iteration takes longer, because KV is loaded for it."""
+        self._live: dict[RequestId, _Live] = {}
+        self._ids = count()
+        self._wake = asyncio.Event()
+
+    @property
+    def stats(self) -> LocalStats:
+        return self._scheduler.stats
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Blocks in use / all blocks, 0 ... 1."""
+        return self._scheduler.num_used_blocks / self.num_blocks
+
+    def cached_hashes(self) -> frozenset[int]:
+        """Every block in the prefix cache now, by the hash that KV events give it."""
+        return self._scheduler.cached_hashes()
+
+    @contextmanager
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
+        """Start these sequences; leaving the context ends those that have not ended, at once.
+
+        Raises: PromptTooLong, RequestError: one of them cannot be served; then none is started.
+        """
+        for prompt in prompts:
+            self._require_fit(prompt)
+        generation = Generation(num_open=len(prompts))
+        started: list[RequestId] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                started.append(self._start(prompt, generation, index))
+            self._wake.set()
+            yield generation
+        finally:
+            for request_id in started:
+                if self._live.pop(request_id, None) is not None:
+                    self._scheduler.abort(request_id)
+
+    def _require_fit(self, prompt: Prompt) -> None:
+        num_prompt = len(prompt.tokens) // TOKEN_BYTES
+        if num_prompt + prompt.output_tokens > self.max_model_len:
+            raise PromptTooLong(
+                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has {num_prompt} and "
+                f"{prompt.output_tokens} output tokens were asked for. Shorten the prompt or max_tokens."
+            )
+
+    def _start(self, prompt: Prompt, generation: Generation, index: int) -> RequestId:
+        """A prompt always has the same place in the emulated text, so the next turn finds its answer cached."""
+        request_id = RequestId(str(next(self._ids)))
+        request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
+        self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
+        ids, pieces = prompt.output or (self._output_ids, self._output_pieces)
+        place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
+        output = pack_tokens(islice(cycle(ids), place, place + prompt.output_tokens))
+        self._scheduler.add(request, output, asyncio.get_running_loop().time())
+        self._live[request_id] = _Live(generation, index, place, pieces)
+        return request_id
+
+    async def reset_cache(self) -> bool:
+        """Forget every cached prefix; False, and nothing changed, while something runs."""
+        done = self._scheduler.reset_cache()
+        await self._publish()
+        return done
+
+    async def run(self) -> None:
+        """Compute one iteration after another until cancelled; sleep while there is no work."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time()
+        while True:
+            batch = self._scheduler.next_batch(loop.time())
+            if batch is None:
+                self._wake.clear()
+                await self._wake.wait()
+                deadline = loop.time()
+                continue
+            # From the last deadline, not from now: what a sleep is late by is taken off the next one.
+            deadline += self._iteration_s(batch)
+            await asyncio.sleep(max(0.0, deadline - loop.time()))
+            self._deliver(batch, loop.time())
+            await self._publish()
+
+    def _load_s(self, block: BlockHash) -> float:
+        """Seconds to load a block from where it is kept."""
+        profile = self._cost_model.profile
+        is_on_host = self._tiers.tier_of(block) is Tier.HOST
+        rate_s = profile.host_load_s_per_token if is_on_host else profile.store_load_s_per_token
+        return self.block_size * (rate_s or 0.0)
+
+    def _iteration_s(self, batch: Batch) -> float:
+        loading_s, self._loading_s = self._loading_s, 0.0
+        return (batch.iteration_s(self._cost_model) + loading_s) / self._speed
+
+    def _deliver(self, batch: Batch, now: float) -> None:
+        result = self._scheduler.complete(batch, now)
+        ended = {finished.request_id: finished for finished in result.finished}
+        for request_id in (*result.decoded, *result.prefilled):
+            live = self._live[request_id]
+            text = live.pieces[live.place % len(live.pieces)]
+            live.place += 1
+            live.generation.feed(Piece(live.index, text, ended.get(request_id)))
+        for request_id in ended:
+            del self._live[request_id]
+
+    async def _publish(self) -> None:
+        events = self._scheduler.take_events()
+        copies = self._tiers.follow(events)
+        if self._publisher is not None:
+            await self._publisher.publish(events, copies)

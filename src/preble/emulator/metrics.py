@@ -1,0 +1,69 @@
+"""The emulated replica's metrics under vLLM's names, read from the engine when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from preble.core.replica.scheduler import LocalStats
+from preble.emulator.engine import EmulatedEngine
+
+_LABELS = ("model_name", "engine")
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+class MetricsPage(Collector):
+    """The counters and gauges of each rank, labelled as vLLM labels them, and the text that Prometheus scrapes."""
+
+    def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
+        """`engines`: one for each rank. `block_size`: what to say of it."""
+        self._engines = engines
+        self._model = model
+        self._block_size = str(block_size)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        gauges: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
+            ("num_requests_running", "Requests that run."): lambda e: e.num_running,
+            ("num_requests_waiting", "Requests that wait."): lambda e: e.num_waiting,
+            ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them."): lambda e: e.kv_cache_usage,
+        }
+        counters: dict[tuple[str, str], Callable[[LocalStats], float]] = {
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."): lambda s: s.prefix_queries,
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache."): lambda s: s.prefix_hits,
+            ("num_preemptions", "Preemptions."): lambda s: s.preemptions,
+            ("prompt_tokens", "Prompt tokens of requests that have started."): lambda s: s.prefix_queries,
+            ("prompt_tokens_cached", "Prompt tokens that were cached."): lambda s: s.prefix_hits,
+            ("generation_tokens", "Tokens generated."): lambda s: s.generated_tokens,
+        }
+        for (name, text), gauge in gauges.items():
+            yield self._of_each(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), gauge)
+        for (name, text), counter in counters.items():
+            family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
+            yield self._of_each(family, _of_stats(counter))
+        yield self._cache_config()
+
+    def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
+        for rank, engine in enumerate(self._engines):
+            family.add_metric((self._model, str(rank)), value(engine))
+        return family
+
+    def _cache_config(self) -> Metric:
+        labels = (*_LABELS, "block_size", "num_gpu_blocks")
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=labels)
+        of_all = str(sum(engine.num_blocks for engine in self._engines))  # in each rank's series, as vLLM has it
+        for rank, _ in enumerate(self._engines):
+            family.add_metric((self._model, str(rank), self._block_size, of_all), 1)
+        return family
+
+
+def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngine], float]:
+    return lambda engine: counter(engine.stats)

@@ -1,8 +1,0 @@
-"""An emulated replica: vLLM's interface and a profile's timing, without a model. Every answer says what it is."""
-
-from __future__ import annotations
-
-from preble.engines.emulator.config import EmulatorConfig
-from preble.engines.emulator.server import EmulatorServer, run
-
-__all__ = ["EmulatorConfig", "EmulatorServer", "run"]

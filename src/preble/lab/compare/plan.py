@@ -1,0 +1,185 @@
+"""What is compared, and the single runs (cells) of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from itertools import product
+from math import ceil, inf
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from preble import __version__
+from preble.errors import ConfigError
+from preble.lab.metrics.capacity import CapacitySlo
+from preble.lab.sim import SimConfig
+from preble.lab.workloads import WorkloadPlan, is_endless, usual_prefixes
+from preble.profiles import profile_fields
+
+BASELINE = "least_load"
+"""The policy that every other one is measured against: it spreads load and knows no cache."""
+
+
+LEAST_REQUESTS = 300
+"""Of a run, however low its rate."""
+
+
+class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Workloads x rates x policies x seeds on one simulated cluster.
+
+    `workloads`: label -> plan; the plan's `rps` and `seed` are filled in for each run. `policies`: names. `cluster`:
+    all of the simulation but `policy` and `seed`, which are filled in too. `seeds`: of the workload, its arrivals and
+    the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
+    has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
+    policy. `slo`: what capacity means, and `slos`: by label, where it means something else; a long document takes
+    longer than a question, whatever the policy. `lasting_s`: how long requests arrive at each rate, which is how many
+    there are, of a population of prefixes that does not depend on it; a run ends earlier where more of it would say
+    nothing new. None, and for files: as many as the workloads say, always.
+
+    Raises: ConfigError: something is missing, double or cannot be.
+    """
+
+    workloads: dict[str, WorkloadPlan]
+    policies: tuple[str, ...]
+    cluster: SimConfig
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rates: tuple[float | None, ...] = ()
+    loads: tuple[float, ...] = (0.5, 0.8, 0.95)
+    slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
+    slos: dict[str, CapacitySlo] = {}
+    lasting_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("workload", self.workloads.values())
+        _check("policy", self.policies)
+        _check("seed", self.seeds)
+        _check("rate", self.rates or self.loads)
+        numbers = [*(rate for rate in self.rates if rate is not None), *self.loads]
+        if not all(0 < number < inf for number in numbers):
+            raise ConfigError(f"compare: rates and loads must be positive numbers, got {self.rates} and {self.loads}")
+        if self.lasting_s is not None and not 0 < self.lasting_s < inf:
+            raise ConfigError(f"compare: a run must last a positive number of seconds, got {self.lasting_s}")
+        if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
+            raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
+        if not self.slos.keys() <= self.workloads.keys():
+            raise ConfigError(
+                f"compare: an SLO is given for {', '.join(self.slos)}; the workloads are {', '.join(self.workloads)}"
+            )
+        if CapacitySlo() in (self.slo, *self.slos.values()):
+            raise ConfigError("compare: the SLO bounds nothing, so there is no capacity; bound the TTFT or the E2E")
+        for policy in self.policies:
+            msgspec.structs.replace(self.cluster, policy=policy)  # refuses a policy that does not exist
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the rates have to be found first."""
+        return not self.rates
+
+    def slo_of(self, workload: str) -> CapacitySlo:
+        """What capacity means on the workload of that label."""
+        return self.slos.get(workload, self.slo)
+
+    def arms(self) -> Iterator[Arm]:
+        """Workload by workload and seed by seed, for each policy one."""
+        for workload in self.workloads:
+            for seed in self.seeds:
+                for policy in self.policies:
+                    yield Arm(workload, policy, seed)
+
+    def cell(self, arm: Arm, rps: float | None) -> Cell:
+        """As other processes read it: 30 and 30.0 are one rate, and have one key."""
+        workload = msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed)
+        slo = None
+        if self.lasting_s is not None and rps is not None and (workload.streams or is_endless(workload.source)):
+            workload = msgspec.structs.replace(
+                workload,
+                requests=max(LEAST_REQUESTS, ceil(rps * self.lasting_s)),
+                num_prefixes=workload.num_prefixes or usual_prefixes(workload.source),
+            )
+            slo = self.slo_of(arm.workload)
+        config = msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed)
+        return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo)
+
+    def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
+        """The cells at each workload's rates; those that play the same requests follow each other."""
+        for workload, of_it in rates.items():
+            for seed, rps, policy in product(self.seeds, of_it, self.policies):
+                yield self.cell(Arm(workload, policy, seed), rps)
+
+
+class Arm(NamedTuple):
+    """What has a capacity: a policy on a workload, with a seed. `workload`: its label."""
+
+    workload: str
+    policy: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One simulation: the arm's workload with a rate, on a cluster with the arm's policy.
+
+    `slo`: the run may end as soon as it is clear whether it settles and keeps this; None for a run to the end.
+    """
+
+    arm: Arm
+    workload: WorkloadPlan
+    config: SimConfig
+    slo: CapacitySlo | None = None
+
+    @property
+    def key(self) -> str:
+        """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
+        config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
+        if self.config.group is None:
+            del config["group"]  # runs of one gateway were kept before there were several
+        parts: tuple[object, ...] = (__version__, self.workload, self.file_digests, config)
+        if self.slo is not None:
+            parts = (*parts, self.slo)
+        return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
+
+    @property
+    def warm_s(self) -> float:
+        """Seconds in which the workload only fills the caches."""
+        scenario = self.workload.scenario()
+        return 0.0 if scenario is None else scenario.warm_s
+
+    @property
+    def first_event_s(self) -> float | None:
+        """When the run first changes on purpose: a stream begins or ends, a replica fails or joins. None for never."""
+        scenario = self.workload.scenario()
+        times_s = [failure.time_s for failure in self.config.failures]
+        for stream in () if scenario is None else scenario.stream:
+            times_s += [self.warm_s + time_s for time_s in (stream.from_s, stream.until_s) if time_s]
+        return min(times_s, default=None)
+
+    def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
+        """To other processes it goes as JSON, as into its key: a compiled core's frozen classes cannot be unpickled."""
+        return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config), self.slo)
+
+    @property
+    def file_digests(self) -> tuple[str, ...]:
+        """Of the files that the workload is read from."""
+        return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in self.workload.files())
+
+
+def _read_cell(arm: Arm, workload: bytes, config: bytes, slo: CapacitySlo | None) -> Cell:
+    decode = msgspec.json.decode
+    return Cell(arm, decode(workload, type=WorkloadPlan), decode(config, type=SimConfig), slo)
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, mtime_ns: int) -> str:
+    """`mtime_ns`: so that a file which changes is read again."""
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _check(what: str, values: Collection[object]) -> None:
+    if not values:
+        raise ConfigError(f"compare: give at least one {what}")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"compare: a {what} is given twice in {', '.join(map(str, values))}")

@@ -1,0 +1,1 @@
+"""Decision logs replayed: the same decisions again, or those that another policy would have taken."""

@@ -1,0 +1,97 @@
+"""One simulated replica: a `LocalScheduler` whose iterations take as long as a `CostModel` says."""
+
+from __future__ import annotations
+
+from preble.core.costs.model import CostModel
+from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats, StepResult
+from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request
+from preble.lab.sim.config import SimConfig
+
+
+class SimReplica:
+    """Drive it with `begin_iteration` and `end_iteration` in turn.
+
+    `busy_s`: seconds of GPU time spent. `prefill_tokens`: prompt tokens computed, again after a preemption included.
+    `is_alive`: until it is lost. `is_awake`: an iteration runs or is about to.
+    """
+
+    def __init__(self, replica_id: ReplicaId, config: SimConfig, cost_model: CostModel) -> None:
+        self.replica_id = replica_id
+        self.is_alive = True
+        self.is_awake = False
+        self.busy_s = 0.0
+        self.prefill_tokens = 0
+        self.num_iterations = 0
+        self._cost_model = cost_model
+        self._slowness = 1.0 / config.speeds.get(replica_id, 1.0)
+        num_blocks = config.blocks_of(replica_id)
+        self._local = LocalScheduler(
+            replica_id=replica_id,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            order=config.order,
+        )
+        self._batch: Batch | None = None
+        self._began_at = 0.0
+        self.spec = ReplicaSpec(
+            replica_id,
+            kv_capacity_tokens=num_blocks * config.block_size,
+            block_size=config.block_size,
+            reports_events=config.event_delay_s is not None,
+        )
+
+    @property
+    def num_running(self) -> int:
+        return self._local.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._local.num_waiting
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """KV of running requests, in whole blocks."""
+        return self._local.num_used_blocks * self._local.block_size
+
+    @property
+    def stats(self) -> LocalStats:
+        return self._local.stats
+
+    def add(self, request: Request, output: PackedTokens, now: float) -> None:
+        """Queue a request that will be answered with `output`. Raises: PromptTooLong, RequestError."""
+        self._local.add(request, output, now)
+
+    def begin_iteration(self, now: float) -> float | None:
+        """Seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""
+        self._batch = self._local.next_batch(now)
+        if self._batch is None:
+            return None
+        self._began_at = now
+        return self._slowness * self._batch.iteration_s(self._cost_model)
+
+    def end_iteration(self, now: float) -> StepResult:
+        """The iteration that began last is over."""
+        batch = self._batch
+        assert batch is not None, "no iteration runs"
+        self._batch = None
+        result = self._local.complete(batch, now)
+        self.busy_s += now - self._began_at
+        self.num_iterations += 1
+        self.prefill_tokens += batch.num_tokens - len(batch.decodes)
+        return result
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed in its cache since the last call, in order."""
+        return self._local.take_events()
+
+    def lose(self, now: float) -> None:
+        """It dies. What it spent on the iteration that it could not end counts as spent."""
+        self.is_alive = False
+        if self._batch is not None:
+            self.busy_s += now - self._began_at
+
+    def check(self) -> None:
+        """Assert every invariant. O(everything); tests only."""
+        self._local.check()

@@ -1,0 +1,432 @@
+"""A cluster on a virtual clock: the schedulers that serve, with time from an agenda.
+
+It treats a request as the gateway does: a replica that is lost before a request's first token costs it one more
+placement; after the first token, or the second time, the request fails.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+from preble.core.admission.admission import Admission
+from preble.core.admission.fair_queue import Refused
+from preble.core.costs.model import CostModel
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.policy import Policy
+from preble.core.replica.sequence import Finished
+from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
+from preble.decisions.recorder import DecisionRecorder
+from preble.decisions.writer import LogWriter
+from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
+from preble.lab.metrics import RequestRecord, summarize
+from preble.lab.sim.agenda import Agenda, Priority
+from preble.lab.sim.config import Failure, FailureKind, SimConfig
+from preble.lab.sim.gateways import ClusterScheduler, make_cluster_scheduler
+from preble.lab.sim.replica import SimReplica
+from preble.lab.sim.result import ReplicationRecord, SimResult, totals_by_name
+from preble.lab.sim.script import Script
+from preble.lab.sim.timeline import Timeline
+from preble.lab.sim.watch import Glimpse, Watch
+from preble.lab.workloads import Workload, WorkloadRequest
+
+REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED, REFUSED = (
+    "replica lost",
+    "no replica",
+    "prompt too long",
+    "parent failed",
+    "refused",
+)
+"""The errors of a record."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request that was sent and has not ended. `replica`: where it was placed last, None before that."""
+
+    asked: WorkloadRequest
+    request: Request
+    answer: PackedTokens
+    scheduled_s: float
+    replica: SimReplica | None = None
+    placement: Placement | None = None
+    delivered: bool = False
+    first_token_s: float | None = None
+    has_moved: bool = False
+
+
+class Simulation:
+    """One run of a workload; use it once.
+
+    `workload`: its openers have arrival times. `scheduler`: without replicas yet; made as configured unless given, as
+    one that records or has a policy of its own. `on_record` is given each request's record when it ends. `on_placement`
+    is given each placement and its time. `watch` may end the run early. `admission`: the gateway's queue, in which
+    requests of the tenants that `tenant_of` names wait before they are placed; None: they are placed when they come.
+    """
+
+    def __init__(
+        self,
+        config: SimConfig,
+        workload: Workload,
+        *,
+        scheduler: ClusterScheduler | None = None,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+        on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
+        watch: Watch | None = None,
+        admission: Admission | None = None,
+        tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "",
+    ) -> None:
+        self._config = config
+        self._workload = workload
+        self._script = Script(workload)
+        self._on_record = on_record
+        self._on_placement = on_placement
+        self._cost_model = CostModel(config.profile)
+        self._scheduler = scheduler or make_cluster_scheduler(config)
+        self._admission = admission
+        self._tenant_of = tenant_of
+        self._timer_s = -inf
+        """When the scheduler's timer is due; minus infinity while that is to be asked."""
+        self._agenda = Agenda()
+        self._live: dict[ReplicaId, SimReplica] = {}
+        self._all_replicas: list[SimReplica] = []
+        self._calls: dict[RequestId, _Call] = {}
+        self._records: list[RequestRecord] = []
+        self._reasons: Counter[str] = Counter()
+        self._replications: list[ReplicationRecord] = []
+        self._timeline = Timeline()
+        self._watch = watch
+        self._num_expected = len(workload.requests)
+        self._stopped_s: float | None = None
+
+    def run(self) -> SimResult:
+        """Play the workload to its end, or to the end of what was sent before `watch` had seen enough."""
+        self._set_out()
+        now = 0.0
+        while len(self._records) < self._num_expected:
+            time_s, event = self._agenda.pop()
+            if time_s > now:
+                if time_s >= self._timer_s:
+                    self._run_timers(time_s)
+                now = time_s
+            event(now)
+        return SimResult(
+            workload=self._workload.name,
+            workload_note=self._workload.note,
+            config=self._config,
+            policy=self._scheduler.policy.name,
+            summary=summarize(self._records),
+            gpu_s=sum(replica.busy_s for replica in self._all_replicas),
+            reasons=dict(sorted(self._reasons.items())),
+            replicas=totals_by_name(self._all_replicas),
+            replications=self._replications,
+            timeline=self._timeline.series,
+            stopped_s=self._stopped_s,
+            records=self._records,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of the schedulers, and that nothing is left once every request has ended."""
+        self._scheduler.check()
+        for replica in self._live.values():
+            replica.check()
+        if len(self._records) == len(self._workload.requests):
+            assert not self._calls and not self._scheduler.snapshot().num_in_flight
+            assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
+
+    @property
+    def _timed_scheduler(self) -> ClusterScheduler:
+        """Return the scheduler for a call that may change when its timer is due."""
+        self._timer_s = -inf
+        return self._scheduler
+
+    def _set_out(self) -> None:
+        for replica_id in self._config.initial_replicas:
+            self._add_replica(replica_id, 0.0)
+        for failure in self._config.failures:
+            self._agenda.at(failure.time_s, Priority.FLEET, partial(self._fail, failure))
+        for request in self._workload.openers:
+            self._agenda.at(request.arrival_s or 0.0, Priority.ARRIVAL, partial(self._send, request))
+        if self._config.sample_s is not None:
+            self._agenda.at(0.0, Priority.SAMPLE, self._sample)
+        if self._watch is not None:
+            self._agenda.at(self._watch.every_s, Priority.SAMPLE, self._look)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def _send(self, asked: WorkloadRequest, now: float) -> None:
+        if self._stopped_s is not None and asked.parent is None:
+            return
+        request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
+        answer = self._script.answer(asked, request.prompt)
+        call = self._calls[request.request_id] = _Call(asked, request, answer, now)
+        if self._admission is None:
+            self._place(call, now)
+            return
+        tenant = self._tenant_of(asked)
+        self._refuse(self._admission.offer(request.request_id, tenant, request.num_prompt_tokens, now), now)
+        self._place_next(now)
+
+    def _place_next(self, now: float) -> None:
+        """Place what the queue lets go, now that something has changed."""
+        if self._admission is None:
+            return
+        self._refuse(self._admission.expire(now), now)
+        while (request_id := self._admission.next(now)) is not None:
+            self._place(self._calls[request_id], now)
+
+    def _refuse(self, refused: list[Refused], now: float) -> None:
+        for refusal in refused:
+            self._end(self._calls[refusal.request_id], now, error=REFUSED)
+
+    def _place(self, call: _Call, now: float) -> None:
+        try:
+            placement = self._timed_scheduler.place(call.request, now)
+        except NoReplicaError:
+            self._end(call, now, error=NO_REPLICA)
+            return
+        except PromptTooLong:
+            self._end(call, now, error=PROMPT_TOO_LONG)
+            return
+        if self._admission is not None:
+            self._admission.placed(placement, self._tenant_of(call.asked), now)
+        self._on_placement(placement, now)
+        self._reasons[placement.reason] += 1
+        call.placement = placement
+        call.replica = self._live[placement.replica_id]
+        if self._config.dispatch_s:
+            deliver = partial(self._deliver, call, call.replica)
+            self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, deliver)
+        else:
+            self._deliver(call, call.replica, now)
+
+    def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
+        """The request reaches its replica, unless that was lost meanwhile and the request placed again."""
+        if call.replica is not replica:
+            return
+        try:
+            replica.add(call.request, call.answer, now)
+        except RequestError:
+            self._timed_scheduler.on_finish(call.request.request_id, 0, now)
+            self._end(call, now, error=PROMPT_TOO_LONG)
+            return
+        call.delivered = True
+        self._wake(replica, now)
+
+    def _finish(self, replica: SimReplica, finished: Finished, now: float) -> None:
+        cached_tokens, output_tokens = finished.num_cached_tokens, finished.num_output_tokens
+
+        def tell(at_s: float) -> None:
+            self._timed_scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
+
+        self._tell(replica, tell, now)
+        self._end(self._calls[finished.request_id], now, output_tokens=output_tokens, cached_tokens=cached_tokens)
+
+    def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
+        """Tell the scheduler what happened on a replica, with the configured delay, if the replica is still there."""
+        if not self._config.knowledge_delay_s:
+            tell(now)
+            return
+
+        def tell_later(at_s: float) -> None:
+            if replica.is_alive:
+                tell(at_s)
+
+        self._agenda.at(now + self._config.knowledge_delay_s, Priority.REPORT, tell_later)
+
+    def _end(
+        self,
+        call: _Call,
+        now: float,
+        *,
+        error: str | None = None,
+        output_tokens: int = 0,
+        cached_tokens: int | None = None,
+    ) -> None:
+        """Record the request; send those that waited for it, or give them up if it failed."""
+        del self._calls[call.request.request_id]
+        if self._admission is not None:
+            self._admission.ended(call.request.request_id, output_tokens)
+            self._admission.withdraw(call.request.request_id)
+        placement = call.placement
+        self._record(
+            RequestRecord(
+                request_id=call.asked.request_id,
+                scheduled_s=call.scheduled_s,
+                sent_s=call.scheduled_s,
+                first_token_s=call.first_token_s,
+                end_s=now,
+                prompt_tokens=call.request.num_prompt_tokens,
+                output_tokens=output_tokens,
+                cached_tokens=cached_tokens,
+                replica=placement.replica_id if placement else None,
+                reason=placement.reason if placement else None,
+                error=error,
+            )
+        )
+        for child in self._script.followers(call.asked):
+            if error is None:
+                time_s = max(now + child.delay_s, child.arrival_s or 0.0)
+                self._agenda.at(time_s, Priority.ARRIVAL, partial(self._send, child))
+            else:
+                self._give_up(child, now)
+
+    def _give_up(self, asked: WorkloadRequest, now: float) -> None:
+        """A request that cannot be sent, and all that wait for it."""
+        unsent = [asked]
+        while unsent:
+            asked = unsent.pop()
+            unsent += self._script.followers(asked)
+            self._script.drop(asked)
+            self._record(
+                RequestRecord(request_id=asked.request_id, scheduled_s=now, sent_s=now, end_s=now, error=PARENT_FAILED)
+            )
+
+    def _record(self, record: RequestRecord) -> None:
+        self._records.append(record)
+        self._on_record(record)
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
+        replica = SimReplica(replica_id, self._config, self._cost_model)
+        self._timed_scheduler.add_replica(replica.spec, now)
+        if self._admission is not None:
+            self._admission.add_replica(replica_id)
+        self._live[replica_id] = replica
+        self._all_replicas.append(replica)
+
+    def _fail(self, failure: Failure, now: float) -> None:
+        replica_id = ReplicaId(failure.replica)
+        orphans: list[Request] = []
+        if failure.kind is not FailureKind.ADDED:
+            self._live.pop(replica_id).lose(now)
+            orphans = self._timed_scheduler.remove_replica(replica_id, now)
+            if self._admission is not None:
+                self._admission.remove_replica(replica_id)
+        if failure.kind is not FailureKind.LOST:
+            self._add_replica(replica_id, now)
+        for request in orphans:
+            if request.request_id in self._calls:  # else it has ended, and the scheduler does not know yet
+                self._rescue(self._calls[request.request_id], now)
+
+    def _rescue(self, call: _Call, now: float) -> None:
+        """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
+        if call.first_token_s is not None or (call.delivered and call.has_moved):
+            self._end(call, now, error=REPLICA_LOST)
+            return
+        call.has_moved = call.delivered
+        call.delivered = False
+        call.replica = None
+        self._place(call, now)
+
+    def _wake(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_awake:
+            replica.is_awake = True
+            self._agenda.at(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _begin_iteration(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_alive:
+            return
+        seconds = replica.begin_iteration(now)
+        replica.is_awake = seconds is not None
+        if seconds is not None:
+            self._agenda.at(now + seconds, Priority.ITERATION_END, partial(self._end_iteration, replica))
+
+    def _end_iteration(self, replica: SimReplica, now: float) -> None:
+        if not replica.is_alive:
+            return
+        result = replica.end_iteration(now)
+        for request_id in result.prefilled:
+            call = self._calls[request_id]
+            if call.first_token_s is None:
+                call.first_token_s = now
+                self._tell(replica, partial(self._tell_first_token, request_id), now)
+        for finished in result.finished:
+            self._finish(replica, finished, now)
+        self._place_next(now)
+        events = replica.take_events()
+        if events and self._config.event_delay_s is not None:
+            time_s = now + self._config.event_delay_s + self._config.knowledge_delay_s
+            self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
+        self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _tell_first_token(self, request_id: RequestId, now: float) -> None:
+        self._timed_scheduler.on_first_token(request_id, now)
+        if self._admission is not None:
+            self._admission.begun(request_id)
+
+    def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
+        if not replica.is_alive:
+            return
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._timed_scheduler.on_stored(event, now)
+            else:
+                self._timed_scheduler.on_evicted(event, now)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _run_timers(self, until_s: float) -> None:
+        """Let the scheduler do what is due by `until_s`, each thing at its time."""
+        while (due_s := self._next_timer()) <= until_s:
+            for change in self._timed_scheduler.on_timer(due_s):
+                self._replications.append(
+                    ReplicationRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_replicas)
+                )
+
+    def _next_timer(self) -> float:
+        if self._timer_s == -inf:
+            due_s = self._scheduler.next_timer()
+            self._timer_s = inf if due_s is None else due_s
+        return self._timer_s
+
+    def _sample(self, now: float) -> None:
+        state = self._scheduler.snapshot()
+        for replica in self._live.values():
+            self._timeline.sample(replica, state.replicas[replica.replica_id].load_s, now)
+        assert self._config.sample_s is not None
+        if len(self._agenda):
+            self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
+
+    def _look(self, now: float) -> None:
+        """Ask the watch whether it has seen enough. If so, nothing more begins; what has begun ends as usual."""
+        assert self._watch is not None
+        calls = self._calls.values()
+        num_waiting = sum(call.first_token_s is None for call in calls)
+        oldest_s = min((call.scheduled_s for call in calls), default=now)
+        if not self._watch.has_seen_enough(Glimpse(now, self._records, num_waiting, oldest_s)):
+            self._agenda.at(now + self._watch.every_s, Priority.SAMPLE, self._look)
+            return
+        self._stopped_s = now
+        begun = (session for session in self._workload.sessions() if (session[0].arrival_s or 0.0) <= now)
+        self._num_expected = sum(map(len, begun))
+
+
+def simulate(
+    config: SimConfig,
+    workload: Workload,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+    *,
+    policy: Policy | None = None,
+    log: LogWriter | None = None,
+    watch: Watch | None = None,
+) -> SimResult:
+    """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
+
+    `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
+    of the one that `config` names; the result has its name. `log`: where every call of the global scheduler
+    is written. `watch`: may end the run early. Raises: ConfigError: no such policy; TypeError: swapped arguments.
+    """
+    if not isinstance(config, SimConfig) or not isinstance(workload, Workload):
+        given = f"{type(config).__name__}, {type(workload).__name__}"
+        raise TypeError(f"simulate takes a SimConfig and a Workload, in this order; it got {given}")
+    scheduler = make_cluster_scheduler(config, policy)
+    if log is not None:
+        if not isinstance(scheduler, GlobalScheduler):
+            raise ConfigError("one decision log records one gateway; leave out --gateways, or the log")
+        scheduler.listen(DecisionRecorder(log))
+    return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()

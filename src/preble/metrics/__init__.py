@@ -1,8 +1,0 @@
-"""What is measured and how it is defined, each definition once."""
-
-from __future__ import annotations
-
-from preble.metrics.records import RequestRecord
-from preble.metrics.summary import Slo, Summary, summarize
-
-__all__ = ["RequestRecord", "Slo", "Summary", "summarize"]

@@ -1,0 +1,40 @@
+"""Policies by name: Preble's own, those of installed packages, and `module:Class` for a class of yours.
+
+A package gives a policy a short name with an entry point of the group `preble.policies`; see docs/howto/own-policy.md.
+"""
+
+from __future__ import annotations
+
+from preble.core.policies import registry
+from preble.core.policies.policy import Policy
+from preble.errors import ConfigError
+from preble.plugins.classes import installed, load_class
+
+ENTRY_POINTS = "preble.policies"
+
+
+def policy_names() -> tuple[str, ...]:
+    """Every policy that has a name: Preble's own, the default first, then those of installed packages."""
+    return tuple(dict.fromkeys((*registry.policy_names(), *installed(ENTRY_POINTS))))
+
+
+def make_policy(name: str) -> Policy:
+    """A new policy. `name`: one of `policy_names()`, or `module:Class`.
+
+    Raises: ConfigError: there is no such policy, or it cannot be made; the message says why.
+    """
+    if name in registry.policy_names():
+        return registry.make_policy(name)
+    path = name if ":" in name else installed(ENTRY_POINTS).get(name)
+    if path is None:
+        raise ConfigError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}, or name module:Class")
+    policy_class = load_class("policy", name, path)
+    try:
+        policy: Policy = policy_class()
+    except Exception as error:
+        raise ConfigError(f"policy {name!r}: making one failed: {type(error).__name__}: {error}") from error
+    if not callable(getattr(policy, "choose", None)):
+        raise ConfigError(f"policy {name!r}: {policy_class.__name__} needs a method choose(self, view, rng)")
+    if not isinstance(getattr(policy, "name", None), str):
+        raise ConfigError(f"policy {name!r}: {policy_class.__name__} needs a name, such as name = 'mine'")
+    return policy

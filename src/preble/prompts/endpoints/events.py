@@ -1,0 +1,147 @@
+"""Streamed answers, metered as raw bytes: events are counted, and only the ends of a stream are read."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from preble.errors import EngineProtocolError
+from preble.prompts.endpoints.answers import Usage, usage_of_event
+
+
+@dataclass(frozen=True, slots=True)
+class EventForm:
+    """How an endpoint streams. Patterns never match in generated text, where quotes and line breaks are escaped.
+
+    `error`: an event in place of a piece of the answer. `end`: the last event of a whole answer, named `end_name`.
+    `begin`: the first event that comes only after the prefill, None if every event does. `usage`: reads it from the
+    stream's last bytes. `tail`: how many of a stream's last pieces are searched for the end and the usage.
+    `ends_long`: the last event repeats the answer, so its name may be farther from the end than that.
+    """
+
+    error: re.Pattern[bytes]
+    end: re.Pattern[bytes]
+    end_name: str
+    usage: Callable[[bytes], Usage | None]
+    begin: re.Pattern[bytes] | None = None
+    tail: int = 2
+    ends_long: bool = False
+
+    def has_error(self, events: bytes) -> bool:
+        """Return whether these bytes of a stream have an error in place of a piece of the answer."""
+        return self.error.search(events) is not None
+
+
+class StreamMeter:
+    """Counts the events of a stream from its raw bytes. O(bytes), copies nothing.
+
+    Engines send about one event for each token, so the number of events replaces the number of output tokens where the
+    engine reports no usage. A blank line ends an event; comments count too, which is close enough for an estimate.
+    """
+
+    __slots__ = ("_form", "_has_ended", "_in_line_end", "_last", "events", "has_begun")
+
+    def __init__(self, form: EventForm) -> None:
+        self.events = 0
+        self.has_begun = form.begin is None
+        """Whether the prefill is over. Until then a carrier may keep back what it has, and move the request."""
+        self._form = form
+        self._has_ended = False
+        self._in_line_end = False
+        self._last: deque[bytes] = deque(maxlen=form.tail)
+
+    def feed(self, chunk: bytes) -> None:
+        """Count the next bytes of the stream."""
+        if not chunk:
+            return
+        self.events += chunk.count(b"\n\n") + chunk.count(b"\n\r\n") + (self._in_line_end and chunk.startswith(b"\n"))
+        self._in_line_end = chunk.endswith(b"\n") and not chunk.endswith(b"\n\n")
+        self._last.append(chunk)
+        if not self.has_begun:
+            begin = self._form.begin
+            self.has_begun = begin is None or begin.search(self._tail()) is not None
+        if self._form.ends_long and not self._has_ended:
+            self._has_ended = self._form.end.search(self._tail()) is not None
+
+    def _tail(self) -> bytes:
+        return b"".join(self._last)
+
+    def usage(self) -> Usage | None:
+        """Return the usage at the end of the stream, None if it reported none.
+
+        Only the last pieces are searched: engines send the usage just before the end.
+        """
+        return self._form.usage(self._tail())
+
+    def error(self) -> EngineProtocolError | None:
+        """Return the error event among the last pieces, None if there is none."""
+        tail = self._tail()
+        if (found := self._form.error.search(tail)) is None:
+            return None
+        return EngineProtocolError(f"the replica's stream has an error: {_excerpt(tail[found.start() :])}")
+
+    def flaw(self) -> EngineProtocolError | None:
+        """Return what is wrong with a stream that has ended: an error event, or no end. None if it is good."""
+        tail = self._tail()
+        if self._form.has_error(tail):
+            return EngineProtocolError("the replica's stream ended with an error")
+        if not self._has_ended and self._form.end.search(tail) is None:
+            return EngineProtocolError(f"the replica's stream ended without {self._form.end_name}")
+        return None
+
+    def tokens(self) -> tuple[int, int | None]:
+        """Return the output tokens and, if reported, the cached prompt tokens of the stream so far.
+
+        Without a reported number, each event before the end counts as one output token.
+        """
+        usage = self.usage()
+        cached_tokens = usage.cached_tokens if usage else None
+        if usage is not None and usage.output_tokens is not None:
+            return usage.output_tokens, cached_tokens
+        return self.events - (self._form.end.search(self._tail()[-64:]) is not None), cached_tokens
+
+
+_EXCERPT_BYTES = 200
+
+
+def _excerpt(raw: bytes) -> str:
+    return raw[:_EXCERPT_BYTES].decode("utf-8", "replace")
+
+
+def usage_in_events(tail: bytes) -> Usage | None:
+    """Return the last usage among whole events of OpenAI's form."""
+    if b'"usage"' not in tail:
+        return None
+    for line in reversed(tail.splitlines()):
+        if line.startswith(b"data:") and b'"usage"' in line and (usage := usage_of_event(line[5:])):
+            return usage
+    return None
+
+
+_USAGE_OBJECT = re.compile(rb'"usage": ?(\{(?:[^{}]|\{[^{}]*\})*\})')
+T = TypeVar("T")
+
+
+def usage_object(tail: bytes, kind: type[T]) -> T | None:
+    """Return the last object named `usage`, of whatever event, even if the event's beginning is not in `tail`."""
+    all_found: list[bytes] = _USAGE_OBJECT.findall(tail)
+    for found in reversed(all_found):
+        try:
+            return msgspec.json.decode(found, type=kind)
+        except (msgspec.DecodeError, UnicodeError):
+            continue
+    return None
+
+
+OPENAI_EVENTS = EventForm(
+    error=re.compile(rb'data: ?\{"error":'),
+    end=re.compile(rb"data: ?\[DONE\]"),
+    end_name="[DONE]",
+    usage=usage_in_events,
+)
+"""Of `/v1/completions` and `/v1/chat/completions`."""

@@ -1,0 +1,1 @@
+"""Rules of serving as plain objects: time is an argument, nothing here waits, reads or sends."""

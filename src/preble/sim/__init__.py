@@ -1,9 +1,0 @@
-"""A whole cluster without GPUs, faster than real time: the real schedulers on a virtual clock."""
-
-from __future__ import annotations
-
-from preble.sim.config import Cut, Failure, FailureKind, GatewayGroup, SimConfig
-from preble.sim.result import SimResult
-from preble.sim.simulation import Simulation, simulate
-
-__all__ = ["Cut", "Failure", "FailureKind", "GatewayGroup", "SimConfig", "SimResult", "Simulation", "simulate"]

@@ -1,0 +1,117 @@
+"""Parses a server's answers from the bytes of one connection. Does no I/O."""
+
+from __future__ import annotations
+
+import httptools
+
+from preble.web.heads import HeaderList
+
+MAX_HEAD_BYTES = 64 * 1024
+"""The longest head of an answer. The check comes after each read, so a head may exceed it by one read."""
+_EXCERPT_BYTES = 100
+
+
+class BadAnswer(Exception):
+    """The bytes are no HTTP answer."""
+
+
+class AnswerReader:
+    """Parses one answer after the other. Call `expect` before each, then `feed` its bytes.
+
+    `status`, `headers` (names in lower case): of the answer, once `has_head`. `is_complete`: its body is
+    complete. `can_go_on`: whether the connection can then carry another request. Interim answers (1xx) are skipped.
+    """
+
+    __slots__ = (
+        "_head_bytes",
+        "_is_interim",
+        "_keeps_alive",
+        "_parser",
+        "_pieces",
+        "_until_close",
+        "can_go_on",
+        "has_head",
+        "headers",
+        "is_complete",
+        "status",
+    )
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.expect()
+
+    def expect(self) -> None:
+        """Prepare for the next answer."""
+        self.status = 0
+        self.headers: HeaderList = []
+        self.has_head = self.is_complete = self.can_go_on = False
+        self._is_interim = self._until_close = self._keeps_alive = False
+        self._head_bytes = 0
+        self._pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the body's bytes in `data`. Raises: BadAnswer: the connection cannot be used any more."""
+        if not self.has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.is_complete:
+                raise BadAnswer(f"{_why(error)}: {data[:_EXCERPT_BYTES]!r}") from error
+            self.can_go_on = False
+        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
+            raise BadAnswer(f"its head has more than {MAX_HEAD_BYTES} bytes")
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        self._pieces = []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def eof(self) -> bool:
+        """The connection has ended. Return whether the answer is complete: some answers end with the connection."""
+        self.can_go_on = False
+        self.is_complete = self.is_complete or (self.has_head and self._until_close)
+        return self.is_complete
+
+    def close(self) -> None:
+        """Drop the parser: it and this reader refer to each other, which would delay freeing both."""
+        del self._parser
+
+    # called by the parser
+
+    def on_message_begin(self) -> None:
+        if self.is_complete:  # more than was asked for
+            self.can_go_on = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self.is_complete:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self._is_interim = True
+            self.headers = []
+            return
+        self.status = status
+        self.has_head = True
+        self._keeps_alive = self._parser.should_keep_alive()
+        self._until_close = b"content-length" not in dict(self.headers) and not any(
+            name == b"transfer-encoding" and b"chunked" in value.lower() for name, value in self.headers
+        )
+
+    def on_body(self, body: bytes) -> None:
+        if not self.is_complete:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_interim:
+            self._is_interim = False
+        elif not self.is_complete:
+            self.is_complete = True
+            self.can_go_on = self._keeps_alive
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

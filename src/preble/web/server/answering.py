@@ -1,0 +1,228 @@
+"""One request of a client and its answer, by callbacks: a connection calls these in place of an application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from preble.web.heads import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
+
+_CLOSE = (b"connection", b"close")
+_CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """What a client asks for. `headers`: by name in lower case. `keeps_alive`: whether the connection stays open."""
+
+    path: str
+    headers: Mapping[bytes, bytes]
+    is_http10: bool = False
+    keeps_alive: bool = True
+
+    @property
+    def expects_continue(self) -> bool:
+        return b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
+
+    @property
+    def declared_bytes(self) -> int:
+        """The length of the body that the client states, 0 if it states none."""
+        declared = self.headers.get(b"content-length", b"0")
+        return int(declared) if declared.isdigit() else 0
+
+
+class ClientConnection(Protocol):
+    """What an answer needs of its connection."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    tasks: set[asyncio.Task[None]]
+    """A server that stops waits for these, and cancels those that take too long."""
+
+    @property
+    def is_write_paused(self) -> bool:
+        """Whether the client reads too slowly."""
+
+    @property
+    def default_headers(self) -> HeaderList:
+        """The headers of every answer."""
+
+    def on_response_complete(self) -> None:
+        """The answer is complete."""
+
+
+class Answering:
+    """One request and its answer; subclass it. The connection calls `start` at this request's turn, and the methods
+    below it, `on_time` and `on_stop` whenever what they name happens.
+
+    `response_started`, `response_complete`, `more_body`, `keep_alive`: read by uvicorn's connection.
+    """
+
+    response_started = False
+    response_complete = False
+    more_body = True
+    is_streaming = False
+    """Whether `begin` has begun the answer, and `end` has not ended it."""
+    _is_chunked = False
+    _unsent = b""
+    _has_started = False
+    _is_owed = False
+    """Whether the answer is written, and will be complete when the client has read most of it."""
+
+    def __init__(self, connection: ClientConnection, head: RequestHead) -> None:
+        self.head = head
+        self.keep_alive = head.keeps_alive
+        self._connection = connection
+        self._early: list[bytes] = []
+        """The part of the body that came before this request's turn: at most one read from the socket."""
+
+    # for subclasses
+
+    def on_start(self) -> None:
+        """It is the turn of this request, and its body may come."""
+
+    def on_body(self, data: bytes) -> None:
+        """More of the body."""
+
+    def on_body_end(self) -> None:
+        """The body is complete."""
+
+    def on_gone(self) -> None:
+        """The client has closed the connection and will not read the answer. Called once, after `on_start`."""
+
+    def on_paused(self) -> None:
+        """The client reads slowly: write nothing more, if that is possible."""
+
+    def on_resumed(self) -> None:
+        """The client has read what there was."""
+
+    def on_taken(self) -> None:
+        """The client has read most of a whole answer that it read slowly."""
+
+    def on_time(self, now: float) -> None:
+        """Some time has passed; called a few times a second. `now`: by the event loop's clock."""
+
+    def on_stop(self) -> None:
+        """The server stops: answer now."""
+
+    def on_failed(self, error: Exception) -> None:
+        """An exception has escaped `on_start`, `on_body` or `on_body_end`, a bug: log it, answer, and give back what
+        the request has taken. The connection ends afterwards."""
+        raise error
+
+    # for the connection
+
+    def start(self) -> None:
+        """Begin to serve the request."""
+        self._has_started = True
+        try:
+            self.on_start()
+            if self.more_body and self.head.expects_continue and not self.response_started:
+                self._connection.transport.write(CONTINUE)
+            early, self._early = self._early, []
+            for data in early:
+                if not self.response_complete:
+                    self.on_body(data)
+            if not self.more_body and not self.response_complete:
+                self.on_body_end()
+        except Exception as error:  # noqa: BLE001 (else the parser would take it for the client's mistake)
+            self._failed(error)
+
+    def received(self, data: bytes) -> None:
+        """More of the body has come."""
+        if not self._has_started:
+            self._early.append(data)
+        elif not self.response_complete:
+            try:
+                self.on_body(data)
+            except Exception as error:  # noqa: BLE001 (as in `start`)
+                self._failed(error)
+
+    def body_ended(self) -> None:
+        """The body is complete."""
+        self.more_body = False
+        if self._has_started and not self.response_complete:
+            try:
+                self.on_body_end()
+            except Exception as error:  # noqa: BLE001 (as in `start`)
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.keep_alive = False
+        self.on_failed(error)
+        self._connection.transport.close()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if self._has_started and not self.response_complete:
+            self.on_gone()
+
+    def paused(self) -> None:
+        """The connection takes no more."""
+        self.on_paused()
+
+    def resumed(self) -> None:
+        """The connection takes more."""
+        if self._is_owed:
+            self._complete()
+            self.on_taken()
+        elif not self.response_complete:
+            self.on_resumed()
+
+    # the answer
+
+    def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """Write a whole answer. If the client reads slowly, it is complete only when most of it has been read."""
+        head = self._head(status, [*headers, (b"content-length", b"%d" % len(body))])
+        # Not `writelines`: that of asyncio in 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 never pauses (CVE-2024-12254).
+        # uvloop sends both in one call.
+        self._connection.transport.write(head)
+        self._connection.transport.write(body)
+        self._is_owed = self._connection.is_write_paused
+        if not self._is_owed:
+            self._complete()
+
+    def begin(self, status: int, headers: HeaderList) -> None:
+        """Begin an answer whose length is unknown. Its head goes out with the first `write`, to save a system call."""
+        self.is_streaming = True
+        self._is_chunked = not self.head.is_http10
+        if not self._is_chunked:
+            self.keep_alive = False
+        self._unsent = self._head(status, [*headers, _CHUNKED] if self._is_chunked else headers)
+
+    def write(self, data: bytes) -> None:
+        """Write more of an answer that `begin` has begun. `data`: not empty."""
+        if self._is_chunked:
+            data = chunk(data)
+        if self._unsent:
+            data, self._unsent = self._unsent + data, b""
+        self._connection.transport.write(data)
+
+    def end(self) -> None:
+        """End an answer that `begin` has begun."""
+        self.is_streaming = False
+        end = self._unsent + LAST_CHUNK if self._is_chunked else self._unsent
+        if end:
+            self._connection.transport.write(end)
+        self._complete()
+
+    def _head(self, status: int, headers: HeaderList) -> bytes:
+        self.response_started = True
+        if _CLOSE in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers = [*headers, _CLOSE]
+        return answer_head(status, [*self._connection.default_headers, *headers])
+
+    def _complete(self) -> None:
+        self._is_owed = False
+        self.response_complete = True
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.on_response_complete()
+
+
+Accept = Callable[[ClientConnection, RequestHead], Answering | None]
+"""Returns what serves a POST by callbacks, None if the application serves it."""

@@ -1,5 +1,0 @@
-"""HTTP/1.1 by callbacks, towards clients and towards replicas: it carries placed requests and their streams.
-
-An application framework and an HTTP client library cost ten times as much as the bytes that they carry. So the hot path
-has its own small ones here. The code that parses and writes heads does no I/O, so tests need no sockets.
-"""

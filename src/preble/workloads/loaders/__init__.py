@@ -1,8 +1,0 @@
-"""Workloads from the files that people have: one small module a format, and `load`, which finds out which it is."""
-
-from __future__ import annotations
-
-from preble.workloads.loaders.detect import format_names, load
-from preble.workloads.loaders.options import LoadOptions
-
-__all__ = ["LoadOptions", "format_names", "load"]
