@@ -34,6 +34,11 @@ EVERYTHING = {
     "nodeSelector": {"pool": "cpu"},
     "tolerations": [{"key": "cpu", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "system-cluster-critical",
+    "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}}],
+    "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+    "rbac": {"create": True, "namespaces": ["engines"]},
+    "networkPolicy": {"enabled": True, "engines": {"app": "vllm"}, "namespace": "engines"},
     "serviceMonitor": {"enabled": True, "keySecret": {"name": "admin", "key": "key"}},
     "prometheusRule": {"enabled": True},
     "dashboard": {"enabled": True},
@@ -41,7 +46,10 @@ EVERYTHING = {
 
 
 def rendered(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
-    """Return the manifests by kind and name. Raises: ChildProcessError: they cannot be rendered, or are no good."""
+    """Return the manifests by kind and name, those of another namespace by NAMESPACE/NAME.
+
+    Raises: ChildProcessError: they cannot be rendered, or are no good.
+    """
     python = require_server("helm", "python")
     program = ROOT / "tests" / "support" / "render_chart.py"
     run = subprocess.run(
@@ -51,7 +59,11 @@ def rendered(values: dict[str, Any]) -> dict[tuple[str, str], Any]:
         raise ChildProcessError(run.stderr)
     result = json.loads(run.stdout)
     assert result["worst_severity"] <= INFO and not result["lint"]["errors"], result["lint"]
-    return {(manifest["kind"], manifest["metadata"]["name"]): manifest for manifest in result["manifests"]}
+    return {(manifest["kind"], _name(manifest["metadata"])): manifest for manifest in result["manifests"]}
+
+
+def _name(metadata: dict[str, Any]) -> str:
+    return "/".join((*(metadata[key] for key in ("namespace",) if key in metadata), metadata["name"]))
 
 
 def container_of(manifests: dict[tuple[str, str], Any]) -> Any:
@@ -95,6 +107,9 @@ def test_with_everything_on_the_secrets_dashboards_and_rules_are_there() -> None
     environ = {one["name"]: one for one in container_of(manifests)["env"]}
     assert environ["PREBLE_AUTH__KEYS_FILE"]["value"] == "/etc/preble-keys/keys.toml"
     assert environ["PREBLE_AUTH__ENGINE_API_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "engine", "key": "key"}
+    pod = manifests["Deployment", "demo-preble"]["spec"]["template"]["spec"]
+    assert pod["priorityClassName"] and "models" in [volume["name"] for volume in pod["volumes"]]
+    assert "/models" in [mount["mountPath"] for mount in container_of(manifests)["volumeMounts"]]
     monitor = manifests["ServiceMonitor", "demo-preble"]["spec"]
     assert (
         monitor["selector"]["matchLabels"].items() <= manifests["Service", "demo-preble"]["metadata"]["labels"].items()
@@ -103,6 +118,46 @@ def test_with_everything_on_the_secrets_dashboards_and_rules_are_there() -> None
     assert manifests["PrometheusRule", "demo-preble"]["spec"]["groups"]
     dashboard = manifests["ConfigMap", "demo-preble-dashboard"]["data"]["preble.json"]
     assert json.loads(dashboard) == json.loads((ROOT / "deploy" / "grafana" / "preble.json").read_text())
+
+
+def test_several_gateways_are_on_different_nodes_and_are_not_drained_together() -> None:
+    manifests = rendered(EVERYTHING)
+    template = manifests["Deployment", "demo-preble"]["spec"]["template"]
+    budget = manifests["PodDisruptionBudget", "demo-preble"]["spec"]
+    [spread] = template["spec"]["topologySpreadConstraints"]
+    for selector in (budget["selector"], spread["labelSelector"]):
+        assert selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert budget["maxUnavailable"] == 1 and spread["topologyKey"] == "kubernetes.io/hostname"
+    alone = rendered({})
+    assert "topologySpreadConstraints" not in alone["Deployment", "demo-preble"]["spec"]["template"]["spec"]
+    leased = rendered({"replicas": 2, "picker": {"enabled": True, "lease": "epp"}})
+    for others in (alone, leased):
+        assert "PodDisruptionBudget" not in [kind for kind, _ in others], "it would keep the only ready one where it is"
+
+
+def test_a_group_in_another_namespace_has_a_role_there() -> None:
+    lease = {"picker": {"enabled": True, "lease": "epp"}}
+    manifests = rendered({**EVERYTHING, **lease})
+    own, other = manifests["Role", "demo-preble"], manifests["Role", "engines/demo-preble"]
+    assert other["rules"] == [rule for rule in own["rules"] if rule["resources"] != ["leases"]]
+    assert {verb for rule in other["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+    for name in ("demo-preble", "engines/demo-preble"):
+        [subject] = manifests["RoleBinding", name]["subjects"]
+        assert subject["namespace"] == "prod" and ("ServiceAccount", subject["name"]) in manifests
+
+
+def test_only_gateways_reach_the_kv_events_of_the_engines() -> None:
+    manifests = rendered(EVERYTHING)
+    policy = manifests["NetworkPolicy", "engines/demo-preble-engines"]["spec"]
+    assert policy["podSelector"] == {"matchLabels": {"app": "vllm"}} and policy["policyTypes"] == ["Ingress"]
+    ours, everybody = policy["ingress"]
+    [gateways] = ours["from"]
+    labels = manifests["Deployment", "demo-preble"]["spec"]["template"]["metadata"]["labels"]
+    assert gateways["podSelector"]["matchLabels"].items() <= labels.items()
+    assert gateways["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "prod"}}
+    assert "ports" not in ours and everybody == {"ports": [{"port": 8000}]}
+    with pytest.raises(ChildProcessError, match=r"networkPolicy\.engines"):
+        rendered({"networkPolicy": {"enabled": True}})
 
 
 @pytest.mark.parametrize("file", [None, "values-vllm.yaml", "values-sglang.yaml"])
@@ -141,7 +196,8 @@ def test_the_picker_is_asked_where_its_lease_is_held() -> None:
     assert container["args"][0] == "epp" and {"name": "PREBLE_PICKER__LEASE", "value": "epp"} in container["env"]
     assert container["readinessProbe"]["grpc"] == {"port": 9002, "service": "readiness"}
     assert [port["name"] for port in manifests["Service", "demo-preble"]["spec"]["ports"]] == ["http", "grpc"]
-    assert "leases" in manifests["Role", "demo-preble"]["rules"][-1]["resources"]
+    create, others = manifests["Role", "demo-preble"]["rules"][-2:]
+    assert (create["verbs"], others["resourceNames"], others["verbs"]) == (["create"], ["epp"], ["get", "update"])
     update = manifests["Deployment", "demo-preble"]["spec"]["strategy"]["rollingUpdate"]
     assert update["maxUnavailable"] == 1, "the next one is ready only when the holder has ended"
 
@@ -159,10 +215,21 @@ def test_envoy_is_of_the_version_that_the_picker_is_tested_with() -> None:
     assert f"envoy:v{pinned}-latest" in (CHART / "values.yaml").read_text()
 
 
+def test_schemas_are_of_the_oldest_version_that_the_chart_admits_and_of_the_newest_there_is() -> None:
+    python = require_server("helm", "python")
+    script = "import kubernetes_schemas as k, kubernetes_validate as v; print(*k.VERSIONS, v.latest_version())"
+    argv = [python, "-c", script]
+    run = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT / "tests" / "support")
+    oldest, *_, newest, latest = run.stdout.split()
+    [admitted] = re.findall(r'kubeVersion: ">=(\d+\.\d+)\.', (CHART / "Chart.yaml").read_text())
+    assert oldest == admitted and latest.startswith(f"{newest}.")
+
+
 VALIDATE = {
     "HorizontalPodAutoscaler": (
         ("helm", "python", "-c"),
-        "import json, sys, kubernetes_validate as k; k.validate(json.load(sys.stdin), '1.31', strict=True)",
+        f"import json, sys; sys.path.append({str(ROOT / 'tests' / 'support')!r})\n"
+        "from kubernetes_schemas import check; check(json.load(sys.stdin))",
     ),
     "ScaledObject": (
         ("keda", "node", "--input-type=module", "-e"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -68,6 +69,18 @@ def test_composed_services_find_each_other_and_their_files() -> None:
             assert (DEPLOY / "compose" / volume.split(":")[0]).exists(), volume
     [grace_s] = re.findall(r"^(\d+)s$", services["gateway"]["stop_grace_period"])
     assert int(grace_s) > TIMEOUTS.drain_s + TIMEOUTS.shutdown_s
+
+
+def test_containers_say_whether_they_are_healthy_and_wait_for_those_they_need() -> None:
+    [check] = re.findall(r"^HEALTHCHECK .*CMD (\[.+\])$", CONTAINER, flags=re.MULTILINE)
+    program, *command = json.loads(check)
+    found = cli.get_command(click.Context(cli), command[0])
+    assert (program, found is not None) == ("preble", True)
+    of_image = {name for name, service in COMPOSE["services"].items() if service["image"] == "preble"}
+    for name, service in COMPOSE["services"].items():
+        needed = service.get("depends_on", {})
+        conditions = {other: needed[other]["condition"] for other in of_image & {*needed}}
+        assert set(conditions.values()) <= {"service_healthy"}, name
 
 
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
