@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -37,6 +38,16 @@ async def emulated(select: Select, log_dir: Path, **changes: Any) -> AsyncIterat
     launch = LaunchOptions(engine="emulator", replicas=2, log_dir=log_dir)
     async with Fleet(launch) as fleet, select(list(fleet.urls), engine="vllm", **changes) as one:
         yield one, list(fleet.urls)
+
+
+async def test_the_questions_of_the_page_are_answered(select: Select, tmp_path: Path) -> None:
+    asked = re.findall(r"^curl http://127\.0\.0\.1:8092(\S+) -d '(.+?)'$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert [path for path, _ in asked] == 2 * ["/select_and_reserve"]
+    async with emulated(select, tmp_path) as (one, urls):
+        for path, body in asked:
+            status, held = await one.post(path, **json.loads(body))
+            assert status == 200 and held["endpoint"] in urls, held
+            await one.post(f"/reservations/{held['selection_id']}/end", output_tokens=1)
 
 
 class Reports:
