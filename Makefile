@@ -41,6 +41,10 @@ COMPILING := $(PATIENTLY) --log $(NATIVE)/install.log
 ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
+# Tests of our own code without servers: a file at a time on each core. What starts processes of others keeps the machine
+# to itself.
+PARTS := tests/unit tests/golden tests/property
+ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
@@ -123,18 +127,20 @@ demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=e
 	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
-# The environments are made beside the quick checks, which also set up Preble's own.
+# The environments are made beside the quick checks, which also set up Preble's own. Both runs of pytest come to their end.
 test: ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
 	@$(MAKE) --no-print-directory -j2 checks environments
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(if $(strip $(PYTEST_ARGS)),$(BIN)/pytest $(PYTEST_ARGS),status=0; \
+	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) $(PARTS) || status=$$?; \
+	  $(BIN)/pytest --durations=20 $(addprefix --ignore=,$(PARTS)) || status=$$?; exit $$status)
 	@$(MAKE) --no-print-directory test-native
 
 test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBECONFIG, in a namespace of their own
 	@[ -n "$(KUBECONFIG)" ] || { echo "make: say which cluster: make test-kubernetes KUBECONFIG=FILE" >&2; exit 2; }
 	@PREBLE_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/kubernetes $(PYTEST_ARGS)
 
-test-fast: $(DEV) ## The tests that need no engine and take seconds
-	@$(BIN)/pytest -m 'not vllm and not sglang and not slow' $(PYTEST_ARGS)
+test-fast: $(DEV) ## The unit tests, on every core: a minute
+	@$(BIN)/pytest $(ON_ALL_CORES) -m 'not slow' tests/unit $(PYTEST_ARGS)
 
 # An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 285 --vllm 0 --json chaos.json'
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')
