@@ -19,9 +19,9 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
-NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/test_,e2.py scheduler_interface.py preble_policy.py rebalance.py known_defects.py \
-	index_memory.py block_pool.py prefix_cache.py local_scheduler.py) $(addprefix tests/property/test_,global_scheduler.py \
-	radix_tree.py local_scheduler.py local_fairness.py kv_packed.py) \
+NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/core/,cluster/test_rebalance.py placing/test_known_defects.py \
+	placing/test_scheduler_interface.py policies/test_e2.py policies/test_preble_policy.py prefixes/test_index_memory.py replica) \
+	$(addprefix tests/property/test_,global_scheduler.py radix_tree.py local_scheduler.py local_fairness.py kv_packed.py) \
 	tests/engines/test_kv_translation.py tests/engines/test_zmtp.py
 CONSTRAINTS := requirements/constraints.txt
 PACKAGED := pyproject.toml README.md LICENSE src
@@ -43,7 +43,7 @@ DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
 # Tests of our own code without servers: a file at a time on each core. What starts processes of others keeps the machine
 # to itself.
-PARTS := tests/unit tests/golden tests/property
+PARTS := tests/unit tests/docs tests/golden tests/property
 ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
@@ -140,7 +140,7 @@ test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBE
 	@PREBLE_TEST_KUBECONFIG="$(KUBECONFIG)" $(BIN)/python -m pytest tests/kubernetes $(PYTEST_ARGS)
 
 test-fast: $(DEV) ## The unit tests, on every core: a minute
-	@$(BIN)/pytest $(ON_ALL_CORES) -m 'not slow' tests/unit $(PYTEST_ARGS)
+	@$(BIN)/pytest $(ON_ALL_CORES) -m 'not slow' tests/unit tests/docs $(PYTEST_ARGS)
 
 # An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 285 --vllm 0 --json chaos.json'
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')

@@ -1,7 +1,7 @@
 """The requests of docs/concepts/e2-by-example.md, run through the real scheduler in front of real local schedulers.
 
 Nothing here is a result: prompts, sizes and times go in; placements, costs and the state of the tree come out. The
-drawing (e2_by_example.py) and the test (tests/unit/test_e2_by_example.py) both use `run`.
+drawing (e2_by_example.py) and the test (tests/docs/test_e2_by_example.py) both use `run`.
 """
 
 from __future__ import annotations

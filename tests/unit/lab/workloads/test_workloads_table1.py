@@ -12,7 +12,7 @@ from preble.lab.workloads.study import Study, study
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "workloads.md"
 Cells = tuple[float, ...]
 COLUMNS = ("prompt", "its sd", "output", "its sd", "shared", "its sd", "key portion", "its sd", "sharing", "its sd")
 TABLE_1: dict[str, Cells] = {

@@ -86,7 +86,7 @@ def test_what_changes_or_fits_nowhere_has_no_such_bound() -> None:
 
 
 def test_the_page_on_bursts_quotes_the_bound_of_videos_and_documents() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "bursts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "bursts.md").read_text(encoding="utf-8")
     cluster = SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=4)
     videos = Stream(prefixes=116, prefix_tokens=9800, question_tokens=65, output_tokens=4)
     documents = Stream(prefixes=40, prefix_tokens=23_400, question_tokens=60, output_tokens=16)

@@ -211,7 +211,7 @@ def test_asking_for_more_requests_than_a_file_has_is_refused(tmp_path: Path) -> 
 
 
 def test_the_example_of_the_reference_page_is_a_trace(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "trace-format.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "trace-format.md").read_text(encoding="utf-8")
     example = page.split("```json\n")[1].split("```")[0]
     workload = read_trace(trace_of(tmp_path, *example.splitlines()))
     assert [request.arrival_s for request in workload.requests] == [0.0, 0.4]

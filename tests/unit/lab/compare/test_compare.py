@@ -252,7 +252,7 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from unit.test_compare import large
+from unit.lab.compare.test_compare import large
 from preble.lab.compare import compare_policies
 if __name__ == "__main__":
     compare_policies(large(), path=Path(sys.argv[2]), jobs=2)
@@ -268,7 +268,7 @@ def test_a_killed_comparison_keeps_what_was_done_and_leaves_no_process(tmp_path:
     path = tmp_path / "result.json"
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    process = subprocess.Popen([sys.executable, str(script), str(Path(__file__).parents[1]), str(path)])
+    process = subprocess.Popen([sys.executable, str(script), str(Path(__file__).parents[3]), str(path)])
     try:
         eventually(lambda: path.exists() and len(read_result(path).runs) >= 3, "three runs")
         workers = children(process.pid)
