@@ -12,7 +12,7 @@ from preble.serving import Placed, Serving
 PAGES = Path(__file__).parents[2] / "docs" / "concepts"
 LIFE = (PAGES / "request-life.md").read_text(encoding="utf-8")
 SERVING = (PAGES / "serving.md").read_text(encoding="utf-8")
-NAME = re.compile(r"`((?:gateway|serving|core|decisions|engines|errors|web|wire)(?:\.\w+)+)`")
+NAME = re.compile(r"`((?:gateway|serving|prompts|rules|core|decisions|engines|errors|web)(?:\.\w+)+)`")
 NAMES = sorted(set(NAME.findall(LIFE)))
 
 
