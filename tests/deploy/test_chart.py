@@ -225,6 +225,21 @@ def test_schemas_are_of_the_oldest_version_that_the_chart_admits_and_of_the_newe
     assert oldest == admitted and latest.startswith(f"{newest}.")
 
 
+def test_the_objects_on_pages_fit_the_schemas() -> None:
+    python = require_server("helm", "python")
+    blocks = [
+        block
+        for page in sorted((ROOT / "docs" / "howto").glob("*.md"))
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+    objects = [one for block in blocks for one in yaml.safe_load_all(block) if isinstance(one, dict) and "kind" in one]
+    assert {"Role", "InferencePool", "HorizontalPodAutoscaler"} <= {one["kind"] for one in objects}
+    script = "import json, sys, kubernetes_schemas as k; [print(k.wrong_with(one)) for one in json.load(sys.stdin)]"
+    argv, folder = [python, "-c", script], ROOT / "tests" / "support"
+    run = subprocess.run(argv, input=json.dumps(objects), capture_output=True, text=True, check=True, cwd=folder)
+    assert run.stdout.split() == ["None"] * len(objects), run.stdout
+
+
 VALIDATE = {
     "HorizontalPodAutoscaler": (
         ("helm", "python", "-c"),

@@ -159,6 +159,32 @@ async def test_changes_that_concern_no_member_are_not_told(tmp_path: Path) -> No
         assert found.sets[0] == () and len(found.sets) == 3
 
 
+async def test_errors_of_the_api_are_one_sentence(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        await eventually(lambda: len(api.watches) == 1)
+        api.token = "another"
+        await api.end_watches()
+        await eventually(lambda: found.source.error is not None)
+        assert found.source.error == f"the user of the kubeconfig {kubeconfig} was refused (401)"
+        (tmp_path / "token").write_text("another")
+        api.status = 403
+        await eventually(lambda: "403" in str(found.source.error))
+        assert found.source.error == "the Kubernetes API answers 403: no"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "cannot be used"), ("[]", "cannot be used"), ("current-context: x", "cannot be used"), (None, "neither")],
+)
+async def test_a_kubeconfig_that_is_no_good_is_named(text: str | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    if text is not None:
+        file.write_text(text)
+    async with followed(source(str(file))) as found:
+        await eventually(lambda: found.source.error is not None)
+        assert says in str(found.source.error) and "\n" not in str(found.source.error)
+
+
 async def test_without_a_cluster_or_a_kubeconfig_the_source_says_so(tmp_path: Path) -> None:
     with mock.patch.dict(os.environ):
         os.environ.pop("KUBERNETES_SERVICE_HOST", None)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -241,7 +242,12 @@ def _status(code: int, message: str) -> web.Response:
 
 @asynccontextmanager
 async def kubernetes_api(
-    resource: str, folder: Path, *, writable: bool = False, **others: KubernetesApi
+    resource: str,
+    folder: Path,
+    *,
+    writable: bool = False,
+    tls: ssl.SSLContext | None = None,
+    **others: KubernetesApi,
 ) -> AsyncIterator[tuple[KubernetesApi, str]]:
     """A running API and the path of a kubeconfig for it. `others`: objects of other kinds, by resource.
 
@@ -258,7 +264,7 @@ async def kubernetes_api(
     try:
         for api in apis.values():
             api.schemas = schemas
-        async with _served(app, folder) as kubeconfig:
+        async with _served(app, folder, tls) as kubeconfig:
             yield apis[resource], kubeconfig
     finally:
         if schemas is not None:
@@ -266,11 +272,11 @@ async def kubernetes_api(
 
 
 @asynccontextmanager
-async def _served(app: web.Application, folder: Path) -> AsyncIterator[str]:
+async def _served(app: web.Application, folder: Path, tls: ssl.SSLContext | None) -> AsyncIterator[str]:
     """Serve within the context. Yield the path of a kubeconfig, which names a file `token` beside it."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     port = runner.addresses[0][1]
     token, kubeconfig = folder / "token", folder / "kubeconfig"
@@ -280,7 +286,7 @@ async def _served(app: web.Application, folder: Path) -> AsyncIterator[str]:
             {
                 "apiVersion": "v1",
                 "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+                "clusters": [{"name": "c", "cluster": {"server": f"http{'s' if tls else ''}://127.0.0.1:{port}"}}],
                 "users": [{"name": "u", "user": {"tokenFile": str(token)}}],
                 "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                 "current-context": "x",

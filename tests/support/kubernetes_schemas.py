@@ -17,8 +17,8 @@ import kubernetes_validate
 
 VERSIONS = ("1.27", "1.31", "1.37")
 """The oldest version that the chart admits, one between, and the newest that there are schemas of."""
-_NO_SCHEMAS = ("monitoring.coreos.com/", "inference.networking.k8s.io/")
-"""Kinds that others define: the Prometheus operator, the Gateway API Inference Extension."""
+_NO_SCHEMAS = ("monitoring.coreos.com/", "inference.networking.k8s.io/", "gateway.networking.k8s.io/", "keda.sh/")
+"""Kinds that others define: the Prometheus operator, the Gateway API and its Inference Extension, KEDA."""
 
 
 def check(manifest: dict[str, Any]) -> None:

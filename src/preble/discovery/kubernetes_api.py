@@ -54,6 +54,13 @@ FAILURES = (ApiError, ConfigError, UnusableConfig, OSError, TimeoutError, ValueE
 """What a cluster that cannot be reached, or answers nonsense, makes the functions here raise."""
 
 
+_UNUSABLE = (
+    *(UnusableConfig, yaml.YAMLError, msgspec.MsgspecError),
+    *(AttributeError, LookupError, TypeError, ValueError, OSError),
+)
+"""What a kubeconfig of another form makes the library raise."""
+
+
 class Listing(NamedTuple):
     """What to list: a path of the API, and which of its objects."""
 
@@ -150,26 +157,27 @@ class Api:
 
 
 @asynccontextmanager
-async def connect(kubeconfig: str | None) -> AsyncIterator[Api]:
+async def connect(kubeconfig: str | None, service_account: str = SERVICE_ACCOUNT) -> AsyncIterator[Api]:
     """Speak to the cluster that this pod runs in; outside one, or with `kubeconfig`, to the file's cluster.
 
     A service account's token is read again when it is refused: Kubernetes renews it within the hour.
     Raises: ConfigError: nothing usable says where the API is.
     """
     try:
-        cluster, account = _cluster(kubeconfig)
+        cluster, account = _cluster(kubeconfig, service_account)
         user = cluster.user or User()
         http = AsyncClient(cluster._replace(user=user), ConnectionParams(trust_env=False))
-    except (UnusableConfig, yaml.YAMLError, msgspec.MsgspecError, LookupError, TypeError, ValueError, OSError) as error:
-        raise ConfigError(f"what says where the Kubernetes API is cannot be used: {error}") from error
+    except _UNUSABLE as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"what says where the Kubernetes API is cannot be used: {reason}") from error
     async with http:
         yield Api(http, account)
 
 
-def _cluster(kubeconfig: str | None) -> tuple[SingleConfig, str]:
+def _cluster(kubeconfig: str | None, service_account: str) -> tuple[SingleConfig, str]:
     """Return where the API is, and who asks."""
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and Path(SERVICE_ACCOUNT, "token").is_file():
-        found = KubeConfig.from_service_account()
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and Path(service_account, "token").is_file():
+        found = KubeConfig.from_service_account(service_account)
         account = "the service account's token"
     else:
         file = _kubeconfig(kubeconfig)

@@ -36,10 +36,8 @@ class Leadership:
     process's own clock: clocks of different machines are never compared. A write names the version that was read, so
     that of two who write at once one is refused (409).
 
-    Unlike those components, a holder that cannot reach the API stays leader. While the API is away nobody can take the
-    lease, and the leader knows its replicas and places well. If only its own way to the API is cut, another picker
-    takes the lease, and both lead until the first one hears of it; two pickers that answer harm no request, they only
-    place as if each were alone.
+    Unlike those components, a holder that cannot reach the API stays leader until it reads that another one holds the
+    lease (docs/decisions/0009).
     """
 
     def __init__(self, config: GatewayConfig, timing: Timing = TIMING) -> None:
