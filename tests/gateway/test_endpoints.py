@@ -499,6 +499,8 @@ async def test_headers_pass_but_for_those_of_connection_keys_and_routers(serve: 
         "x-api-key": "k",
         "x-preble-priority": "batch",
         "x-override-bootstrap-host": "evil",
+        "x-vllm-priority": "-5",
+        "x-smg-routing-key": "k",
         "accept-encoding": "gzip",
         "connection": "x-hop",
         "x-hop": "1",
@@ -508,5 +510,6 @@ async def test_headers_pass_but_for_those_of_connection_keys_and_routers(serve: 
             assert answer.status == 200
         [arrived] = [{name.lower(): value for name, value in given.items()} for given in one.headers]
         assert {name: arrived.get(name) for name in passed} == passed
-        assert not {"cookie", "x-api-key", "x-preble-priority", "x-override-bootstrap-host", "x-hop"} & arrived.keys()
+        of_routers = {"x-preble-priority", "x-override-bootstrap-host", "x-vllm-priority", "x-smg-routing-key"}
+        assert not (of_routers | {"cookie", "x-api-key", "x-hop"}) & arrived.keys()
         assert arrived.get("authorization") != "Bearer k" and arrived["content-type"] == "application/json"

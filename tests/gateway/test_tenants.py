@@ -181,6 +181,12 @@ async def test_errors_name_no_address_to_clients(serve: Serve, keys_file: Path, 
         {"bootstrap_room": 7},
         {"data_parallel_rank": 1},
         {"vllm_xargs": {"kv_transfer_params": "x"}},
+        {"vllm_xargs": {"kv_cache_report_mode": "full"}},
+        {"priority": -5},
+        {"priority": 0},
+        {"kv_hints": {"protocol_version": "1", "message_id": "m", "actions": []}},
+        {"routing_key": "k"},
+        {"session_params": {"id": "s"}},
     ],
 )
 async def test_fields_of_routers_never_come_from_clients(serve: Serve, fields: dict[str, Any]) -> None:

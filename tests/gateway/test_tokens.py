@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
@@ -64,6 +65,56 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     token_pool._loaded.cache_clear()
     yield
     token_pool._loaded.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": [5, 6, 2**31]}, "prompt"),
+        ("/v1/completions", {"prompt": [[5], [6, 99_999_999]]}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 40_000 + [99_999]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "input_ids": [99_999]}, "input_ids"),
+        ("/generate", {"input_ids": [99_999]}, "input_ids"),
+        ("/generate", {"input_ids": [[5], [99_999]]}, "input_ids"),
+        ("/inference/v1/generate", {"token_ids": [99_999]}, "token_ids"),
+        ("/v1/embeddings", {"input": [5, 99_999]}, "input"),
+        ("/v1/embeddings", {"input": [[5], [-1]]}, "input[0]"),
+        ("/encode", {"input_ids": [9e4]}, "input_ids[0]"),
+        ("/v1/score", {"query": [5], "items": [[99_999]], "label_token_ids": [1]}, "items"),
+        ("/invocations", {"prompt": [99_999]}, "prompt"),
+    ],
+)
+async def test_an_id_that_the_model_does_not_have_is_a_400_and_reaches_no_replica(
+    serve: Serve, model: Path, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """It ends SGLang 0.5.23."""
+    async with replicas(1, max_model_len=10**6) as [one], serve([one], tokenizer=str(model)) as gateway:
+        async with gateway.http.post(path, json=fields) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["param"], one.requests) == (400, param, [])
+
+
+async def test_every_id_of_the_tokenizer_is_passed_on_and_no_other(serve: Serve, model: Path) -> None:
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    async with replicas(1) as [one], serve([one], tokenizer=str(model)) as gateway:
+        assert (await gateway.complete(prompt=[len(vocabulary) - 1]))[0] == 200
+        assert (await gateway.complete(prompt=[len(vocabulary)]))[0] == 400
+
+
+async def test_an_id_that_only_the_models_tables_have_is_passed_on(serve: Serve, model: Path, tmp_path: Path) -> None:
+    """Tables are padded, so a model may have ids that its tokenizer does not make."""
+    padded = shutil.copytree(model, tmp_path / "padded")
+    (padded / "config.json").write_text('{"vocab_size": 448}', encoding="utf-8")
+    async with replicas(1) as [one], serve([one], tokenizer=str(padded)) as gateway:
+        assert (await gateway.complete(prompt=[447]))[0] == 200
+        assert (await gateway.complete(prompt=[448]))[0] == 400
+
+
+async def test_ids_of_another_model_are_not_measured_by_the_tokenizer(serve: Serve, model: Path) -> None:
+    async with replicas(2) as [one, two]:
+        two.models = [{"id": "other", "max_model_len": 1000}]
+        async with serve([one, two], tokenizer=str(model)) as gateway:
+            assert (await gateway.complete(model="other", prompt=[99_999]))[0] == 200
 
 
 def ids(tokenizer: PromptTokenizer, text: str, special: bool = True) -> list[int]:

@@ -212,6 +212,8 @@ def test_what_only_a_router_may_set_is_refused_everywhere(path: str) -> None:
 def test_sampling_parameters_smuggle_nothing_in() -> None:
     with pytest.raises(RequestError, match="extra_args"):
         read(TOKENS_IN, token_ids=[1], sampling_params={"extra_args": {"kv_transfer_params": {}}})
+    with pytest.raises(RequestError, match=r"sampling_params\.skip_reading_prefix_cache"):
+        read(TOKENS_IN, token_ids=[1], sampling_params={"skip_reading_prefix_cache": True})
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ _NOT_PASSED = _OF_THE_CONNECTION | {
     *(b"accept-encoding", b"content-encoding", b"content-type", b"x-request-id"),  # the replica gets its own
     *(b"cookie", b"x-api-key", b"api-key", b"authorization"),  # between the client and this gateway
 }
-_OURS = (b"x-preble-", b"x-override-")
-"""How headers begin that are for this gateway, or by which SGLang takes what only a router may set."""
+_OF_ROUTERS = (b"x-preble-", b"x-override-", b"x-smg-routing-key", b"x-vllm-priority")
+"""How headers begin that are for this gateway, or by which an engine takes what only a router may set (SGLang 0.5.23,
+vLLM 0.32.0): its own fields of the body are `Reserved`."""
 
 
 class PassedHeaders:
@@ -35,6 +36,6 @@ class PassedHeaders:
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in parsed.headers.items()
-            if name not in self._not_passed and name not in named and not name.startswith(_OURS)
+            if name not in self._not_passed and name not in named and not name.startswith(_OF_ROUTERS)
         }
         return {"content-type": "application/json"} | headers | {"x-request-id": parsed.request_id}

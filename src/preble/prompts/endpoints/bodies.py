@@ -6,11 +6,10 @@ The original bytes go to the replica unchanged, so parameters that Preble has ne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -21,7 +20,8 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import RequestError, prompt_too_long
 from preble.prompts.endpoints.answers import MOST_TOKENS
 
-TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
+_ANY_ID = 2**32
+TokenId = Annotated[int, Meta(ge=0, lt=_ANY_ID)]
 _PIECE_BYTES = 64 * 1024
 """How much of a list of token ids is decoded in one go: less than a millisecond of work."""
 
@@ -116,10 +116,12 @@ class StreamOptions(Struct):
 
 
 class Reserved(Struct):
-    """Fields that only a router may set. From a client, one could read other tenants' KV blocks or end an engine."""
+    """Fields that only a router may set: by one, a client could read other tenants' KV blocks, end an engine, or go
+    before others in its queue and its KV cache.
 
-    kv_transfer_params: Raw = Raw(b"")
-    ec_transfer_params: Raw = Raw(b"")
+    Taken from the request models of vLLM 0.32.0 and SGLang 0.5.23; docs/reference/http-api.md says what each does.
+    """
+
     bootstrap_host: Raw = Raw(b"")
     bootstrap_pair_key: Raw = Raw(b"")
     bootstrap_port: Raw = Raw(b"")
@@ -127,12 +129,23 @@ class Reserved(Struct):
     data_parallel_rank: Raw = Raw(b"")
     decode_tp_size: Raw = Raw(b"")
     disagg_prefill_dp_rank: Raw = Raw(b"")
+    ec_transfer_params: Raw = Raw(b"")
     encoder_urls: Raw = Raw(b"")
-    http_worker_ipc: Raw = Raw(b"")
-    lora_id: Raw = Raw(b"")
-    routed_dp_rank: Raw = Raw(b"")
     extra_key: Raw = Raw(b"")
+    http_worker_ipc: Raw = Raw(b"")
+    kv_cache_report_mode: Raw = Raw(b"")
+    kv_hints: Raw = Raw(b"")
+    kv_transfer_params: Raw = Raw(b"")
+    lora_id: Raw = Raw(b"")
+    need_wait_for_mm_inputs: Raw = Raw(b"")
+    num_items_assigned: Raw = Raw(b"")
+    priority: Raw = Raw(b"")
+    routed_dp_rank: Raw = Raw(b"")
+    routing_key: Raw = Raw(b"")
+    session_params: Raw = Raw(b"")
+    skip_reading_prefix_cache: Raw = Raw(b"")
     vllm_xargs: dict[str, Raw] | None = None
+    extra_args: dict[str, Raw] | None = None
 
 
 class CompletionBody(Reserved, kw_only=True):
@@ -155,6 +168,7 @@ class ChatBody(Reserved, kw_only=True):
     encoded."""
 
     messages: Raw = Raw(b"")
+    input_ids: Raw = Raw(b"")
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -176,7 +190,9 @@ class ChatBody(Reserved, kw_only=True):
 
 
 _RESERVED = tuple(field.name for field in msgspec.structs.fields(Reserved) if field.type is Raw)
-_reserved_of = attrgetter(*_RESERVED, "vllm_xargs")
+_OPEN = ("vllm_xargs", "extra_args")
+"""Objects of a body for fields that extensions of vLLM define, and that vLLM looks for its own in."""
+_reserved_of = attrgetter(*_RESERVED, *_OPEN)
 _NOTHING_RESERVED = _reserved_of(Reserved())
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
@@ -233,6 +249,7 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
 def read_chat(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/chat/completions`. Raises: RequestError."""
     given = decode_chat(body)
+    check_ids(given.input_ids, limits, "input_ids")
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     return Fields(
         model=given.model or None,
@@ -251,15 +268,22 @@ def positive(limit: int | None) -> int | None:
     return min(limit, MOST_TOKENS) if limit is not None and limit > 0 else None
 
 
-def refuse_reserved(fields: Reserved, nested: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({})) -> None:
-    """`nested`: objects of the body, by name, that an engine also takes such fields from. Raises: RequestError."""
-    if not nested and _reserved_of(fields) == _NOTHING_RESERVED:
+def refuse_reserved(fields: Reserved, within: str = "") -> None:
+    """`within`: where in the body the fields are, up to the point. Raises: RequestError."""
+    if _reserved_of(fields) == _NOTHING_RESERVED:
         return
-    given = [name for name in _RESERVED if bytes(getattr(fields, name)) not in (b"", b"null")]
-    for where, inner in ("vllm_xargs", fields.vllm_xargs), *nested.items():
-        given += [f"{where}.{name}" for name in inner or () if name in _RESERVED]
+    given = [name for name in _RESERVED if is_given(getattr(fields, name))]
+    for where in _OPEN:
+        given += [f"{where}.{name}" for name in getattr(fields, where) or () if name in _RESERVED]
     if given:
-        raise RequestError(f"`{given[0]}` is set by routers only; leave it out", param=given[0])
+        name = within + given[0]
+        raise RequestError(f"`{name}` is set by routers only; leave it out", param=name)
+
+
+def is_given(raw: Raw) -> bool:
+    """Return whether a field has a value other than null. Copies nothing, however long the field is."""
+    data = memoryview(raw)
+    return data.nbytes != 0 and not (data.nbytes == 4 and bytes(data) == b"null")
 
 
 def with_cache_salt(body: bytes, salt: str, field: str = "cache_salt") -> bytes:
@@ -287,11 +311,13 @@ def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | 
 
 
 class PromptLimits(NamedTuple):
-    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number. `answers`: to one prompt."""
+    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number. `answers`: to one prompt. `ids`:
+    every token id is smaller."""
 
     prompts: int
     tokens: float
     answers: int = 128
+    ids: int = _ANY_ID
 
     def num_choices(self, asked: Iterable[int | None], num_prompts: int = 1, param: str = "n") -> int:
         """Return how many answers each prompt gets. `asked`: what the field asks for, or each field of that name.
@@ -344,6 +370,12 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
             return [_packed(raw, limits, param)]
 
 
+def check_ids(raw: Raw, limits: PromptLimits, param: str) -> None:
+    """Check a field that may have token ids beside other prompts. O(length). Raises: RequestError: they are no ids."""
+    if limits.ids < _ANY_ID and starts_with(raw, b"[") and not any(mark in bytes(raw) for mark in (b'"', b"{")):
+        decode_prompts(raw, limits._replace(prompts=_ANY_ID, tokens=inf), param)
+
+
 def _address(data: bytes | Raw) -> int:
     """Return where in memory it is. `Raw` is a part of what it was decoded from."""
     address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
@@ -379,6 +411,9 @@ def _check_number(count: int, limits: PromptLimits, param: str) -> None:
 def _packed(raw: Raw, limits: PromptLimits, param: str) -> PackedTokens:
     if not (ids := decode_ids(raw, limits.tokens, param)):
         raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
+    if (largest := int(np.frombuffer(ids, np.uint32).max())) >= limits.ids:
+        text = f"`{param}` has the token id {largest}, which the model does not have: ids are below {limits.ids}"
+        raise RequestError(text, param=param)
     return ids
 
 
@@ -408,7 +443,7 @@ def _ids(inside: bytes, param: str | None = None) -> PackedTokens:
     """
     if inside and not any(mark in inside for mark in _IN_NO_INTEGER):
         found = np.fromstring(inside, np.int64, sep=",").view(np.uint64)  # negative ones are the largest
-        if found.max() < 2**32:
+        if found.max() < _ANY_ID:
             return PackedTokens(found.astype(np.uint32).tobytes())
     return pack_tokens(decoded(_IDS, b"[%b]" % inside, param))
 

@@ -15,6 +15,7 @@ from preble.prompts.endpoints.bodies import (
     Fields,
     PromptLimits,
     Reserved,
+    check_ids,
     decoded,
     read_chat,
     read_completion,
@@ -32,9 +33,15 @@ class LoadBody(Reserved, kw_only=True):
     extra_key: Raw = Raw(b"")
     messages: Raw = Raw(b"")
     prompt: Raw = Raw(b"")
+    input: Raw = Raw(b"")
+    input_ids: Raw = Raw(b"")
+    items: Raw = Raw(b"")
+    label_token_ids: Raw = Raw(b"")
+    query: Raw = Raw(b"")
 
 
 _BODY = msgspec.json.Decoder(LoadBody)
+_MAY_BE_IDS = ("input", "input_ids", "items", "label_token_ids", "query")
 _BOUNDARY = re.compile(rb'multipart/form-data\b.*\bboundary=(?:"([^"]{1,70})"|([^\s;]{1,70}))', re.IGNORECASE)
 _MODEL = re.compile(rb'^content-disposition:[^\r\n]*\bname="?model"?\s*(?:;|\r?$)', re.IGNORECASE | re.MULTILINE)
 _PART_HEAD_BYTES = 8 * 1024
@@ -48,6 +55,8 @@ def read_by_load(body: bytes, limits: PromptLimits) -> Fields:
     refuse_reserved(given)
     if given.cache_salt or given.extra_key:  # with another tenant's, its cache could be read
         raise RequestError("leave out cache_salt and extra_key: requests to this endpoint share no KV cache")
+    for name in _MAY_BE_IDS:
+        check_ids(getattr(given, name), limits, name)
     return Fields(model=given.model or None, stream=bool(given.stream), load_tokens=len(body) // BYTES_PER_TOKEN)
 
 

@@ -16,6 +16,7 @@ from preble.prompts.endpoints.bodies import (
     Reserved,
     decode_prompts,
     decoded,
+    is_given,
     positive,
     refuse_reserved,
 )
@@ -24,13 +25,12 @@ from preble.prompts.endpoints.events import EventForm
 Count = Annotated[int, Meta(ge=1)]
 
 
-class Sampling(Struct):
+class Sampling(Reserved, kw_only=True):
     """The fields read of sampling parameters, of either engine."""
 
     max_tokens: int | None = None
     max_new_tokens: int | None = None
     n: Count | None = None
-    extra_args: dict[str, Raw] | None = None
 
 
 # SGLang
@@ -54,8 +54,8 @@ def read_generate(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/generate`. A batch is placed whole, by its first prompt. Raises: RequestError."""
     given: GenerateBody = decoded(_GENERATE, body)
     refuse_reserved(given)
-    raw = given.text if bytes(given.text) not in (b"", b"null") else given.input_ids
-    if bytes(raw) in (b"", b"null"):
+    raw = given.text if is_given(given.text) else given.input_ids
+    if not is_given(raw):
         raise RequestError("`text` and `input_ids` are missing; give one of them", param="text")
     prompts = decode_prompts(raw, limits, "text" if raw is given.text else "input_ids")
     params = given.sampling_params if isinstance(given.sampling_params, list) else [given.sampling_params or Sampling()]
@@ -141,7 +141,8 @@ def read_tokens(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/inference/v1/generate`. Raises: RequestError."""
     given: TokensBody = decoded(_TOKENS, body)
     sampling = given.sampling_params or Sampling()
-    refuse_reserved(given, {"sampling_params.extra_args": sampling.extra_args})
+    refuse_reserved(given)
+    refuse_reserved(sampling, "sampling_params.")
     [prompt, *others] = decode_prompts(given.token_ids, limits, "token_ids")
     if others or isinstance(prompt, (str, Raw)):
         raise RequestError("`token_ids` must be a list of token ids", param="token_ids")

@@ -16,7 +16,7 @@ _FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {COMPLETIONS.path: ("prompt", "prompt"), GENERATE.path: ("text", "input_ids")}
 )
 """By path: the field with the text, and the one for ids."""
-_OF_BOTH = frozenset({"model", "stream", "rid", "priority", "cache_salt"})
+_OF_BOTH = frozenset({"model", "stream", "rid", "cache_salt"})
 _OF_COMPLETIONS = _OF_BOTH | {
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "min_tokens"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "logprobs"),

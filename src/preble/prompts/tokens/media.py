@@ -41,6 +41,10 @@ class MediaTokens:
     def identity(self) -> str:
         return self._texts.identity
 
+    @property
+    def vocabulary(self) -> int | None:
+        return self._texts.vocabulary
+
     def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> KnownPrefix | None:
         return self._texts.begin(body, text_start)
 

@@ -93,6 +93,7 @@ class LocalTokens:
         self._source = (folder, chat_template, tools_bytes)
         self._tokenizer = _loaded(*self._source)
         self.identity = self._tokenizer.identity
+        self.vocabulary = self._tokenizer.vocabulary
         self._joint = self._tokenizer.encoder.joint if memory_bytes else None
         self._memory = PieceMemory(memory_bytes - tools_bytes)
         self._inline_bytes = inline_bytes if self._tokenizer.is_fast else -1
@@ -242,6 +243,7 @@ class EngineTokens:
     """
 
     identity = ""
+    vocabulary = None
 
     def __init__(
         self, engines_for: Callable[[str | None], Iterable[Engine]], suspect: Callable[[ReplicaId], None]

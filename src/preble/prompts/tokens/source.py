@@ -46,6 +46,11 @@ class TokenSource(PromptEncoder, Protocol):
         """Equal in processes that make the same ids: it names the tokenizer's files as they were read. "" for none."""
         ...
 
+    @property
+    def vocabulary(self) -> int | None:
+        """Every token id that the model takes is smaller; None if that is not known."""
+        ...
+
     def close(self) -> None:
         """Release threads and processes."""
         ...

@@ -22,6 +22,7 @@ from preble.prompts.tokens.joints import Joint, find_joint
 from preble.prompts.tokens.known_tools import KnownTools
 
 MODEL_FILES = (
+    "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -51,6 +52,9 @@ class TextEncoder(Protocol):
     @property
     def joint(self) -> Joint | None: ...
 
+    vocabulary: int
+    """Every id is smaller."""
+
     def encode(self, text: str, add_special_tokens: bool) -> PackedTokens: ...
 
 
@@ -66,6 +70,7 @@ class PlainEncoder:
             raise ConfigError(f"tokenizer file {str(path)!r} cannot be used: {error}") from error
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self.vocabulary = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, add_special_tokens: bool) -> PackedTokens:
         return pack_tokens(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -77,10 +82,11 @@ class FastEncoder:
     Raises, on construction: ImportError, or whatever the library raises on a model that it does not support.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocabulary: int) -> None:
         import fastokens  # type: ignore[import-untyped]
 
         self.joint: Joint | None = None
+        self.vocabulary = vocabulary
         self._tokenizer = fastokens.Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -103,7 +109,7 @@ def choose_encoder(path: Path) -> tuple[TextEncoder, bool]:
     """
     plain = PlainEncoder(path)
     try:
-        fast = FastEncoder(path)
+        fast = FastEncoder(path, plain.vocabulary)
         same = all(
             fast.encode(text, special) == plain.encode(text, special) for text in _PROBES for special in (True, False)
         )
@@ -122,7 +128,7 @@ def choose_encoder(path: Path) -> tuple[TextEncoder, bool]:
 class PromptTokenizer:
     """One model's tokenizer and chat template. Immutable after construction; may be used from several threads.
 
-    `identity`: names the contents of its files, as read.
+    `identity`: names the contents of its files, as read. `vocabulary`: every token id that the model takes is smaller.
     """
 
     def __init__(self, folder: Path, chat_template: Path | None = None, tools_bytes: int = 0) -> None:
@@ -132,6 +138,7 @@ class PromptTokenizer:
         digests = [_digest(file) for file in files]
         self.encoder, self.is_fast = choose_encoder(folder / "tokenizer.json")
         self.identity = sha256(repr((self.is_fast, digests)).encode()).hexdigest()
+        self.vocabulary = max(self.encoder.vocabulary, _num_embeddings(_json_file(folder / "config.json")))
         config = _json_file(folder / "tokenizer_config.json")
         special = _special_tokens(_json_file(folder / "special_tokens_map.json") | config)
         default, for_tools = _template_sources(folder, config, chat_template)
@@ -255,6 +262,12 @@ def _json_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer file {str(path)!r} cannot be read: {error}") from error
     return loaded if isinstance(loaded, dict) else {}
+
+
+def _num_embeddings(config: dict[str, Any]) -> int:
+    """Return how many token ids the model takes: more than its tokenizer makes, where its tables are padded."""
+    sizes = (part.get("vocab_size") for part in (config, config.get("text_config")) if isinstance(part, dict))
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

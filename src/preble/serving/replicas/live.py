@@ -111,7 +111,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
     """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them.
 
     `take_cache_salts`: whether every live replica keeps KV of different cache salts apart. `longest_prompt`: in tokens,
-    that one of them takes; infinity where it is not known.
+    that one of them takes; infinity where it is not known. `one_model`: whether all of them run the same base model.
     """
 
     def __init__(self) -> None:
@@ -119,6 +119,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self._of_model: dict[str | None, ModelReplicas] = {}
         self.take_cache_salts = True
         self.longest_prompt = inf
+        self.one_model = False
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
         self.on_change: Callable[[], None] = lambda: None
@@ -163,7 +164,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def _changed(self) -> None:
         self._of_model.clear()
-        self.longest_prompt = self.of_model(None).longest_prompt
+        of_all = self.of_model(None)
+        self.longest_prompt, self.one_model = of_all.longest_prompt, of_all.base_model != ""
         self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
         self.on_change()
         if (change := self._next_change) is not None:
