@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from preble.errors import ConfigError, RequestError
-from preble.prompts.tokens.chat_template import ChatTemplate, shown_tools
+from preble.prompts.tokens.chat_template import SGLANG, VLLM, ChatTemplate
 
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -20,7 +20,7 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 
 def rendered(source: str, messages: Any, tools: Any = None, **options: Any) -> str:
-    shown = shown_tools(tools) if tools else None
+    shown = VLLM.tools(tools) if tools else None
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, shown, **options)
 
 
@@ -56,6 +56,32 @@ def test_tools_are_shown_in_the_engines_order_with_its_nulls() -> None:
     assert rendered("{{ tools is none }}", user("a"), []) == "True"
 
 
+def test_sglang_keeps_the_clients_order_and_says_whether_a_tool_is_deferred() -> None:
+    function = {"parameters": {"b": 1, "a": 2}, "name": "f", "odd": 1}
+    call = {"id": "1", "function": {"arguments": '{"x": 1}', "name": "f"}}
+    messages = [
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    source = "{{ messages[0].content }}{{ tools | tojson }}{{ messages[1].tool_calls[0] | tojson }}"
+    shown = SGLANG.tools([{"type": "function", "function": function}])
+    assert ChatTemplate(source, {}).render(messages, shown, form=SGLANG) == (
+        'a b[{"type": "function", "function": {"parameters": {"b": 1, "a": 2}, "name": "f", "description": null}, '
+        '"defer_loading": null}]{"id": "1", "index": null, "type": "function", "function": {"name": "f", '
+        '"arguments": {"x": 1}}}'
+    )
+
+
+def test_sglang_shows_a_deferred_tool_and_the_only_one_that_may_be_called() -> None:
+    tools = [{"function": {"name": name, "strict": True}, "defer_loading": name == "g"} for name in "fg"]
+    [shown] = SGLANG.tools(tools, "g")
+    assert msgspec.json.encode(shown) == (
+        b'{"type":"function","function":{"name":"g","strict":true,"description":null,"parameters":null,'
+        b'"defer_loading":true},"defer_loading":true}'
+    )
+    assert SGLANG.tools(tools, "") == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [('{"x": [1]}', '{"x": [1]}'), ({"x": 1}, '{"x": 1}'), ("", "{}"), ("not json", "{}"), ("[1]", "{}")],
@@ -68,7 +94,7 @@ def test_arguments_of_tool_calls_are_objects(arguments: Any, shown: str) -> None
 
 def test_tools_that_many_chats_have_are_rendered_alike_each_time_in_every_form() -> None:
     function = {"name": "f", "description": "é", "parameters": {"b": 1, "a": {"c": [2]}}}
-    shown = shown_tools([{"type": "function", "function": function}])
+    shown = VLLM.tools([{"type": "function", "function": function}])
     forms = ("", "indent=2", "sort_keys=true", "ensure_ascii=true", "separators=[',', ':']", "separators=(', ', ':')")
     parts = ("tools[0]", "tools[0].function", "tools[0].function.parameters", "tools[0].function.parameters.a")
     template = ChatTemplate("|".join(f"{{{{ {part} | tojson({form}) }}}}" for form in forms for part in parts), {})
@@ -78,7 +104,7 @@ def test_tools_that_many_chats_have_are_rendered_alike_each_time_in_every_form()
 
 
 def test_a_template_cannot_change_the_tools_of_other_chats() -> None:
-    shown = shown_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    shown = VLLM.tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
     for change in ("update({'name': 'g'})", "pop('name')", "clear()", "setdefault('x', 1)"):
         with pytest.raises(RequestError, match="refuses"):
             ChatTemplate("{{ tools[0].function.%s }}" % change, {}).render(user("a"), shown)  # noqa: UP031

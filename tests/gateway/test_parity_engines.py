@@ -63,6 +63,12 @@ async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(url
         gateway.serving.scheduler.check()
 
 
+async def test_sglang_alone_makes_the_gateways_ids_of_tools_too(urls: tuple[str, str]) -> None:
+    async with before(urls[1:]) as gateway:
+        assert report_of(gateway, "sglang").outcome is Outcome.VERIFIED
+        assert list(findings_of(gateway, "sglang")) == list(Check)
+
+
 async def test_another_template_than_the_engines_is_reported(urls: tuple[str, str], tmp_path: Path) -> None:
     folder = model_copy(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")

@@ -203,7 +203,7 @@ class Intake(ABC):
         if fields.special_tokens_on_vllm and engine == "vllm":
             chat = chat[:-1] + b',"add_special_tokens":true}'
         try:
-            return await self._tokens.chat(chat, fields.model, most_tokens)
+            return await self._tokens.chat(chat, fields.model, most_tokens, engine=engine)
         except RequestError as error:
             # The client sent no chat: the replica refuses the body in the words of its own endpoint.
             if not fields.is_translated or isinstance(error, PromptTooLong):

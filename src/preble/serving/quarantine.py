@@ -77,7 +77,9 @@ class Quarantine:
         suspect = self._suspects.get(like)
         if suspect is None or suspect.deaths < 2 or now >= suspect.last.began_at + QUARANTINE_S:
             return []
-        others = (deaths for other, deaths in suspect.last.suspects.items() if other in self._suspects and other != like)
+        others = (
+            deaths for other, deaths in suspect.last.suspects.items() if other in self._suspects and other != like
+        )
         return suspect.replicas if all(deaths < suspect.deaths for deaths in others) else []
 
 

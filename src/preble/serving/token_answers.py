@@ -68,9 +68,9 @@ class TokenAnswers:
         if is_chat and any(word in body for word in _MEDIA):
             return None
         model = given.model or None
-        self._replicas.check_model(model)
+        engine = self._replicas.check_model(model).engine
         if is_chat:
-            packed = await self._tokens.chat(body, model)
+            packed = await self._tokens.chat(body, model, engine=engine)
         else:
             packed = await self._tokens.completion(decode_text(given.prompt), given.add_special_tokens, model)
         ids = list(unpack_tokens(packed))

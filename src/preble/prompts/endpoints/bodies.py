@@ -178,6 +178,7 @@ class ChatBody(Reserved, kw_only=True):
     cache_salt: str | None = None
     service_tier: str | None = None
     tools: Raw = Raw(b"null")
+    tool_choice: Raw = Raw(b"null")
     documents: Raw = Raw(b"null")
     mm_processor_kwargs: Raw = Raw(b"")
     media_io_kwargs: Raw = Raw(b"")

@@ -1,13 +1,14 @@
 """Renders chat messages as prompt text, as engines do: with the model's own Jinja template.
 
-The template runs in the environment that Hugging Face templates expect, and gets messages in the form that vLLM gives
-them. It comes with the model and runs in Jinja's immutable sandbox. A client adds only data.
+The template runs in the environment that Hugging Face templates expect, and gets messages in the form that an engine
+gives them (`Form`). It comes with the model and runs in Jinja's immutable sandbox. A client adds only data.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -106,16 +107,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        form: Form | None = None,
     ) -> str:
-        """Return the prompt's text. `tools`: as `shown_tools` gives them. `variables`: what the client adds for the
-        template (`chat_template_kwargs`).
+        """Return the prompt's text. `tools`: as `form` shows them. `variables`: what the client adds for the template
+        (`chat_template_kwargs`). `form`: vLLM's unless given.
 
         Raises: RequestError: messages of a wrong form, or the template refuses them.
         """
         shown = _developer_as_system(messages, self._knows_developer)
         if not self._takes_late_system:
             shown = _system_first(shown)
-        conversation = [self._prepared(message) for message in shown]
+        form = form or VLLM
+        conversation = [self._prepared(message, form) for message in shown]
         if continue_final_message:
             _mark_final(conversation)
         context = {key: value for key, value in (variables or {}).items() if key not in _RESERVED}
@@ -139,15 +142,15 @@ class ChatTemplate:
             return False
         return True
 
-    def _prepared(self, message: Message) -> Message:
+    def _prepared(self, message: Message, form: Form) -> Message:
         """Return a message as engines give it to the template: content as text or parts, tool arguments as objects."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestError("each message must be an object with a `role`", param="messages")
         role = message["role"]
-        prepared: Message = {"role": role, "content": self._content(message.get("content"), role)}
+        prepared: Message = {"role": role, "content": self._content(message.get("content"), role, form)}
         if role == "assistant":
             if calls := message.get("tool_calls"):
-                prepared["tool_calls"] = [_tool_call(call) for call in calls]
+                prepared["tool_calls"] = [form.tool_call(call, *_function_of(call)) for call in calls]
             if (reasoning := message.get("reasoning")) is not None:
                 prepared["reasoning"] = prepared["reasoning_content"] = reasoning
         elif role == "tool" and "tool_call_id" in message:
@@ -156,14 +159,14 @@ class ChatTemplate:
             prepared["name"] = message["name"]
         return prepared
 
-    def _content(self, content: Any, role: str) -> Any:
+    def _content(self, content: Any, role: str, form: Form) -> Any:
         parts = [] if content is None else [content] if isinstance(content, str) else content
         if not isinstance(parts, list):
             raise RequestError("a message's `content` must be text or a list of parts", param="messages")
         texts = [text for text in map(_part_text, parts) if text is not None]
         if self._wants_parts and role != "tool":
             return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+        return form.between_parts.join(texts)
 
 
 def _part_text(part: Any) -> str | None:
@@ -207,28 +210,84 @@ def _joined_text(content: Any) -> str:
     return "\n".join(text for text in map(_part_text, parts) if text)
 
 
-def shown_tools(tools: list[Any]) -> list[Any]:
-    """Return tools as engines show them to templates: the same order of keys, the same nulls. Raises: RequestError."""
-    return [_tool(tool) for tool in tools]
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an engine shows tools and calls to templates: the order of keys, the nulls, what it leaves out.
+
+    `tool`: of a tool and its function. `tool_call`: of a call, its function, and the arguments as an object.
+    `between_parts`: what joins the texts of a message's parts. `by_choice`: it hides tools that `tool_choice` excludes.
+    """
+
+    tool: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+    tool_call: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], dict[str, Any]]
+    between_parts: str
+    by_choice: bool
+
+    def tools(self, given: list[Any], only: str | None = None) -> list[Any]:
+        """Return the tools as templates see them; with `only`, those of that name. Raises: RequestError."""
+        pairs = [(tool, _function(tool)) for tool in given]
+        return [self.tool(tool, function) for tool, function in pairs if only in (None, function.get("name"))]
 
 
-def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
-        raise RequestError("each of `tools` must be an object with a `function`", param="tools")
+def _vllm_tool(tool: dict[str, Any], function: dict[str, Any]) -> dict[str, Any]:
     shown = {key: function.get(key) for key in ("name", "description", "parameters")}
     shown |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
-    if isinstance(shown["parameters"], dict):
-        shown["parameters"] = _Shown(shown["parameters"])
-    return _Shown({"type": tool.get("type", "function"), "function": _Shown(shown)})
+    return _Shown({"type": tool.get("type", "function"), "function": _shown_function(shown)})
 
 
-def _tool_call(call: Any) -> Any:
-    """Return a tool call as vLLM shows it to templates: arguments as an object, the same order of keys."""
+def _vllm_call(call: dict[str, Any], function: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    shown = {"arguments": arguments} | ({"name": function["name"]} if "name" in function else {})
+    return {key: call[key] for key in ("id",) if key in call} | {"function": shown, "type": "function"}
+
+
+_SGLANG_KEYS = ("description", "name", "parameters", "strict", "defer_loading")
+
+
+def _sglang_tool(tool: dict[str, Any], function: dict[str, Any]) -> dict[str, Any]:
+    deferred = tool.get("defer_loading")
+    shown = {key: function.get(key) for key in _SGLANG_KEYS}
+    if shown["defer_loading"] is None:
+        shown["defer_loading"] = deferred
+    order = [key for key in function if key in shown]
+    order += [key for key in shown if key not in function]
+    left_out = {key for key in ("strict", "defer_loading") if shown[key] is None}
+    shown = {key: shown[key] for key in order if key not in left_out}
+    whole = {"type": tool.get("type", "function"), "function": _shown_function(shown), "defer_loading": deferred}
+    return _Shown(whole)
+
+
+def _sglang_call(call: dict[str, Any], function: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    shown = {"name": function.get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "index": call.get("index"), "type": "function", "function": shown}
+
+
+VLLM = Form(_vllm_tool, _vllm_call, between_parts="\n", by_choice=False)
+SGLANG = Form(_sglang_tool, _sglang_call, between_parts=" ", by_choice=True)
+"""As SGLang 0.5.23 dumps them: a function's keys in the client's order, then those that it did not give."""
+
+
+def form_of(engine: str) -> Form:
+    """Return the form of an engine, by the name that its adapter reports."""
+    return SGLANG if engine == "sglang" else VLLM
+
+
+def _function(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict) or not isinstance(function := tool.get("function"), dict):
+        raise RequestError("each of `tools` must be an object with a `function`", param="tools")
+    return function
+
+
+def _shown_function(function: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(function.get("parameters"), dict):
+        function["parameters"] = _Shown(function["parameters"])
+    return _Shown(function)
+
+
+def _function_of(call: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the function of a tool call, and its arguments. Raises: RequestError."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         raise RequestError("each of `tool_calls` must be an object with a `function`", param="messages")
-    shown = {"arguments": _arguments(function.get("arguments"))}
-    shown |= {"name": function["name"]} if "name" in function else {}
-    return {key: call[key] for key in ("id",) if key in call} | {"function": shown, "type": "function"}
+    return function, _arguments(function.get("arguments"))
 
 
 def _arguments(given: Any) -> dict[str, Any]:

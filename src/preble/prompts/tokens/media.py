@@ -58,17 +58,17 @@ class MediaTokens:
     ) -> Coroutine[Any, Any, PackedTokens]:
         return self._texts.completion(text, add_special_tokens, model, most_tokens)
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
         if not _may_have_media(body):
-            return await self._texts.chat(body, model, most_tokens)
+            return await self._texts.chat(body, model, most_tokens, engine=engine)
         path = self._path_of(model) or ""
         is_small = len(body) <= _DECODED_AT_ONCE_BYTES
         texts, identifiers = (
             without_media(body, path) if is_small else await asyncio.to_thread(without_media, body, path)
         )
         if not identifiers:
-            return await self._texts.chat(body, model, most_tokens)
-        as_texts = await self._texts.chat(texts, model, most_tokens)
+            return await self._texts.chat(body, model, most_tokens, engine=engine)
+        as_texts = await self._texts.chat(texts, model, most_tokens, engine=engine)
         marks = [mark_of(identifier) for identifier in identifiers]
         stand_in = await self._texts.completion(STAND_IN, False, model)
         places = places_of(stand_in, as_texts)

@@ -172,14 +172,14 @@ class LocalTokens:
             await self._check_length(piece if isinstance(piece, str) else unescaped(piece), most_tokens)
         return await self._elsewhere(len(piece), PromptTokenizer.piece, piece)
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
         is_short = len(body) <= _LETTERS_PER_TOKEN * most_tokens
         if self._joint is None and is_short and len(body) > self._inline_bytes:
-            return await self._elsewhere(len(body), PromptTokenizer.chat, body)
+            return await self._elsewhere(len(body), PromptTokenizer.chat, body, engine)
         most = self._inline_bytes if self._joint is None else max(self._inline_bytes, _RENDERED_AT_ONCE_BYTES)
-        rendered = self._tokenizer.quick_chat_text(body) if len(body) <= most else None
+        rendered = self._tokenizer.quick_chat_text(body, engine) if len(body) <= most else None
         if rendered is None:
-            rendered = await self._elsewhere(len(body), PromptTokenizer.chat_text, body)
+            rendered = await self._elsewhere(len(body), PromptTokenizer.chat_text, body, engine)
         return await self.completion(*rendered, model, most_tokens)
 
     async def _check_length(self, text: str, most_tokens: float) -> None:
@@ -268,7 +268,7 @@ class EngineTokens:
         tokens = await self.ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
         tokens = await self.ask(body, model)
         if tokens is not None:
             return tokens

@@ -19,8 +19,10 @@ class PromptEncoder(Protocol):
         """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: text or model is not usable."""
         ...
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf) -> PackedTokens:
-        """`most_tokens`: that a replica takes. Raises: PromptTooLong. RequestError: body or model is not usable."""
+    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
+        """`most_tokens`: that a replica takes. `engine`: the program that shows the chat to the template.
+
+        Raises: PromptTooLong. RequestError: body or model is not usable."""
         ...
 
 

@@ -17,7 +17,7 @@ import tokenizers
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError, RequestError
 from preble.prompts.endpoints.bodies import ChatBody, Text, decode_chat, decode_text
-from preble.prompts.tokens.chat_template import ChatTemplate, shown_tools
+from preble.prompts.tokens.chat_template import SGLANG, VLLM, ChatTemplate, Form, form_of
 from preble.prompts.tokens.joints import Joint, find_joint
 from preble.prompts.tokens.known_tools import KnownTools
 
@@ -44,6 +44,17 @@ _PROBES = (
     "a" * 300 + " " * 40 + "\n" * 20 + "\u00a0\u2009\ufeff\u200b",
     '<s></s><|im_start|>user<|im_end|>[INST] <|begin_of_text|> <bos> {"k": "\\u00e9"}',
 )
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _ToolChoice(msgspec.Struct):
+    function: _Named
+
+
+_CHOICE = msgspec.json.Decoder(str | _ToolChoice | None)
 
 
 class TextEncoder(Protocol):
@@ -133,7 +144,7 @@ class PromptTokenizer:
 
     def __init__(self, folder: Path, chat_template: Path | None = None, tools_bytes: int = 0) -> None:
         """`tools_bytes`: for decoded tools. Raises: ConfigError: a file is missing or cannot be used."""
-        self._known_tools = KnownTools(tools_bytes)
+        self._known_tools = {form: KnownTools(tools_bytes // 2) for form in (VLLM, SGLANG)}
         files = (*(folder / name for name in MODEL_FILES), *filter(None, [chat_template]))
         digests = [_digest(file) for file in files]
         self.encoder, self.is_fast = choose_encoder(folder / "tokenizer.json")
@@ -156,30 +167,35 @@ class PromptTokenizer:
         """Token ids of a piece (`pieces.cut`) alone. Raises: RequestError: it is not Unicode."""
         return self.completion(piece if isinstance(piece, str) else unescaped(piece), False)
 
-    def chat(self, body: bytes) -> PackedTokens:
-        """Token ids of a chat body. Raises: RequestError: the body, or what the template says of it."""
-        return self.completion(*self.chat_text(body))
+    def chat(self, body: bytes, engine: str = "") -> PackedTokens:
+        """Token ids of a chat body, as an engine makes them. Raises: RequestError: the body, or what the template says
+        of it."""
+        return self.completion(*self.chat_text(body, engine))
 
-    def chat_text(self, body: bytes) -> tuple[str, bool]:
+    def chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool]:
         """Return the prompt's text of a chat body, and whether it gets special tokens. Raises: RequestError."""
         parsed = decode_chat(body)
-        return self.render(parsed), parsed.add_special_tokens
+        return self.render(parsed, engine), parsed.add_special_tokens
 
-    def quick_chat_text(self, body: bytes) -> tuple[str, bool] | None:
+    def quick_chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool] | None:
         """As `chat_text`, but None if that may take more than about a millisecond. For small bodies."""
         parsed = decode_chat(body)
-        is_known, _ = self._known_tools.get(bytes(parsed.tools))
+        is_known, _ = self._known_tools[form_of(engine)].get(bytes(parsed.tools))
         others = (parsed.documents,) if is_known else (parsed.documents, parsed.tools)
         if any(map(_has_many_objects, (parsed.messages, *others))):
             return None
         messages = _decoded_list(parsed.messages, "messages") or []
         if _num_parts(messages) > _MOST_QUICK_PARTS:
             return None
-        return self.render(parsed, messages), parsed.add_special_tokens
+        return self.render(parsed, engine, messages), parsed.add_special_tokens
 
-    def render(self, parsed: ChatBody, messages: list[Any] | None = None) -> str:
-        """The prompt's text of a chat. `messages`: those of the body, decoded. Raises: RequestError."""
-        tools = self._tools(bytes(parsed.tools))
+    def render(self, parsed: ChatBody, engine: str = "", messages: list[Any] | None = None) -> str:
+        """The prompt's text of a chat. `engine`: whose form it has. `messages`: those of the body, decoded.
+
+        Raises: RequestError.
+        """
+        form = form_of(engine)
+        tools = self._tools(parsed, form)
         template = self._tool_template if tools else self._template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
@@ -190,12 +206,17 @@ class PromptTokenizer:
             add_generation_prompt=parsed.add_generation_prompt,
             continue_final_message=parsed.continue_final_message,
             variables=_variables(parsed),
+            form=form,
         )
 
-    def _tools(self, raw: bytes) -> list[Any] | None:
-        is_known, tools = self._known_tools.get(raw)
+    def _tools(self, parsed: ChatBody, form: Form) -> list[Any] | None:
+        """Return the tools of a chat as templates see them, None for none. Raises: RequestError."""
+        raw, known = bytes(parsed.tools), self._known_tools[form]
+        if form.by_choice and (only := _only_tool(parsed.tool_choice)) is not None:
+            return _tools(raw, form, only)
+        is_known, tools = known.get(raw)
         if not is_known:
-            self._known_tools.put(raw, tools := _tools(raw))
+            known.put(raw, tools := _tools(raw, form))
         return tools
 
 
@@ -239,10 +260,18 @@ def _variables(parsed: ChatBody) -> dict[str, Any]:
     return given
 
 
-def _tools(raw: bytes) -> list[Any] | None:
-    """Return the tools of a chat as templates see them, None for none. Raises: RequestError."""
+def _tools(raw: bytes, form: Form, only: str | None = None) -> list[Any] | None:
     tools = _decoded_list(raw, "tools")
-    return shown_tools(tools) if tools else None
+    return form.tools(tools, only) if tools else None
+
+
+def _only_tool(choice: msgspec.Raw) -> str | None:
+    """Return the only tool that a chat may call, "" if it may call none, None if it may call any."""
+    try:
+        chosen = _CHOICE.decode(choice)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # the engine refuses it
+        return None
+    return chosen.function.name if isinstance(chosen, _ToolChoice) else "" if chosen == "none" else None
 
 
 def _decoded_list(raw: msgspec.Raw | bytes, param: str) -> list[Any] | None:

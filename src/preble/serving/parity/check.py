@@ -59,7 +59,9 @@ class EngineIds:
         fields = {"model": model, "prompt": text, "add_special_tokens": add_special_tokens}
         return pack_tokens(await self._engine.tokenize(msgspec.json.encode(fields)))
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = math.inf) -> PackedTokens:
+    async def chat(
+        self, body: bytes, model: str | None, most_tokens: float = math.inf, *, engine: str = ""
+    ) -> PackedTokens:
         return pack_tokens(await self._engine.tokenize(body))
 
 
@@ -155,7 +157,8 @@ class ParityCheck:
 
     async def _ours(self, reference: PromptEncoder, probe: TextProbe, body: bytes) -> Sequence[int]:
         if "messages" in probe.fields:
-            return unpack_tokens(await reference.chat(body, self._model))
+            engine = self.rotation.replicas.of_model(self._model).engine  # as for requests of clients
+            return unpack_tokens(await reference.chat(body, self._model, engine=engine))
         return unpack_tokens(await reference.completion(probe.fields["prompt"], True, self._model))
 
     # -- the cache ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -83,7 +84,7 @@ class ModelReplicas:
 
     `others`: the live replicas that do not serve it. `base_model`: of those that do, "" where they have several.
     `label`: the name in metrics: the one that the client gave, else the first one that is served.
-    `engine`: the program that the first of them runs, "" if there is none. `takes_ids`: each of them answers token ids
+    `engine`: the program that most of them run, "" if there is none. `takes_ids`: each of them answers token ids
     as it answers their text, which is not known of adapters. `longest_prompt`: in tokens, that one of them takes,
     `shortest_prompt`: that all of them take; infinity where it is not known.
     """
@@ -97,7 +98,8 @@ class ModelReplicas:
         self.label = (model or next(iter(infos[0].models), "")) if infos else ""
         self._name = model
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
-        self.engine = infos[0].engine if infos else ""
+        engines = Counter(info.engine for info in infos)
+        self.engine = max(engines, key=lambda name: (engines[name], name), default="")
         self._is_adapter = any(model in info.adapters for info in infos)
         self.takes_ids = bool(those) and not self._is_adapter and all(replica.takes_ids for replica in those)
         self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)
