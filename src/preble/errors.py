@@ -7,6 +7,7 @@ PrebleError
 ├── RequestError             the client's                                         4xx
 │   ├── PromptTooLong        no replica can ever hold this prompt                 400
 │   ├── UnknownModel         no replica serves this model                         404
+│   ├── Quarantined          replicas have died of such a request                 400
 │   ├── UnknownResponse      no replica has stored this response                  404
 │   ├── BodyTooLarge         the body is over the configured limit                413
 │   ├── AnswerTooLarge       the answer, asked for in one piece, is over the limit 400
@@ -82,6 +83,12 @@ class UnknownModel(RequestError):
 
     status = 404
     code = "model_not_found"
+
+
+class Quarantined(RequestError):
+    """Replicas have died of such a request, so it is refused for a while."""
+
+    code = "request_quarantined"
 
 
 class UnknownResponse(RequestError):

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from preble.core.types import ReplicaId, Request, RequestId, pack_tokens
-from preble.serving.quarantine import (
+from preble.rules.quarantine import (
+    CONFIRMED_WITHIN_S,
     MOST_SUSPECTS,
     ONE_INCIDENT_S,
     QUARANTINE_S,
@@ -15,8 +16,11 @@ A, B, C = map(ReplicaId, "abc")
 
 
 def died(quarantine: Quarantine, replica_id: ReplicaId, now: float, *likes: bytes) -> None:
-    for like in likes:
-        quarantine.died(like, replica_id, now)
+    for like in likes[::2]:
+        quarantine.broke(like, replica_id, now)
+    quarantine.left(replica_id, now)
+    for like in likes[1::2]:
+        quarantine.broke(like, replica_id, now)
 
 
 def test_nobody_is_held_after_one_death_however_many_were_there() -> None:
@@ -42,14 +46,13 @@ def test_it_is_held_again_at_the_next_death_alone() -> None:
     assert quarantine.held(DEADLY, 20.0 + QUARANTINE_S) == [B, C]
 
 
-def test_of_several_at_the_same_deaths_none_is_held_until_the_others_are_answered() -> None:
+def test_of_several_at_the_same_deaths_none_is_held_also_when_others_were_answered() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, DEADLY, OTHER)
     died(quarantine, B, 20.0, DEADLY, OTHER)
     assert not quarantine.held(DEADLY, 20.0) and not quarantine.held(OTHER, 20.0)
     quarantine.answered(OTHER)
-    assert quarantine.held(DEADLY, 21.0) == [A, B]
-    assert not quarantine.held(OTHER, 21.0)
+    assert not quarantine.held(DEADLY, 21.0), "it may only be the last one that is asked again"
 
 
 def test_a_third_death_tells_two_apart() -> None:
@@ -72,6 +75,26 @@ def test_requests_of_a_kind_at_one_death_count_once() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, OTHER, OTHER, OTHER)
     assert not quarantine.held(OTHER, 10.0)
+
+
+def test_a_replica_that_only_breaks_connections_has_not_died() -> None:
+    quarantine = Quarantine()
+    for now in (10.0, 20.0, 30.0):
+        quarantine.broke(OTHER, A, now)
+        quarantine.broke(OTHER, B, now)
+    assert len(quarantine) == 0
+    quarantine.left(A, 30.0 + CONFIRMED_WITHIN_S)
+    assert len(quarantine) == 0, "it left for another reason"
+    quarantine.broke(OTHER, A, 30.0 + 2 * CONFIRMED_WITHIN_S)
+    assert len(quarantine) == 0
+
+
+def test_broken_connections_are_remembered_within_bounds() -> None:
+    quarantine = Quarantine()
+    for number in range(MOST_SUSPECTS + 1):
+        quarantine.broke(b"%d" % number, A, 10.0)
+    quarantine.left(A, 10.0)
+    assert len(quarantine) == 1
 
 
 def test_an_answer_clears_a_suspect() -> None:

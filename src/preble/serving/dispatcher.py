@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from functools import partial
+
+import structlog
 
 from preble.config import RetryConfig
 from preble.core.types import Placement, ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
-from preble.errors import NoReplicaError
+from preble.errors import NoReplicaError, Quarantined
+from preble.rules.quarantine import QUARANTINE_S, likeness
 from preble.rules.retry_budget import RetryBudget
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.terms import Terms
@@ -32,7 +34,7 @@ class Dispatcher:
     def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Place a request on a replica that serves its model. The caller must end the placement.
 
-        Raises: NoReplicaError, PromptTooLong, UnknownModel.
+        Raises: NoReplicaError, PromptTooLong, UnknownModel. Quarantined: replicas have died of its like.
         """
         self.retries.placed(self._loop.time())
         return self._place(request, terms)
@@ -51,6 +53,8 @@ class Dispatcher:
 
     def _place(self, request: Request, terms: Terms) -> LocalPlaced:
         now, started = self._loop.time(), time.perf_counter()
+        if self.placements.quarantine:
+            self._refuse_deadly(request, terms, now)
         of_model = self.replicas.of_model(terms.model)
         others = of_model.others
         if of_model.base_model != request.model:
@@ -61,7 +65,7 @@ class Dispatcher:
         took_s = time.perf_counter() - started
         try:
             record = self._recent.placed(placement, now)
-            placed = LocalPlaced(self.placements, record, terms, partial(self._place_again, request, terms))
+            placed = LocalPlaced(self.placements, record, request, terms, self._place_again)
         except BaseException:
             self._scheduler.on_finish(request.request_id, 0, now)
             raise
@@ -74,6 +78,13 @@ class Dispatcher:
             placed.failed(error)  # nobody gets it to end it
             raise
         return placed
+
+    def _refuse_deadly(self, request: Request, terms: Terms, now: float) -> None:
+        """Raises: Quarantined: replicas have died of such a request."""
+        if died := self.placements.quarantine.held(likeness(request, terms.caller.name), now):
+            structlog.get_logger().warning("request_quarantined", request=request.request_id, died=died)
+            text = f"two replicas ended while they worked on this request; it is refused for {QUARANTINE_S:g} s"
+            raise Quarantined(f"{text}, and so is every one like it")
 
     def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
         """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""

@@ -14,12 +14,13 @@ from typing import Protocol
 
 from preble.config import EjectionConfig
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import Placement, ReplicaId, RequestId
+from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.decisions.recent import DecisionRecord
 from preble.engines.http import HttpClient
-from preble.errors import EngineError, EngineFailed, EngineRefused, PrebleError
+from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused, PrebleError
 from preble.rules.callers import Caller
 from preble.rules.ejection import EjectionTable
+from preble.rules.quarantine import Quarantine, likeness
 from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.scheduler_timer import SchedulerTimer
@@ -60,6 +61,7 @@ class Placements:
         self.replicas = LiveReplicas()
         self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed)
         self.timer = SchedulerTimer(scheduler, telemetry)
+        self.quarantine = Quarantine()
         self.observer: PlacementObserver | None = None
         self.in_flight: dict[RequestId, LocalPlaced] = {}
         self.loop = asyncio.get_running_loop()
@@ -102,30 +104,44 @@ class Placements:
         for placed in list(self.in_flight.values()):
             moves = placed.placement.replica_id in (stalled if placed._terms.streams else hangs)
             if moves and placed.heard_at() is None and placed.on_lost is not None:
+                placed._stalls = True
                 placed.on_lost("it begins no answer", now)
 
 
 class LocalPlaced(Placed):
     """A placement in the process that has the scheduler: reports go straight there."""
 
-    __slots__ = ("_arrived_at", "_may_retry_freely", "_place_again", "_placements", "_record", "_terms", "model")
+    __slots__ = (
+        "_arrived_at",
+        "_may_retry_freely",
+        "_place_again",
+        "_placements",
+        "_record",
+        "_request",
+        "_stalls",
+        "_terms",
+        "model",
+    )
 
     def __init__(
         self,
         placements: Placements,
         record: DecisionRecord,
+        request: Request,
         terms: Terms,
-        place_again: Callable[[ReplicaId, bool], LocalPlaced],
+        place_again: Callable[[Request, Terms, ReplicaId, bool], LocalPlaced],
     ) -> None:
         replica = placements.replicas[record.placement.replica_id]
         super().__init__(record.placement, replica.engine, record.placed_at)
         self.model = terms.model or next(iter(replica.info.models), "")
         self._placements = placements
+        self._request = request
         self._terms = terms
         self._arrived_at = self.placed_at if terms.arrived_at is None else min(terms.arrived_at, self.placed_at)
         self._place_again = place_again
         self._record = record
         self._may_retry_freely = False
+        self._stalls = False
 
     def answered(self, status: int, retry_after_s: float = 0.0) -> None:
         super().answered(status, retry_after_s)
@@ -164,7 +180,7 @@ class LocalPlaced(Placed):
 
     def placed_again(self) -> LocalPlaced:
         """As `place_again`, at once."""
-        return self._place_again(self.placement.replica_id, self._may_retry_freely)
+        return self._place_again(self._request, self._terms, self.placement.replica_id, self._may_retry_freely)
 
     def _over(self, error: BaseException | None) -> None:
         status = self._status
@@ -218,6 +234,7 @@ class LocalPlaced(Placed):
         """Report what this end says of the replica."""
         ejection = self._placements.ejection
         replica_id, request_id = self.placement.replica_id, self.placement.request_id
+        self._judge_request(outcome, error, now)
         if isinstance(error, EngineError):
             ejection.failed(replica_id, request_id, now)
             self._placements.telemetry.engine_failed(replica_id, self.model, error)
@@ -228,6 +245,15 @@ class LocalPlaced(Placed):
             ejection.refused(replica_id, request_id, self._retry_after_s, now)
         else:
             ejection.dropped(replica_id, request_id, now)
+
+    def _judge_request(self, outcome: str, error: BaseException | None, now: float) -> None:
+        """Report what this end says of the request: whether its replica broke off before it answered."""
+        quarantine = self._placements.quarantine
+        has_begun = self._output_tokens > 0 or self._record.first_token_at is not None
+        if isinstance(error, EngineGone) and self._request.keeps_kv and not has_begun and not self._stalls:
+            quarantine.broke(likeness(self._request, self._terms.caller.name), self.placement.replica_id, now)
+        elif outcome == "ok" and quarantine:
+            quarantine.answered(likeness(self._request, self._terms.caller.name))
 
 
 def _outcome(error: BaseException) -> str:

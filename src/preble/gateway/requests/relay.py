@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Protocol, final
 
 from preble.core.types import Request
-from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, RequestError
+from preble.errors import (
+    EngineError,
+    EngineGone,
+    EngineRefused,
+    EngineTimeout,
+    NoReplicaError,
+    Quarantined,
+    RequestError,
+)
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.placing import Placing
@@ -167,6 +175,8 @@ class Relay:
         try:
             is_gone = isinstance(error, EngineRefused | EngineGone)
             self._send(await self._placing.place_again(attempt.placed, is_gone=is_gone))
+        except Quarantined as refusal:
+            self._owner.not_carried(refusal)
         except (NoReplicaError, RequestError):  # nobody else can take it; the client gets the failure
             self._give_up(attempt, error)
         except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 (the client must get an answer)

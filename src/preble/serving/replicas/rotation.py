@@ -70,6 +70,8 @@ class Rotation:
         self._ejection.remove(replica_id)
         self._timer.arm()
         self._telemetry.replica_down(replica_id, reason, len(orphans))
+        if reason is not None:
+            self._placements.quarantine.left(replica_id, self._loop.time())
         if (observer := self._placements.observer) is not None:
             observer.replica_removed(replica_id)
 

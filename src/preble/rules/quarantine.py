@@ -2,10 +2,11 @@
 
 A replica that dies had many requests at once. One death does not show of which of them it died, or whether of any. So
 every request that had no answer yet is a suspect, by what it is like (prompt, namespace, key), until a request like it
-is answered. If replicas die again, the one suspect that was at more deaths than all others of that time is taken for
-the cause. Where several were at as many, none is: each is answered elsewhere, which clears it, or dies with others.
+is answered. If replicas die again, the one suspect that was at more deaths than all others there is taken for the cause.
+Where several were at as many, none is: each is answered elsewhere, which clears it, or replicas die of it again.
 
-What dies within `ONE_INCIDENT_S` counts as one death, for one cause may end several replicas: a host, an operator.
+A broken connection alone is no death: the replica must leave the rotation, too. What dies within `ONE_INCIDENT_S`
+counts as one death, for one cause may end several replicas: a host, an operator.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 
 from preble.core.types import ReplicaId, Request
 
 ONE_INCIDENT_S = 1.0
+CONFIRMED_WITHIN_S = 30.0
+"""How far apart a broken connection and the end of its replica may be: some checks of its health."""
 QUARANTINE_S = 300.0
 """How long the like of a request is refused after the last death."""
 SUSPECTED_S = 3600.0
@@ -47,17 +51,39 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
-        self._incident = _Incident(float("-inf"))
+        self._incident = _Incident(-inf)
+        self._broken: dict[ReplicaId, dict[bytes, float]] = {}
+        """By replica that has not left: requests whose connections broke, and when."""
+        self._left: dict[ReplicaId, tuple[float, _Incident]] = {}
+        """By replica, when it left last."""
 
     def __len__(self) -> int:
         return len(self._suspects)
 
-    def died(self, like: bytes, replica_id: ReplicaId, now: float) -> None:
-        """A replica has died that had such a request, without an answer."""
+    def broke(self, like: bytes, replica_id: ReplicaId, now: float) -> None:
+        """A replica has broken off such a request, without an answer."""
+        left_at, incident = self._left.get(replica_id, (-inf, self._incident))
+        if now < left_at + CONFIRMED_WITHIN_S:
+            self._died(like, replica_id, incident)
+            return
+        broken = self._broken.setdefault(replica_id, {})
+        if len(broken) >= MOST_SUSPECTS:
+            broken.clear()
+        broken[like] = now
+
+    def left(self, replica_id: ReplicaId, now: float) -> None:
+        """A replica has left the rotation because it cannot be reached, or has restarted."""
         if now >= self._incident.began_at + ONE_INCIDENT_S:
             self._incident = _Incident(now)
-        incident, suspect = self._incident, self._suspects.get(like)
-        if suspect is None or suspect.last.began_at + SUSPECTED_S < now:
+        self._left = {other: left for other, left in self._left.items() if now < left[0] + CONFIRMED_WITHIN_S}
+        self._left[replica_id] = (now, self._incident)
+        for like, at in self._broken.pop(replica_id, {}).items():
+            if now < at + CONFIRMED_WITHIN_S:
+                self._died(like, replica_id, self._incident)
+
+    def _died(self, like: bytes, replica_id: ReplicaId, incident: _Incident) -> None:
+        suspect = self._suspects.get(like)
+        if suspect is None or suspect.last.began_at + SUSPECTED_S < incident.began_at:
             suspect = self._suspects[like] = _Suspect(incident)
         if like not in incident.suspects:
             suspect.last = incident
@@ -77,10 +103,8 @@ class Quarantine:
         suspect = self._suspects.get(like)
         if suspect is None or suspect.deaths < 2 or now >= suspect.last.began_at + QUARANTINE_S:
             return []
-        others = (
-            deaths for other, deaths in suspect.last.suspects.items() if other in self._suspects and other != like
-        )
-        return suspect.replicas if all(deaths < suspect.deaths for deaths in others) else []
+        others = [deaths for other, deaths in suspect.last.suspects.items() if other != like]
+        return suspect.replicas if suspect.deaths > max(others, default=0) else []
 
 
 def likeness(request: Request, key: str) -> bytes:
