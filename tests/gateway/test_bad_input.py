@@ -61,6 +61,42 @@ async def test_a_wrong_body_is_a_400_that_names_the_field(
         assert one.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "top_k": 2**31}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "top_k": 1e12}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "top_k": "3000000000"}, "top_k"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 2**40}, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 32_000}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [3, -1]}, "stop_token_ids"),
+        ("/v1/completions", {"prompt": "a", "stop_regex": "(.+)+@"}, "stop_regex"),
+        ("/v1/chat/completions", {"messages": [], "logprobs": True, "top_logprobs": 10**6}, "top_logprobs"),
+        ("/v1/messages", {"model": "tiny", "messages": [], "top_k": 2**40}, "top_k"),
+        ("/v1/responses", {"input": "a", "top_k": 2**40}, "top_k"),
+        ("/generate", {"text": "a", "top_logprobs_num": [1, 10**6]}, "top_logprobs_num"),
+        ("/generate", {"text": "a", "sampling_params": {"min_new_tokens": 2**40}}, "sampling_params.min_new_tokens"),
+        ("/generate", {"text": ["a"], "sampling_params": [{"stop_regex": "a"}]}, "sampling_params.stop_regex"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"top_k": 2**40}}, "sampling_params.top_k"),
+    ],
+)
+async def test_a_value_that_ends_an_engine_is_a_400_and_reaches_no_replica(
+    serve: Serve, path: str, fields: dict[str, Any], param: str
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post(path, json=fields) as answer:
+            text = await answer.text()
+        assert (answer.status, one.requests) == (400, [])
+        assert f"`{param}`" in text
+
+
+async def test_usual_values_of_guarded_fields_are_passed_on(serve: Serve) -> None:
+    usual = {"top_k": -1, "logprobs": 5, "min_tokens": 0, "stop_token_ids": [1, 2], "stop_regex": None}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        assert (await gateway.complete(prompt="a", **usual))[0] == 200
+        assert usual.items() <= one.requests[-1].items()
+
+
 async def test_a_prompt_longer_than_the_context_is_a_400(serve: Serve) -> None:
     async with replicas(1, max_model_len=100) as [one], serve([one], policy="e2") as gateway:
         status, body, _ = await gateway.complete(prompt=list(range(101)))

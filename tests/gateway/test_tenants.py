@@ -15,9 +15,9 @@ from gateway.conftest import Serve, Served
 from gateway.fakes import gated, replicas, rubbish, status
 from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
-from preble.errors import ConfigError, Overloaded
+from preble.errors import ConfigError, Overloaded, RequestError
 from preble.gateway.http.keys import KeyRing
-from preble.prompts.endpoints.bodies import decode_chat, with_cache_salt
+from preble.prompts.endpoints.bodies import PromptLimits, read_chat, with_cache_salt
 from preble.rules import key_limits
 from preble.rules.callers import Caller
 from preble.rules.key_limits import KeyLimits
@@ -198,8 +198,8 @@ async def test_fields_of_routers_never_come_from_clients(serve: Serve, fields: d
 
 
 async def test_an_escaped_name_hides_no_field() -> None:
-    with pytest.raises(Exception, match="kv_transfer_params"):
-        decode_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}')
+    with pytest.raises(RequestError, match="kv_transfer_params"):
+        read_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}', PromptLimits(1, 100))
 
 
 async def test_keys_are_read_again(serve: Serve, keys_file: Path) -> None:

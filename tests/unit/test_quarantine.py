@@ -8,7 +8,7 @@ from preble.rules.quarantine import (
     QUARANTINE_S,
     SUSPECTED_S,
     Quarantine,
-    likeness,
+    like_of,
 )
 
 DEADLY, OTHER = b"deadly", b"other"
@@ -17,10 +17,10 @@ A, B, C = map(ReplicaId, "abc")
 
 def died(quarantine: Quarantine, replica_id: ReplicaId, now: float, *likes: bytes) -> None:
     for like in likes[::2]:
-        quarantine.broke(like, replica_id, now)
+        quarantine.broke(like, replica_id, now - 1.0, now)
     quarantine.left(replica_id, now)
     for like in likes[1::2]:
-        quarantine.broke(like, replica_id, now)
+        quarantine.broke(like, replica_id, now - 1.0, now)
 
 
 def test_nobody_is_held_after_one_death_however_many_were_there() -> None:
@@ -80,19 +80,28 @@ def test_requests_of_a_kind_at_one_death_count_once() -> None:
 def test_a_replica_that_only_breaks_connections_has_not_died() -> None:
     quarantine = Quarantine()
     for now in (10.0, 20.0, 30.0):
-        quarantine.broke(OTHER, A, now)
-        quarantine.broke(OTHER, B, now)
+        quarantine.broke(OTHER, A, now - 1.0, now)
+        quarantine.broke(OTHER, B, now - 1.0, now)
     assert len(quarantine) == 0
     quarantine.left(A, 30.0 + CONFIRMED_WITHIN_S)
     assert len(quarantine) == 0, "it left for another reason"
-    quarantine.broke(OTHER, A, 30.0 + 2 * CONFIRMED_WITHIN_S)
+    quarantine.broke(OTHER, A, 30.0 + 2 * CONFIRMED_WITHIN_S, 30.0 + 2 * CONFIRMED_WITHIN_S)
     assert len(quarantine) == 0
+
+
+def test_a_replica_that_is_back_at_once_and_dies_again_has_died_twice() -> None:
+    quarantine = Quarantine()
+    died(quarantine, A, 10.0, OTHER)
+    quarantine.broke(OTHER, A, 12.0, 13.0)
+    assert not quarantine.held(OTHER, 13.0)
+    quarantine.left(A, 13.1)
+    assert quarantine.held(OTHER, 13.1) == [A, A]
 
 
 def test_broken_connections_are_remembered_within_bounds() -> None:
     quarantine = Quarantine()
     for number in range(MOST_SUSPECTS + 1):
-        quarantine.broke(b"%d" % number, A, 10.0)
+        quarantine.broke(b"%d" % number, A, 9.0, 10.0)
     quarantine.left(A, 10.0)
     assert len(quarantine) == 1
 
@@ -123,7 +132,7 @@ def test_as_many_suspects_as_the_table_holds_are_remembered() -> None:
 
 def test_requests_are_alike_by_prompt_namespace_and_key() -> None:
     def like(prompt: list[int], namespace: str = "n", key: str = "k") -> bytes:
-        return likeness(Request(RequestId("r"), pack_tokens(prompt), None, namespace), key)
+        return like_of(Request(RequestId("r"), pack_tokens(prompt), None, namespace), key)
 
     assert like([1, 2]) == like([1, 2])
     others = (like([1, 3]), like([1, 2], namespace="m"), like([1, 2], key="l"), like([1, 2], "nk", ""))

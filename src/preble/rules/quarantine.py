@@ -2,8 +2,8 @@
 
 A replica that dies had many requests at once. One death does not show of which of them it died, or whether of any. So
 every request that had no answer yet is a suspect, by what it is like (prompt, namespace, key), until a request like it
-is answered. If replicas die again, the one suspect that was at more deaths than all others there is taken for the cause.
-Where several were at as many, none is: each is answered elsewhere, which clears it, or replicas die of it again.
+is answered. If replicas die again, the one suspect that was at more deaths than all others there counts as the cause.
+Where several were at as many, none does: each is answered elsewhere, which clears it, or replicas die of it again.
 
 A broken connection alone is no death: the replica must leave the rotation, too. What dies within `ONE_INCIDENT_S`
 counts as one death, for one cause may end several replicas: a host, an operator.
@@ -60,10 +60,10 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._suspects)
 
-    def broke(self, like: bytes, replica_id: ReplicaId, now: float) -> None:
-        """A replica has broken off such a request, without an answer."""
+    def broke(self, like: bytes, replica_id: ReplicaId, placed_at: float, now: float) -> None:
+        """A replica has broken off such a request, without an answer. `placed_at`: when it was sent there."""
         left_at, incident = self._left.get(replica_id, (-inf, self._incident))
-        if now < left_at + CONFIRMED_WITHIN_S:
+        if placed_at <= left_at and now < left_at + CONFIRMED_WITHIN_S:
             self._died(like, replica_id, incident)
             return
         broken = self._broken.setdefault(replica_id, {})
@@ -107,7 +107,7 @@ class Quarantine:
         return suspect.replicas if suspect.deaths > max(others, default=0) else []
 
 
-def likeness(request: Request, key: str) -> bytes:
+def like_of(request: Request, key: str) -> bytes:
     """Return what requests with the same prompt, namespace and key have in common. O(length)."""
     name = f"{len(request.namespace)}:{request.namespace}{key}".encode()
     return blake2b(request.prompt, digest_size=16, key=blake2b(name, digest_size=32).digest()).digest()

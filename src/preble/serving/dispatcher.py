@@ -12,7 +12,7 @@ from preble.config import RetryConfig
 from preble.core.types import Placement, ReplicaId, Request
 from preble.decisions.recent import RecentDecisions
 from preble.errors import NoReplicaError, Quarantined
-from preble.rules.quarantine import QUARANTINE_S, likeness
+from preble.rules.quarantine import QUARANTINE_S, like_of
 from preble.rules.retry_budget import RetryBudget
 from preble.serving.placements import LocalPlaced, Placements
 from preble.serving.terms import Terms
@@ -81,7 +81,7 @@ class Dispatcher:
 
     def _refuse_deadly(self, request: Request, terms: Terms, now: float) -> None:
         """Raises: Quarantined: replicas have died of such a request."""
-        if died := self.placements.quarantine.held(likeness(request, terms.caller.name), now):
+        if died := self.placements.quarantine.held(like_of(request, terms.caller.name), now):
             structlog.get_logger().warning("request_quarantined", request=request.request_id, died=died)
             text = f"two replicas ended while they worked on this request; it is refused for {QUARANTINE_S:g} s"
             raise Quarantined(f"{text}, and so is every one like it")

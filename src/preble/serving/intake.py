@@ -110,9 +110,8 @@ class Intake(ABC):
     ) -> ParsedRequest:
         """Read a request to one of `ENDPOINTS`. `headers`: names in lower case. Raises: RequestError."""
         config = self._config.limits
-        limits = PromptLimits(config.max_prompts, self.replicas.longest_prompt, config.max_answers)
-        if self.replicas.one_model and (ids := self._tokens.vocabulary) is not None:
-            limits = limits._replace(ids=ids)
+        vocabulary = self._tokens.vocabulary if self.replicas.one_model else None
+        limits = PromptLimits(config.max_prompts, self.replicas.longest_prompt, config.max_answers, vocabulary)
         now, salts = self._loop.time(), self.replicas.take_cache_salts
         begun = None if endpoint.text_start is None else self._tokens.begin(body, endpoint.text_start)
         given = (endpoint, headers, body, request_id, limits, caller, salts, now, begun)

@@ -20,7 +20,7 @@ from preble.engines.http import HttpClient
 from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused, PrebleError
 from preble.rules.callers import Caller
 from preble.rules.ejection import EjectionTable
-from preble.rules.quarantine import Quarantine, likeness
+from preble.rules.quarantine import Quarantine, like_of
 from preble.serving.placed import NOT_NOW, Placed
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.scheduler_timer import SchedulerTimer
@@ -251,9 +251,11 @@ class LocalPlaced(Placed):
         quarantine = self._placements.quarantine
         has_begun = self._output_tokens > 0 or self._record.first_token_at is not None
         if isinstance(error, EngineGone) and self._request.keeps_kv and not has_begun and not self._stalls:
-            quarantine.broke(likeness(self._request, self._terms.caller.name), self.placement.replica_id, now)
+            quarantine.broke(
+                like_of(self._request, self._terms.caller.name), self.placement.replica_id, self.placed_at, now
+            )
         elif outcome == "ok" and quarantine:
-            quarantine.answered(likeness(self._request, self._terms.caller.name))
+            quarantine.answered(like_of(self._request, self._terms.caller.name))
 
 
 def _outcome(error: BaseException) -> str:

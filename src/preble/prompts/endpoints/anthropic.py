@@ -14,15 +14,14 @@ from preble.prompts.endpoints.bodies import (
     BYTES_PER_TOKEN,
     Fields,
     PromptLimits,
-    Reserved,
     decoded,
     positive,
-    refuse_reserved,
 )
+from preble.prompts.endpoints.checked import CheckedFields, check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
 
 
-class MessagesBody(Reserved, kw_only=True):
+class MessagesBody(CheckedFields, kw_only=True):
     """The fields read from a body for `/v1/messages` and `/v1/messages/count_tokens`."""
 
     messages: list[Raw]
@@ -39,7 +38,7 @@ _BODY = msgspec.json.Decoder(MessagesBody)
 def read_messages(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/messages`. Raises: RequestError."""
     given: MessagesBody = decoded(_BODY, body)
-    refuse_reserved(given)
+    check_fields(given, limits.vocabulary)
     if not given.model:
         raise RequestError("`model` is missing", param="model")
     return Fields(
@@ -56,7 +55,7 @@ def read_messages(body: bytes, limits: PromptLimits) -> Fields:
 def read_count(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/messages/count_tokens`. Raises: RequestError."""
     given: MessagesBody = decoded(_BODY, body)
-    refuse_reserved(given)
+    check_fields(given, limits.vocabulary)
     return Fields(model=given.model or None, load_tokens=len(body) // BYTES_PER_TOKEN)
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -19,6 +18,7 @@ from msgspec import Meta, Raw, Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import RequestError, prompt_too_long
 from preble.prompts.endpoints.answers import MOST_TOKENS
+from preble.prompts.endpoints.checked import CheckedFields, check_fields
 
 _ANY_ID = 2**32
 TokenId = Annotated[int, Meta(ge=0, lt=_ANY_ID)]
@@ -115,40 +115,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class Reserved(Struct):
-    """Fields that only a router may set: by one, a client could read other tenants' KV blocks, end an engine, or go
-    before others in its queue and its KV cache.
-
-    Taken from the request models of vLLM 0.32.0 and SGLang 0.5.23; docs/reference/http-api.md says what each does.
-    """
-
-    bootstrap_host: Raw = Raw(b"")
-    bootstrap_pair_key: Raw = Raw(b"")
-    bootstrap_port: Raw = Raw(b"")
-    bootstrap_room: Raw = Raw(b"")
-    data_parallel_rank: Raw = Raw(b"")
-    decode_tp_size: Raw = Raw(b"")
-    disagg_prefill_dp_rank: Raw = Raw(b"")
-    ec_transfer_params: Raw = Raw(b"")
-    encoder_urls: Raw = Raw(b"")
-    extra_key: Raw = Raw(b"")
-    http_worker_ipc: Raw = Raw(b"")
-    kv_cache_report_mode: Raw = Raw(b"")
-    kv_hints: Raw = Raw(b"")
-    kv_transfer_params: Raw = Raw(b"")
-    lora_id: Raw = Raw(b"")
-    need_wait_for_mm_inputs: Raw = Raw(b"")
-    num_items_assigned: Raw = Raw(b"")
-    priority: Raw = Raw(b"")
-    routed_dp_rank: Raw = Raw(b"")
-    routing_key: Raw = Raw(b"")
-    session_params: Raw = Raw(b"")
-    skip_reading_prefix_cache: Raw = Raw(b"")
-    vllm_xargs: dict[str, Raw] | None = None
-    extra_args: dict[str, Raw] | None = None
-
-
-class CompletionBody(Reserved, kw_only=True):
+class CompletionBody(CheckedFields, kw_only=True):
     """The fields read from a body for `/v1/completions`."""
 
     prompt: Raw = Raw(b"")
@@ -163,7 +130,7 @@ class CompletionBody(Reserved, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-class ChatBody(Reserved, kw_only=True):
+class ChatBody(CheckedFields, kw_only=True):
     """The fields read from a body for `/v1/chat/completions`. Messages, tools, documents and options of media stay
     encoded."""
 
@@ -190,11 +157,6 @@ class ChatBody(Reserved, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-_RESERVED = tuple(field.name for field in msgspec.structs.fields(Reserved) if field.type is Raw)
-_OPEN = ("vllm_xargs", "extra_args")
-"""Objects of a body for fields that extensions of vLLM define, and that vLLM looks for its own in."""
-_reserved_of = attrgetter(*_RESERVED, *_OPEN)
-_NOTHING_RESERVED = _reserved_of(Reserved())
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
@@ -213,7 +175,6 @@ _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 def decode_completion(body: bytes) -> CompletionBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
     given: CompletionBody = decoded(_COMPLETION, body)
-    refuse_reserved(given)
     if not given.prompt:
         raise RequestError("`prompt` is missing; give a text, a list of token ids, or a list of either", param="prompt")
     return given
@@ -222,7 +183,6 @@ def decode_completion(body: bytes) -> CompletionBody:
 def decode_chat(body: bytes) -> ChatBody:
     """Raises: RequestError: not JSON, or a field of a wrong type; `param` names it."""
     given: ChatBody = decoded(_CHAT, body)
-    refuse_reserved(given)
     if not starts_with(given.messages, b"["):
         raise RequestError("`messages` must be a list of messages", param="messages")
     return given
@@ -231,6 +191,7 @@ def decode_chat(body: bytes) -> ChatBody:
 def read_completion(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/completions`. Raises: RequestError."""
     given = decode_completion(body)
+    check_fields(given, limits.vocabulary)
     if given.truncate_prompt_tokens is not None:
         limits = limits._replace(tokens=inf)
     prompts = decode_prompts(given.prompt, limits)
@@ -250,6 +211,7 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
 def read_chat(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/chat/completions`. Raises: RequestError."""
     given = decode_chat(body)
+    check_fields(given, limits.vocabulary)
     check_ids(given.input_ids, limits, "input_ids")
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     return Fields(
@@ -267,24 +229,6 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
 def positive(limit: int | None) -> int | None:
     """Return a limit on output tokens, at most `MOST_TOKENS`, None where the client gave none."""
     return min(limit, MOST_TOKENS) if limit is not None and limit > 0 else None
-
-
-def refuse_reserved(fields: Reserved, within: str = "") -> None:
-    """`within`: where in the body the fields are, up to the point. Raises: RequestError."""
-    if _reserved_of(fields) == _NOTHING_RESERVED:
-        return
-    given = [name for name in _RESERVED if is_given(getattr(fields, name))]
-    for where in _OPEN:
-        given += [f"{where}.{name}" for name in getattr(fields, where) or () if name in _RESERVED]
-    if given:
-        name = within + given[0]
-        raise RequestError(f"`{name}` is set by routers only; leave it out", param=name)
-
-
-def is_given(raw: Raw) -> bool:
-    """Return whether a field has a value other than null. Copies nothing, however long the field is."""
-    data = memoryview(raw)
-    return data.nbytes != 0 and not (data.nbytes == 4 and bytes(data) == b"null")
 
 
 def with_cache_salt(body: bytes, salt: str, field: str = "cache_salt") -> bytes:
@@ -312,13 +256,13 @@ def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | 
 
 
 class PromptLimits(NamedTuple):
-    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number. `answers`: to one prompt. `ids`:
-    every token id is smaller."""
+    """`prompts`: in one request. `tokens`: of one prompt; infinity for any number. `answers`: to one prompt.
+    `vocabulary`: how many token ids the model has, None if that is not known."""
 
     prompts: int
     tokens: float
     answers: int = 128
-    ids: int = _ANY_ID
+    vocabulary: int | None = None
 
     def num_choices(self, asked: Iterable[int | None], num_prompts: int = 1, param: str = "n") -> int:
         """Return how many answers each prompt gets. `asked`: what the field asks for, or each field of that name.
@@ -373,7 +317,8 @@ def decode_prompts(raw: Raw, limits: PromptLimits, param: str = "prompt") -> lis
 
 def check_ids(raw: Raw, limits: PromptLimits, param: str) -> None:
     """Check a field that may have token ids beside other prompts. O(length). Raises: RequestError: they are no ids."""
-    if limits.ids < _ANY_ID and starts_with(raw, b"[") and not any(mark in bytes(raw) for mark in (b'"', b"{")):
+    has_others = any(mark in bytes(raw) for mark in (b'"', b"{"))
+    if limits.vocabulary is not None and starts_with(raw, b"[") and not has_others:
         decode_prompts(raw, limits._replace(prompts=_ANY_ID, tokens=inf), param)
 
 
@@ -412,8 +357,9 @@ def _check_number(count: int, limits: PromptLimits, param: str) -> None:
 def _packed(raw: Raw, limits: PromptLimits, param: str) -> PackedTokens:
     if not (ids := decode_ids(raw, limits.tokens, param)):
         raise RequestError(f"`{param}` has an empty list of token ids; give at least one token", param=param)
-    if (largest := int(np.frombuffer(ids, np.uint32).max())) >= limits.ids:
-        text = f"`{param}` has the token id {largest}, which the model does not have: ids are below {limits.ids}"
+    largest = int(np.frombuffer(ids, np.uint32).max())
+    if limits.vocabulary is not None and largest >= limits.vocabulary:
+        text = f"`{param}` has the token id {largest}; those of the model are below {limits.vocabulary}"
         raise RequestError(text, param=param)
     return ids
 

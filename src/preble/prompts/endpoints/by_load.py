@@ -14,13 +14,12 @@ from preble.prompts.endpoints.bodies import (
     BYTES_PER_TOKEN,
     Fields,
     PromptLimits,
-    Reserved,
     check_ids,
     decoded,
     read_chat,
     read_completion,
-    refuse_reserved,
 )
+from preble.prompts.endpoints.checked import Reserved, refuse_reserved
 from preble.prompts.endpoints.events import EventForm
 
 

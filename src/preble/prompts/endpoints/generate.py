@@ -13,19 +13,17 @@ from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded
 from preble.prompts.endpoints.bodies import (
     Fields,
     PromptLimits,
-    Reserved,
     decode_prompts,
     decoded,
-    is_given,
     positive,
-    refuse_reserved,
 )
+from preble.prompts.endpoints.checked import CheckedFields, check_fields, has_value
 from preble.prompts.endpoints.events import EventForm
 
 Count = Annotated[int, Meta(ge=1)]
 
 
-class Sampling(Reserved, kw_only=True):
+class Sampling(CheckedFields, kw_only=True):
     """The fields read of sampling parameters, of either engine."""
 
     max_tokens: int | None = None
@@ -36,7 +34,7 @@ class Sampling(Reserved, kw_only=True):
 # SGLang
 
 
-class GenerateBody(Reserved, kw_only=True):
+class GenerateBody(CheckedFields, kw_only=True):
     """The fields read from a body for SGLang's `/generate`."""
 
     text: Raw = Raw(b"")
@@ -53,12 +51,14 @@ _GENERATE = msgspec.json.Decoder(GenerateBody)
 def read_generate(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/generate`. A batch is placed whole, by its first prompt. Raises: RequestError."""
     given: GenerateBody = decoded(_GENERATE, body)
-    refuse_reserved(given)
-    raw = given.text if is_given(given.text) else given.input_ids
-    if not is_given(raw):
+    check_fields(given, limits.vocabulary)
+    raw = given.text if has_value(given.text) else given.input_ids
+    if not has_value(raw):
         raise RequestError("`text` and `input_ids` are missing; give one of them", param="text")
     prompts = decode_prompts(raw, limits, "text" if raw is given.text else "input_ids")
     params = given.sampling_params if isinstance(given.sampling_params, list) else [given.sampling_params or Sampling()]
+    for one in params:
+        check_fields(one, limits.vocabulary, "sampling_params.")
     num_choices = limits.num_choices([one.n for one in params], len(prompts), "sampling_params.n")
     adapter = given.lora_path if isinstance(given.lora_path, str) else None
     return Fields(
@@ -124,7 +124,7 @@ GENERATE_EVENTS = EventForm(
 # vLLM
 
 
-class TokensBody(Reserved, kw_only=True):
+class TokensBody(CheckedFields, kw_only=True):
     """The fields read from a body for vLLM's `/inference/v1/generate`."""
 
     token_ids: Raw
@@ -141,8 +141,8 @@ def read_tokens(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/inference/v1/generate`. Raises: RequestError."""
     given: TokensBody = decoded(_TOKENS, body)
     sampling = given.sampling_params or Sampling()
-    refuse_reserved(given)
-    refuse_reserved(sampling, "sampling_params.")
+    check_fields(given, limits.vocabulary)
+    check_fields(sampling, limits.vocabulary, "sampling_params.")
     [prompt, *others] = decode_prompts(given.token_ids, limits, "token_ids")
     if others or isinstance(prompt, (str, Raw)):
         raise RequestError("`token_ids` must be a list of token ids", param="token_ids")

@@ -13,11 +13,12 @@ from msgspec import Raw, Struct
 from preble.errors import RequestError
 from preble.prompts.chats.from_responses import chat_of_response
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
-from preble.prompts.endpoints.bodies import Fields, PromptLimits, Reserved, decoded, positive, refuse_reserved
+from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
+from preble.prompts.endpoints.checked import CheckedFields, check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
 
 
-class ResponsesBody(Reserved, kw_only=True):
+class ResponsesBody(CheckedFields, kw_only=True):
     """The fields read from a body for `/v1/responses`."""
 
     input: str | list[Raw] = ""
@@ -35,7 +36,7 @@ _BODY = msgspec.json.Decoder(ResponsesBody)
 def read_response(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/responses`. Raises: RequestError."""
     given: ResponsesBody = decoded(_BODY, body)
-    refuse_reserved(given)
+    check_fields(given, limits.vocabulary)
     if not given.input and given.previous_response_id is None:
         raise RequestError("`input` is missing; give a text or a list of items", param="input")
     return Fields(
