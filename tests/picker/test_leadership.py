@@ -98,6 +98,19 @@ async def test_a_leader_that_cannot_reach_the_api_goes_on_and_says_so_once(tmp_p
         assert logs[0]["error"] == "the Kubernetes API answers 503: no" and "goes on leading" in logs[0]["consequence"]
 
 
+async def test_a_leader_goes_on_and_can_end_while_the_api_takes_requests_and_answers_none(tmp_path: Path) -> None:
+    async with leases_api(tmp_path) as (api, kubeconfig), AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(candidate(kubeconfig, "a", SOON))
+        await eventually(lambda: leader.is_leader)
+        with capture_logs() as logs:
+            api.answers.clear()
+            await eventually(lambda: logs != [])
+            assert logs[0]["error"] == "the Kubernetes API does not answer in time" and leader.is_leader
+            await stack.aclose()
+        assert logs[-1]["event"] == "lease_kept" and not leader.is_leader
+        api.answers.set()
+
+
 async def test_of_two_leaders_the_one_that_was_cut_off_steps_down_when_it_hears_of_the_other(tmp_path: Path) -> None:
     async with leases_api(tmp_path) as (api, kubeconfig), candidate(kubeconfig, "a", SOON) as cut_off:
         await eventually(lambda: cut_off.is_leader)

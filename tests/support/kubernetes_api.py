@@ -93,6 +93,9 @@ class KubernetesApi:
         """What requests are answered with."""
         self.token = "first"
         """What requests have to bear; the kubeconfig's file has it at first."""
+        self.answers = asyncio.Event()
+        """While it is not set, requests get no answer."""
+        self.answers.set()
         self.gone_as_status = False
         self.pieces_of = 1 << 20
         """Events are written in pieces of so many bytes."""
@@ -144,6 +147,7 @@ class KubernetesApi:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.questions += 1
+        await self.answers.wait()
         try:
             if self.status != 200:
                 raise Refused(self.status, "no")

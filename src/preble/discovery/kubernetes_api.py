@@ -103,8 +103,8 @@ class Api:
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Return the decoded answer. Raises: `FAILURES`."""
-        async with asyncio.timeout(_ANSWER_S):
-            with self._as_one_sentence():
+        with self._as_one_sentence():
+            async with asyncio.timeout(_ANSWER_S):
                 response = await self._http.request(method, path, json=body)
         if not response.is_success:
             raise self._error(response)
@@ -141,8 +141,9 @@ class Api:
     def _as_one_sentence(self) -> Iterator[None]:
         try:
             yield
-        except httpx2.HTTPError as error:
-            reason = str(error) or type(error).__name__
+        except (httpx2.HTTPError, TimeoutError) as error:
+            is_late = isinstance(error, httpx2.TimeoutException | TimeoutError)
+            reason = "no answer in time" if is_late else str(error) or type(error).__name__
             raise ApiError(f"the Kubernetes API at {self._http.base_url.netloc.decode()} fails: {reason}") from error
 
     def _error(self, response: httpx2.Response) -> ApiError:

@@ -17,6 +17,8 @@ from preble.discovery.kubernetes_api import CONFLICT, FAILURES, NOT_FOUND, Api, 
 _GIVE_BACK_S = 5.0
 """How long the end of a picker may take to give its lease back."""
 
+_LATE = "the Kubernetes API does not answer in time"
+
 
 class Timing(NamedTuple):
     """Whole seconds, as a Lease counts: how long one lasts that nobody renews, and between two looks at it."""
@@ -130,7 +132,7 @@ class Leadership:
 
     def _unknown(self, error: BaseException) -> None:
         """Note that the lease cannot be looked at; each new reason is logged once."""
-        reason = str(error) or type(error).__name__
+        reason = str(error) or _LATE
         if reason != self._error:
             self._error = reason
             consequence = "this picker goes on leading" if self.is_leader else "this picker waits"
@@ -148,4 +150,4 @@ class Leadership:
                     await api.ask("PUT", f"{self._leases}/{self._lease}", {**lease, "spec": spec})
         except FAILURES as error:
             consequence = f"another picker leads only {self._timing.lease_s} s later"
-            self._log.warning("lease_kept", error=str(error) or type(error).__name__, consequence=consequence)
+            self._log.warning("lease_kept", error=str(error) or _LATE, consequence=consequence)
