@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from preble.emulator.tokenizer import EMULATED_TEXT, BuiltinTokenizer, FileTokenizer, load_tokenizer
 from preble.errors import ConfigError, RequestError
+from preble.prompts.endpoints.bodies import ChatBody
 
 HELLO = [{"role": "user", "content": "Hello"}]
+TOOLS = Raw('[{"type": "function", "function": {"name": "ü"}}]'.encode())
 
 
 @pytest.fixture(scope="module")
@@ -58,30 +61,32 @@ def test_an_emulated_answer_has_the_ids_that_were_generated(folder: Path) -> Non
 
 
 def test_a_model_without_a_template_has_plain_markup(folder: Path) -> None:
-    prompt = load_tokenizer(str(folder)).render_chat(HELLO, [], add_generation_prompt=True)
+    prompt = load_tokenizer(str(folder)).render_chat(HELLO, ChatBody())
     assert prompt == "<|user|>\nHello\n<|assistant|>\n"
-    assert prompt == load_tokenizer(None).render_chat(HELLO, [], add_generation_prompt=True)
+    assert prompt == load_tokenizer(None).render_chat(HELLO, ChatBody())
 
 
 def test_tools_are_part_of_the_prompt() -> None:
-    prompt = BuiltinTokenizer().render_chat(HELLO, [{"type": "function"}], add_generation_prompt=False)
-    assert prompt == '<|tools|>\n[{"type": "function"}]\n<|user|>\nHello\n'
+    prompt = BuiltinTokenizer().render_chat(HELLO, ChatBody(tools=TOOLS, add_generation_prompt=False))
+    assert prompt == '<|tools|>\n[{"type": "function", "function": {"name": "ü"}}]\n<|user|>\nHello\n'
 
 
 def test_the_models_own_template_is_used(folder: Path, tmp_path: Path) -> None:
     template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ tools | tojson }}"
     tokenizer = with_template(folder, tmp_path, template)
-    assert tokenizer.render_chat(HELLO, ["ü"], add_generation_prompt=True) == '<s>[user]Hello["ü"]'
+    assert tokenizer.render_chat(HELLO, ChatBody(tools=TOOLS)) == (
+        '<s>[user]Hello[{"type": "function", "function": {"name": "ü", "description": null, "parameters": null}}]'
+    )
 
 
 def test_what_the_template_refuses_is_the_clients_error(folder: Path, tmp_path: Path) -> None:
     tokenizer = with_template(folder, tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="roles must alternate"):
-        tokenizer.render_chat(HELLO, [], add_generation_prompt=True)
+        tokenizer.render_chat(HELLO, ChatBody())
 
 
 def test_a_template_that_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot compile the chat template"):
+    with pytest.raises(ConfigError, match="chat template cannot be compiled"):
         with_template(folder, tmp_path, "{% for %}")
 
 

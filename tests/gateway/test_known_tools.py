@@ -8,7 +8,7 @@ import pytest
 
 from preble.prompts.tokens.chat_template import SGLANG, VLLM, Form
 from preble.prompts.tokens.known_tools import KnownTools, decoded_bytes
-from preble.prompts.tokens.tokenizer import _tools
+from preble.prompts.tokens.templates import _tools
 
 LISTS = {
     "empty functions": ["{}"] * 4000,

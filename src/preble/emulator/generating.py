@@ -29,6 +29,7 @@ from preble.emulator.protocol import (
     EmbeddingBody,
     GenerateBody,
     TokenizeBody,
+    as_rendered,
     decode_body,
     decode_object,
     error_body,
@@ -196,7 +197,7 @@ class Generating:
         self, messages: Sequence[Any], body: ChatBody | TokenizeBody, *, add_special_tokens: bool
     ) -> list[list[int]]:
         """Token ids of a chat's texts, parted where a medium stands."""
-        text = self._tokenizer.render_chat(messages, body.tools or [], add_generation_prompt=body.add_generation_prompt)
+        text = self._tokenizer.render_chat(messages, as_rendered(body))
         first, *others = text.split(STAND_IN)
         pieces = [await self._encode(first, add_special_tokens=add_special_tokens)]
         return pieces + [await self._encode(other, add_special_tokens=False) for other in others]

@@ -9,6 +9,7 @@ import msgspec
 
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import RequestError
+from preble.prompts.endpoints import bodies
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
@@ -95,7 +96,11 @@ class ChatBody(_Body, kw_only=True):
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    documents: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -178,7 +183,11 @@ class TokenizeBody(_Checked):
     prompt: str | None = None
     messages: Messages | None = None
     tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool | None = None
 
     def check(self) -> None:
@@ -186,6 +195,18 @@ class TokenizeBody(_Checked):
         if (self.prompt is None) == (self.messages is None):
             raise RequestError("give either prompt or messages", param="prompt")
         check_messages(self.messages or [])
+
+
+def as_rendered(chat: ChatBody | TokenizeBody) -> bodies.ChatBody:
+    """Return a chat as the templates of its model take it, without the messages."""
+    return bodies.ChatBody(
+        tools=msgspec.Raw(msgspec.json.encode(chat.tools)),
+        documents=msgspec.Raw(msgspec.json.encode(chat.documents)),
+        chat_template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+    )
 
 
 BodyType = TypeVar("BodyType", bound=_Checked)

@@ -8,12 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-import jinja2
-import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from preble.errors import ConfigError, RequestError
+from preble.prompts.endpoints.bodies import ChatBody
+from preble.prompts.tokens.templates import ModelTemplates, decoded_list
 from preble.prompts.words import split_words, word_tokens
 
 EMULATED_TEXT = " This answer is emulated: no model ran, only the time it took is true."
@@ -43,8 +42,8 @@ class EmulatedTokenizer(Protocol):
         """The ids of a text without special tokens, and the text of each."""
         ...
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
-        """The prompt's text. Raises: RequestError: the messages are not what the template takes."""
+    def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
+        """The prompt's text. `chat`: without its messages. Raises: RequestError: the template does not take it."""
         ...
 
 
@@ -70,8 +69,8 @@ class BuiltinTokenizer:
     def pieces(self, text: str) -> tuple[list[int], list[str]]:
         return word_tokens(text), split_words(text)
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
-        return plain_chat(messages, tools, add_generation_prompt=add_generation_prompt)
+    def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
+        return plain_chat(messages, chat)
 
 
 class FileTokenizer:
@@ -86,8 +85,9 @@ class FileTokenizer:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:
             raise ConfigError(f"cannot load tokenizer {str(file)!r}: {error}") from error
-        self._special: dict[str, str] = {}
-        self._template = self._load_template(file.parent)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._templates = ModelTemplates(file.parent)
         self.output_ids = self.encode(EMULATED_TEXT, add_special_tokens=False)
         self.output_pieces = self._pieces()
 
@@ -104,34 +104,10 @@ class FileTokenizer:
         cuts = [0, *(start for start, _ in encoded.offsets[1:]), len(text)]
         return encoded.ids, [text[a:b] for a, b in pairwise(cuts)]
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
-        if self._template is None:
-            return plain_chat(messages, tools, add_generation_prompt=add_generation_prompt)
-        flat = [{**message, "content": text_of(message)} for message in messages]
-        try:
-            return self._template.render(
-                messages=flat, tools=tools or None, add_generation_prompt=add_generation_prompt, **self._special
-            )
-        except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template refused the messages: {error}", param="messages") from error
-
-    def _load_template(self, folder: Path) -> jinja2.Template | None:
-        settings = folder / "tokenizer_config.json"
-        config = msgspec.json.decode(settings.read_bytes()) if settings.is_file() else {}
-        own_file = folder / "chat_template.jinja"
-        source = own_file.read_text(encoding="utf-8") if own_file.is_file() else config.get("chat_template")
-        if not isinstance(source, str):
-            return None
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-            token = config.get(name)
-            self._special[name] = str(token["content"] if isinstance(token, dict) else token or "")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = _raise_template_error
-        try:
-            return environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"cannot compile the chat template in {str(folder)!r}: {error}") from error
+    def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
+        if not self._templates.is_there:
+            return plain_chat(messages, chat)
+        return self._templates.render(chat, messages=list(messages))
 
     def _pieces(self) -> list[str]:
         """What each output token adds to the text, in the second of two rounds, so that no start is special."""
@@ -146,15 +122,16 @@ def load_tokenizer(path: str | None) -> EmulatedTokenizer:
     return BuiltinTokenizer() if path is None else FileTokenizer(Path(path))
 
 
-def plain_chat(messages: Sequence[Message], tools: Sequence[Any], *, add_generation_prompt: bool) -> str:
+def plain_chat(messages: Sequence[Message], chat: ChatBody) -> str:
     """Chat markup for models that have no template of their own.
 
-    >>> plain_chat([{"role": "user", "content": "Hi"}], [], add_generation_prompt=True)
+    >>> plain_chat([{"role": "user", "content": "Hi"}], ChatBody())
     '<|user|>\\nHi\\n<|assistant|>\\n'
     """
-    parts = [f"<|tools|>\n{json.dumps(list(tools), ensure_ascii=False)}\n"] if tools else []
+    tools = decoded_list(chat.tools, "tools")
+    parts = [f"<|tools|>\n{json.dumps(tools, ensure_ascii=False)}\n"] if tools else []
     parts += [f"<|{message['role']}|>\n{text_of(message)}\n" for message in messages]
-    return "".join(parts) + ("<|assistant|>\n" if add_generation_prompt else "")
+    return "".join(parts) + ("<|assistant|>\n" if chat.add_generation_prompt else "")
 
 
 def text_of(message: Message) -> str:
@@ -169,7 +146,3 @@ def text_of(message: Message) -> str:
     ):
         return "".join(part["text"] for part in content)
     raise RequestError("a part of a message must have a text or be an image or the like", param="messages")
-
-
-def _raise_template_error(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -57,8 +57,7 @@ class CheckedFields(Reserved, kw_only=True):
     """Fields of which some values end an engine, too: see `RULES` and `NEVER`."""
 
     logprobs: Raw = Raw(b"")
-    min_new_tokens: Raw = Raw(b"")
-    min_tokens: Raw = Raw(b"")
+    positional_embed_overrides: Raw = Raw(b"")
     stop_regex: Raw = Raw(b"")
     stop_token_ids: Raw = Raw(b"")
     top_k: Raw = Raw(b"")
@@ -84,8 +83,6 @@ _OUTSIDE = "SGLang 0.5.23: with `min_tokens` it is an index into the logits, whi
 RULES: Mapping[str, Limits] = MappingProxyType(
     {
         "logprobs": Limits(-_INT32, None, _TOO_MANY),
-        "min_new_tokens": Limits(-_INT32, _INT32, _OVERFLOWS),
-        "min_tokens": Limits(-_INT32, _INT32, _OVERFLOWS),
         "stop_token_ids": Limits(0, None, _OUTSIDE),
         "top_k": Limits(-_INT32, _INT32, _OVERFLOWS),
         "top_logprobs": Limits(-_INT32, None, _TOO_MANY),
@@ -93,7 +90,10 @@ RULES: Mapping[str, Limits] = MappingProxyType(
     }
 )
 NEVER: Mapping[str, str] = MappingProxyType(
-    {"stop_regex": "SGLang 0.5.23: its scheduler searches each answer with it; `(.+)+@` stops all requests for ever"}
+    {
+        "positional_embed_overrides": "SGLang 0.5.23: it is for programs that import the engine; `{}` ends it",
+        "stop_regex": "SGLang 0.5.23: its scheduler searches each answer with it; `(.+)+@` stops all requests for ever",
+    }
 )
 _SMALL_VOCABULARY = 32_000
 """As many ids as every model in use has, where the model's own number is not known."""

@@ -53,6 +53,8 @@ def read_generate(body: bytes, limits: PromptLimits) -> Fields:
     given: GenerateBody = decoded(_GENERATE, body)
     check_fields(given, limits.vocabulary)
     raw = given.text if has_value(given.text) else given.input_ids
+    if raw is given.text and has_value(given.input_ids):
+        raise RequestError("give one of `text` and `input_ids`, not both", param="input_ids")
     if not has_value(raw):
         raise RequestError("`text` and `input_ids` are missing; give one of them", param="text")
     prompts = decode_prompts(raw, limits, "text" if raw is given.text else "input_ids")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from array import array
 from collections.abc import Callable
@@ -16,10 +15,9 @@ import tokenizers
 
 from preble.core.types import PackedTokens, pack_tokens
 from preble.errors import ConfigError, RequestError
-from preble.prompts.endpoints.bodies import ChatBody, Text, decode_chat, decode_text
-from preble.prompts.tokens.chat_template import SGLANG, VLLM, ChatTemplate, Form, form_of
+from preble.prompts.endpoints.bodies import Text, decode_chat, decode_text
 from preble.prompts.tokens.joints import Joint, find_joint
-from preble.prompts.tokens.known_tools import KnownTools
+from preble.prompts.tokens.templates import ModelTemplates, decoded_list, json_file
 
 MODEL_FILES = (
     "config.json",
@@ -29,9 +27,7 @@ MODEL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MOST_QUICK_PARTS = 128
-_NULL = msgspec.Raw(b"null")
 _PROBES = (
     "",
     " ",
@@ -44,17 +40,6 @@ _PROBES = (
     "a" * 300 + " " * 40 + "\n" * 20 + "\u00a0\u2009\ufeff\u200b",
     '<s></s><|im_start|>user<|im_end|>[INST] <|begin_of_text|> <bos> {"k": "\\u00e9"}',
 )
-
-
-class _Named(msgspec.Struct):
-    name: str
-
-
-class _ToolChoice(msgspec.Struct):
-    function: _Named
-
-
-_CHOICE = msgspec.json.Decoder(str | _ToolChoice | None)
 
 
 class TextEncoder(Protocol):
@@ -144,17 +129,12 @@ class PromptTokenizer:
 
     def __init__(self, folder: Path, chat_template: Path | None = None, tools_bytes: int = 0) -> None:
         """`tools_bytes`: for decoded tools. Raises: ConfigError: a file is missing or cannot be used."""
-        self._known_tools = {form: KnownTools(tools_bytes // 2) for form in (VLLM, SGLANG)}
         files = (*(folder / name for name in MODEL_FILES), *filter(None, [chat_template]))
         digests = [_digest(file) for file in files]
         self.encoder, self.is_fast = choose_encoder(folder / "tokenizer.json")
         self.identity = sha256(repr((self.is_fast, digests)).encode()).hexdigest()
-        self.vocabulary = max(self.encoder.vocabulary, _num_embeddings(_json_file(folder / "config.json")))
-        config = _json_file(folder / "tokenizer_config.json")
-        special = _special_tokens(_json_file(folder / "special_tokens_map.json") | config)
-        default, for_tools = _template_sources(folder, config, chat_template)
-        self._template = ChatTemplate(default, special) if default else None
-        self._tool_template = ChatTemplate(for_tools, special) if for_tools else self._template
+        self.vocabulary = max(self.encoder.vocabulary, _num_embeddings(json_file(folder / "config.json")))
+        self._chats = ModelTemplates(folder, chat_template, tools_bytes)
 
     def completion(self, text: Text, add_special_tokens: bool = True) -> PackedTokens:
         """Token ids of a text prompt. Raises: RequestError: the text is not Unicode."""
@@ -175,49 +155,19 @@ class PromptTokenizer:
     def chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool]:
         """Return the prompt's text of a chat body, and whether it gets special tokens. Raises: RequestError."""
         parsed = decode_chat(body)
-        return self.render(parsed, engine), parsed.add_special_tokens
+        return self._chats.render(parsed, engine), parsed.add_special_tokens
 
     def quick_chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool] | None:
         """As `chat_text`, but None if that may take more than about a millisecond. For small bodies."""
         parsed = decode_chat(body)
-        is_known, _ = self._known_tools[form_of(engine)].get(bytes(parsed.tools))
+        is_known = self._chats.knows_tools(parsed, engine)
         others = (parsed.documents,) if is_known else (parsed.documents, parsed.tools)
         if any(map(_has_many_objects, (parsed.messages, *others))):
             return None
-        messages = _decoded_list(parsed.messages, "messages") or []
+        messages = decoded_list(parsed.messages, "messages") or []
         if _num_parts(messages) > _MOST_QUICK_PARTS:
             return None
-        return self.render(parsed, engine, messages), parsed.add_special_tokens
-
-    def render(self, parsed: ChatBody, engine: str = "", messages: list[Any] | None = None) -> str:
-        """The prompt's text of a chat. `engine`: whose form it has. `messages`: those of the body, decoded.
-
-        Raises: RequestError.
-        """
-        form = form_of(engine)
-        tools = self._tools(parsed, form)
-        template = self._tool_template if tools else self._template
-        if template is None:
-            raise RequestError("the model has no chat template; use /v1/completions")
-        return template.render(
-            messages or _decoded_list(parsed.messages, "messages") or [],
-            tools,
-            documents=None if parsed.documents == _NULL else _decoded_list(parsed.documents, "documents"),
-            add_generation_prompt=parsed.add_generation_prompt,
-            continue_final_message=parsed.continue_final_message,
-            variables=_variables(parsed),
-            form=form,
-        )
-
-    def _tools(self, parsed: ChatBody, form: Form) -> list[Any] | None:
-        """Return the tools of a chat as templates see them, None for none. Raises: RequestError."""
-        raw, known = bytes(parsed.tools), self._known_tools[form]
-        if form.by_choice and (only := _only_tool(parsed.tool_choice)) is not None:
-            return _tools(raw, form, only)
-        is_known, tools = known.get(raw)
-        if not is_known:
-            known.put(raw, tools := _tools(raw, form))
-        return tools
+        return self._chats.render(parsed, engine, messages), parsed.add_special_tokens
 
 
 def _digest(file: Path) -> str:
@@ -252,79 +202,10 @@ def _num_parts(messages: list[Any]) -> int:
     return count
 
 
-def _variables(parsed: ChatBody) -> dict[str, Any]:
-    given = dict(parsed.chat_template_kwargs or {})
-    if parsed.reasoning_effort is not None:
-        given.setdefault("reasoning_effort", parsed.reasoning_effort)
-        given.setdefault("enable_thinking", parsed.reasoning_effort != "none")
-    return given
-
-
-def _tools(raw: bytes, form: Form, only: str | None = None) -> list[Any] | None:
-    tools = _decoded_list(raw, "tools")
-    return form.tools(tools, only) if tools else None
-
-
-def _only_tool(choice: msgspec.Raw) -> str | None:
-    """Return the only tool that a chat may call, "" if it may call none, None if it may call any."""
-    try:
-        chosen = _CHOICE.decode(choice)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):  # the engine refuses it
-        return None
-    return chosen.function.name if isinstance(chosen, _ToolChoice) else "" if chosen == "none" else None
-
-
-def _decoded_list(raw: msgspec.Raw | bytes, param: str) -> list[Any] | None:
-    try:
-        return msgspec.json.decode(raw, type=list[Any] | None)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"`{param}` must be a list", param=param) from error
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RequestError(f"`{param}` is not valid JSON: {error}", param=param) from error
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"tokenizer file {str(path)!r} cannot be read: {error}") from error
-    return loaded if isinstance(loaded, dict) else {}
-
-
 def _num_embeddings(config: dict[str, Any]) -> int:
     """Return how many token ids the model takes: more than its tokenizer makes, where its tables are padded."""
     sizes = (part.get("vocab_size") for part in (config, config.get("text_config")) if isinstance(part, dict))
     return max((size for size in sizes if isinstance(size, int)), default=0)
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, written as a text or as an object with `content`."""
-    contents = {
-        name: token.get("content") if isinstance(token := config.get(name), dict) else token for name in _SPECIAL
-    }
-    return {name: content for name, content in contents.items() if isinstance(content, str)}
-
-
-def _template_sources(folder: Path, config: dict[str, Any], given: Path | None) -> tuple[str | None, str | None]:
-    """The default template, and the one for requests with tools where the model has its own."""
-    if given is not None:
-        return _text_file(given), None
-    if (file := folder / "chat_template.jinja").exists():
-        return _text_file(file), None
-    source = config.get("chat_template") or _json_file(folder / "chat_template.json").get("chat_template")
-    if isinstance(source, list):
-        by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        return by_name.get("default"), by_name.get("tool_use")
-    return source, None
-
-
-def _text_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template {str(path)!r} cannot be read: {error}") from error
 
 
 def find_model_files(name: str, download: Callable[..., str] | None = None) -> Path:
