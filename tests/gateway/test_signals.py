@@ -93,7 +93,7 @@ async def test_a_reload_at_any_line_of_the_start_is_done_after_it(workers: int) 
             num_lines += 1
             async with starting(fake, workers) as one:
                 has_started = await one.until(num_lines)
-                for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                for number in (signal.SIGHUP, signal.SIGUSR1):
                     one.process.send_signal(number)
                 while not any(b'"reloaded"' in line for line in one.lines):
                     await one.until(1_000_000) if not one.has_started else one.lines.append(await line_of(one))

@@ -25,6 +25,7 @@ from yarl import URL
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.config import AuthConfig, GatewayConfig
 from preble.errors import ConfigError
+from preble.gateway.handover import Inherited
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.workers import supervisor
 from preble.gateway.workers.process import Cover, Settings
@@ -357,7 +358,7 @@ async def refuses(gateway: Gateway) -> bool:
 
 def test_no_front_end_stands_in_for_another_that_has_ended_as_it_should() -> None:
     settings = Settings(GatewayConfig(), KeyRing(AuthConfig()))
-    one = supervisor._Workers(settings, 2, None, Path(), [], takes_over=False, log=("error", "json"))
+    one = supervisor._Workers(settings, 2, None, Path(), [], Inherited({}), ("error", "json"))
     dead, living = one._front_ends
     dead._has_died = True
     given: list[object] = []

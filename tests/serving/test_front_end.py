@@ -466,7 +466,7 @@ async def test_a_client_that_leaves_while_its_request_moves_has_the_move_withdra
         app = FrontApp(one.config, one.front_end, KeyRing(one.config.auth, one.config.queue.classes), 1)
         with listen("127.0.0.1", 0) as sock:
             async with (
-                accepting(app, sock, one.config),
+                accepting(app, [sock], one.config),
                 aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as http,
             ):
                 asked = asyncio.create_task(http.post("/v1/completions", data=BODY).__aenter__())

@@ -354,6 +354,7 @@ RAW_TASKS = {
     "picker/calls.py:_opened",
     "serving/link/host.py:_in_background",
     # awaited where they are made, or by what they are made for
+    "gateway/handover.py:begin",
     "cli/running.py:reported_waiting",
     "discovery/kubernetes.py:_next_before",
     "discovery/kubernetes.py:_of_pool",

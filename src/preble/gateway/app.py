@@ -78,10 +78,14 @@ class App:
             begin, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
         )
 
-    def drain(self) -> None:
-        """Keep serving, but say "not ready". Requests that wait for a replica fail: another gateway may have one."""
+    def drain(self, *, leaves: bool = False) -> None:
+        """Keep serving, but say "not ready". Requests that wait for a replica fail: another gateway may have one.
+
+        `leaves`: they do not, since the successor of this gateway has what this one has.
+        """
         self.is_draining = True
-        self._serving.replica_wait.stop()
+        if not leaves:
+            self._serving.replica_wait.stop()
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
         """Return what serves a POST by callbacks, None if the request is not to be placed."""

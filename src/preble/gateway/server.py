@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.app import App
+from preble.gateway.handover import Inherited, Upgrade
 from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
 from preble.gateway.http.keys import KeyRing
@@ -30,8 +31,8 @@ from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
-from preble.serving import Intake, Serving
-from preble.web.server.listening import inherited, is_open_to_network, listen, url_of
+from preble.serving import Serving
+from preble.web.server.listening import is_open_to_network, listen, url_of
 from preble.web.server.memory import freeze_gc, return_large_memory
 from preble.web.server.open_files import open_files_limit, raise_open_files_limit
 from preble.web.server.server import Server
@@ -58,7 +59,7 @@ def run(
     """
     tell = on_listening or print_url
     with prepared_process() as runner:
-        runner.run(_serve_until_signal(config, tell, sources, log_losses, beside or _nothing))
+        runner.run(_serve_until_signal(config, tell, sources, log_losses, beside))
 
 
 def prepared_process() -> asyncio.Runner:
@@ -87,15 +88,19 @@ async def _serve_until_signal(
     tell: Callable[[str], None],
     sources: ConfigSources | None,
     log_losses: LogLosses | None,
-    beside: Beside,
+    beside: Beside | None,
 ) -> None:
     told = _Told()
-    signals.act_on(told.stop, told.reload)
+    signals.act_on(told.stop, told.reload, told.upgrade if beside is None else None)
+    origin = Inherited(os.environ)
+    started = serving(config, sources=sources, log_losses=log_losses, given=origin.listeners)
     try:
-        async with serving(config, sources=sources, log_losses=log_losses) as gateway, beside(gateway):
+        async with started as gateway, (beside or _nothing)(gateway):
             told.serves(gateway)
             tell(gateway.url)
+            origin.serves()
             await told.stopped.wait()
+            await told.upgrading.ended()
     except asyncio.CancelledError:
         if not told.ends_start:
             raise
@@ -116,6 +121,7 @@ class _Told:
         self._reloads = False
         self._gateway: Gateway | None = None
         self._main = asyncio.current_task()
+        self.upgrading = Upgrade(self._leave)
 
     def serves(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -133,6 +139,7 @@ class _Told:
             assert self._main is not None
             self._main.cancel()  # what was accepted meanwhile is answered while the contexts end
             return
+        self.upgrading.cancel()
         drain_s = self._gateway.config.timeouts.drain_s if drains else 0.0
         if self._gateway.is_draining:
             self._gateway.hurry()
@@ -140,14 +147,31 @@ class _Told:
         self._gateway.drain()
         asyncio.get_running_loop().call_later(drain_s, self.stopped.set)
 
+    def upgrade(self) -> None:
+        if self._gateway is not None and not self._gateway.is_draining:
+            self.upgrading.begin(self._gateway.listeners, self._gateway.config)
+
+    def _leave(self) -> None:
+        assert self._gateway is not None
+        self._gateway.leave()
+        asyncio.get_running_loop().call_later(self._gateway.config.timeouts.drain_s, self.stopped.set)
+
 
 class Gateway:
-    """A running gateway. `url`: where it listens. `config`: as it was last read."""
+    """A running gateway. `url`: where it listens. `config`: as it was last read. `listeners`: it accepts there."""
 
     def __init__(
-        self, url: str, config: GatewayConfig, sources: ConfigSources | None, serving: Serving, app: App, server: Server
+        self,
+        url: str,
+        config: GatewayConfig,
+        sources: ConfigSources | None,
+        serving: Serving,
+        app: App,
+        server: Server,
+        listeners: Sequence[socket.socket],
     ) -> None:
         self.url = url
+        self.listeners = listeners
         self.config = config
         self.serving = serving
         self._sources = sources
@@ -218,6 +242,11 @@ class Gateway:
             structlog.get_logger().info("draining")
         self._app.drain()
 
+    def leave(self) -> None:
+        """Accept no more, and drain: the successor serves. What runs may end, however long that takes."""
+        self._app.drain(leaves=True)
+        self._server.leave(self.config.timeouts.total_s)
+
     def hurry(self) -> None:
         """During a shutdown: stop waiting for running requests."""
         self._server.force_exit = True
@@ -247,12 +276,13 @@ async def serving(
     *,
     sources: ConfigSources | None = None,
     log_losses: LogLosses | None = None,
+    given: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Gateway]:
     """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.
 
     `scheduler`: made as configured unless given; one that is given is not logged. `sources`: where `config` comes from;
-    its file is watched. `log_losses`: shown in the metrics.
+    its file is watched. `log_losses`: shown in the metrics. `given`: sockets to listen on, which are closed at the end.
     Raises: ConfigError: a setting is unusable, for example the port.
     """
     known = await contents(config, sources)  # before the start, which may take minutes
@@ -261,14 +291,13 @@ async def serving(
         app = App(config, started, KeyRing(config.auth, config.queue.classes))
         if config.scheduler_socket is not None:
             await started.listen(Path(config.scheduler_socket), partial(answer_passed_on, app))
-        given = inherited(os.environ)
-        if given is not None:
-            # Another gateway may still serve this socket: no request may come here before there is a replica for it.
-            await until_one_is_up(started, config.health.check_timeout_s)
-        with given or listen(config.host, config.port) as sock:
-            async with accepting(app, sock, config) as server:
-                url = tell_of_listening(sock, config, has_keys=app.keys.has_keys)
-                gateway = Gateway(url, config, sources, started, app, server)
+        if given:
+            await until_settled(started, config.health.check_timeout_s)
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(one) for one in given or [listen(config.host, config.port)]]
+            async with accepting(app, [one.dup() for one in listeners], config) as server:
+                url = tell_of_listening(listeners[0], config, has_keys=app.keys.has_keys)
+                gateway = Gateway(url, config, sources, started, app, server, listeners)
                 follow = partial(reload_on_change, lambda: gateway.config, sources, known, gateway.reload_soon)
                 following = background.keep(follow, "configuration watch")
                 reloading = background.keep(gateway.reloads, "reloads")
@@ -281,21 +310,22 @@ async def serving(
         await started.close()
 
 
-async def until_one_is_up(started: Intake, at_most_s: float) -> None:
+async def until_settled(started: Serving, at_most_s: float) -> None:
+    """Wait for the replicas and what they cache: another gateway may still serve, and this one shall do as well."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
-            while not started.replicas:  # noqa: ASYNC110 (no event says that a replica has come up)
+            while not started.is_settled:  # noqa: ASYNC110 (no event says that a replica has come up)
                 await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
-async def accepting(app: App, sock: socket.socket, config: GatewayConfig) -> AsyncIterator[Server]:
-    """Connections are accepted within the context; leaving it is the graceful shutdown."""
+async def accepting(app: App, listeners: list[socket.socket], config: GatewayConfig) -> AsyncIterator[Server]:
+    """Connections are accepted within the context; leaving it is the graceful shutdown, which closes the listeners."""
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2
     grace_s = math.ceil(config.timeouts.shutdown_s)
     server = Server(app, grace_s=grace_s, most_connections=most_connections, probes=PROBES, accept=app.accept)
-    serve = asyncio.create_task(server.serve(sockets=[sock]))
+    serve = asyncio.create_task(server.serve(sockets=listeners))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()
     if serve.done():

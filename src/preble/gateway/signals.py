@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 _HARMLESS = ("SIGUSR1", "SIGUSR2")
+"""Ignored, unless SIGUSR2 upgrades."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", *_HARMLESS)
 
 
@@ -32,10 +33,11 @@ def held() -> Iterator[None]:
         _release()
 
 
-def act_on(stop: Callable[[bool], None], reload: Callable[[], None]) -> None:
+def act_on(stop: Callable[[bool], None], reload: Callable[[], None], upgrade: Callable[[], None] | None = None) -> None:
     """Call these within the running event loop, also for what was held back. `stop`: gets whether to drain first.
 
-    SIGINT and SIGTERM stop, SIGTERM after a drain; SIGHUP reloads; SIGUSR1 and SIGUSR2 do nothing.
+    SIGINT and SIGTERM stop, SIGTERM after a drain; SIGHUP reloads; SIGUSR2 upgrades; SIGUSR1 does nothing, and neither
+    does SIGUSR2 without `upgrade`.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop, False)
@@ -43,6 +45,8 @@ def act_on(stop: Callable[[bool], None], reload: Callable[[], None]) -> None:
     if sys.platform != "win32":
         loop.add_signal_handler(signal.SIGHUP, reload)
     _ignore(_HARMLESS)
+    if upgrade is not None and sys.platform != "win32":
+        loop.add_signal_handler(signal.SIGUSR2, upgrade)
     _release()
 
 

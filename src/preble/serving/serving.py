@@ -151,7 +151,7 @@ class Serving(Intake):
                 self.scheduler,
                 Shares(self._placements.ejection, self._key_limits, self._turns.admission),
                 self._placements.timer.arm,
-                lambda: all(replica.engine.has_caught_up for replica in self.replicas.values()),
+                self._has_caught_up,
                 packet_keys(config),
             )
             self.group = group
@@ -227,6 +227,14 @@ class Serving(Intake):
         if self.group is not None and not self.group.is_warm:
             return "waiting for what is cached, and in flight at other gateways"
         return None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is ready, and has of each wanted replica what it caches, unless that one cannot be reached."""
+        return self.waits_for is None and self.members.are_settled and self._has_caught_up()
+
+    def _has_caught_up(self) -> bool:
+        return all(replica.engine.has_caught_up for replica in self.replicas.values())
 
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Whether a live replica gets requests. Raises: KeyError: it is not live."""

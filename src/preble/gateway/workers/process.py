@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -21,7 +21,7 @@ from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.pages.passed_on import answer_passed_on
-from preble.gateway.server import accepting, prepared_process, until_one_is_up
+from preble.gateway.server import accepting, prepared_process, until_settled
 from preble.gateway.workers.front_app import FrontApp
 from preble.logs import LogLosses, configure_logging
 from preble.serving import FrontEnd, Serving
@@ -37,7 +37,7 @@ _LED_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a process gets at its start. `number`: the front end's, from 0; None for the scheduler process.
-    `listeners`: one for each front end, or one that they share.
+    `listeners`: one for each front end, or one that they share, or those of a predecessor with more or fewer of them.
 
     `path`: of the scheduler's socket. `share`: how many front ends there are. `takes_over`: another gateway may still
     accept at the listeners. `is_first`: of its kind: it starts beside the scheduler process, and waits for that.
@@ -53,6 +53,11 @@ class Start:
     takes_over: bool
     is_first: bool
     log: tuple[str, str]
+
+    def indices(self, number: int) -> Sequence[int]:
+        """Return which listeners are a front end's own: each is somebody's, and each front end has or shares one."""
+        count = len(self.listeners)
+        return range(number, count, self.share) or (number % count,)
 
 
 class Settings(Struct):
@@ -70,7 +75,9 @@ class Cover(Struct):
 
 
 class Drain(Struct):
-    """An order: go on serving, but say that this process is not ready."""
+    """An order: go on serving, but say that this process is not ready. `leaves`: accept no more; a successor does."""
+
+    leaves: bool = False
 
 
 class Stop(Struct):
@@ -137,9 +144,10 @@ class _Orders:
         self._control = control
         self._main = asyncio.current_task()
         self._app: App | None = None
-        self._drains = False
+        self._drain: Drain | None = None
         self.stop = asyncio.Event()
         self.hurry: Callable[[], None] = lambda: None
+        self.leave: Callable[[], None] = lambda: None
         self.orphaned: Callable[[], None] = lambda: None
         self.cover: Callable[[tuple[int, ...]], None] = lambda _: None
         asyncio.get_running_loop().add_reader(control.fileno(), self._take)
@@ -147,8 +155,8 @@ class _Orders:
     def ready(self, app: App) -> None:
         """Say that this process is ready: `app` serves."""
         self._app = app
-        if self._drains:
-            app.drain()
+        if self._drain is not None:
+            app.drain(leaves=self._drain.leaves)
         self._control.send(Ready())
 
     def _take(self) -> None:
@@ -164,10 +172,12 @@ class _Orders:
                 self._control.send(Alive())
             case Cover(numbers):
                 self.cover(numbers)
-            case Drain():
-                self._drains = True
+            case Drain(leaves):
+                self._drain = order
                 if self._app is not None:
-                    self._app.drain()
+                    self._app.drain(leaves=leaves)
+                if leaves:
+                    self.leave()
             case Stop(hurries):
                 self._stop(hurries)
 
@@ -198,8 +208,9 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
         app = App(config, serving, start.settings.keys)
         if start.path.parent.name.startswith(PRIVATE):  # who cleans up temporary files may have removed it
             start.path.parent.mkdir(mode=0o700, exist_ok=True)
-        if start.path.exists():  # of a process that died: what front ends know of replicas is better than nothing
-            await until_one_is_up(serving, config.health.check_timeout_s)
+        # Front ends that go on without this process, or another gateway, know more than this one does now.
+        if start.takes_over or start.path.exists():
+            await until_settled(serving, config.health.check_timeout_s)
         await serving.listen(start.path, partial(answer_passed_on, app))
         orders.ready(app)
         await orders.stop.wait()
@@ -218,20 +229,19 @@ def _remove(path: Path) -> None:
 
 async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
     assert start.number is not None
-    config, listeners = start.settings.config, start.listeners
-    own = listeners[start.number % len(listeners)]
+    config = start.settings.config
     front_end = await FrontEnd.connect(config, start.path, name=start.name, share=start.share, log_losses=log_losses)
     try:
         app = FrontApp(config, front_end, start.settings.keys, start.share)
         await _until_led(front_end, at_most_s=None if start.is_first else _LED_S)
-        if start.takes_over:
-            await until_one_is_up(front_end, config.health.check_timeout_s)
-        async with accepting(app, own.dup(), config) as server:
+        own = [start.listeners[index].dup() for index in start.indices(start.number)]
+        async with accepting(app, own, config) as server:
             orders.hurry = lambda: setattr(server, "force_exit", True)
-            orders.cover = _Covering(server, listeners).cover
+            orders.leave = lambda: server.leave(config.timeouts.total_s)
+            orders.cover = _Covering(server, start).cover
             orders.ready(app)
             await orders.stop.wait()
-            for listener in listeners:
+            for listener in start.listeners:
                 listener.close()  # as all processes do: from now on connections are refused
     finally:
         await front_end.close()
@@ -240,18 +250,20 @@ async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -
 class _Covering:
     """Accepts in place of front ends that are dead."""
 
-    def __init__(self, server: Server, listeners: tuple[socket.socket, ...]) -> None:
+    def __init__(self, server: Server, start: Start) -> None:
         self._server = server
-        self._listeners = listeners
+        self._start = start
         self._now: dict[int, asyncio.Task[asyncio.Server]] = {}
+        """By the listener's index."""
 
     def cover(self, numbers: tuple[int, ...]) -> None:
-        if len(self._listeners) == 1:
-            return  # which all share
-        for number in self._now.keys() - set(numbers):
-            self._now.pop(number).add_done_callback(self._leave)
-        for number in set(numbers) - self._now.keys():
-            self._now[number] = asyncio.create_task(self._server.accept_at(self._listeners[number]))
+        assert self._start.number is not None
+        wanted = {index for number in numbers for index in self._start.indices(number)}
+        wanted -= set(self._start.indices(self._start.number))
+        for index in self._now.keys() - wanted:
+            self._now.pop(index).add_done_callback(self._leave)
+        for index in wanted - self._now.keys():
+            self._now[index] = asyncio.create_task(self._server.accept_at(self._start.listeners[index]))
 
     def _leave(self, task: asyncio.Task[asyncio.Server]) -> None:
         if not task.cancelled() and task.exception() is None:

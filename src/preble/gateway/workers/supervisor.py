@@ -19,13 +19,14 @@ from preble.config.load import ConfigSources
 from preble.config.reloading import in_force
 from preble.errors import ConfigError
 from preble.gateway import signals
+from preble.gateway.handover import Inherited, Upgrade
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine
 from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop
 from preble.gateway.workers.worker import NotNow, Worker
-from preble.web.server.listening import inherited, listen_shared
+from preble.web.server.listening import listen_shared
 from preble.web.server.open_files import raise_open_files_limit
 
 _MARGIN_S = 15.0
@@ -46,12 +47,12 @@ def run_workers(
     """
     raise_open_files_limit()
     keys = KeyRing(config.auth, config.queue.classes)
+    origin = Inherited(os.environ)
     with _socket_path(config) as path:
-        given = inherited(os.environ)
-        listeners = [given] if given is not None else listen_shared(config.host, config.port, count)
+        listeners = origin.listeners or listen_shared(config.host, config.port, count)
         try:
             settings = Settings(config, keys)
-            workers = _Workers(settings, count, sources, path, listeners, takes_over=given is not None, log=log)
+            workers = _Workers(settings, count, sources, path, listeners, origin, log)
             asyncio.run(workers.serve(on_listening or print_url))
         finally:
             for listener in listeners:
@@ -83,22 +84,23 @@ class _Workers:
         sources: ConfigSources | None,
         path: Path,
         listeners: list[socket.socket],
-        *,
-        takes_over: bool,
+        origin: Inherited,
         log: tuple[str, str],
     ) -> None:
         self._settings = settings
         self._sources = sources
         self._listeners = listeners
+        self._origin = origin
+        self._upgrading = Upgrade(self._leave)
         self._log = structlog.get_logger()
         self._reload_wanted, self._stopped = asyncio.Event(), asyncio.Event()
         self._main: asyncio.Task[None] | None = None
-        self._is_draining = self._is_stopping = self._has_started = False
+        self._is_draining = self._is_stopping = self._has_started = self._has_left = False
 
         def start(name: str, number: int | None) -> Start:
             given = () if number is None else tuple(listeners)
             is_first = not self._has_started
-            return Start(name, self._settings, path, count, number, given, takes_over, is_first, log)
+            return Start(name, self._settings, path, count, number, given, bool(origin.listeners), is_first, log)
 
         self._scheduler = Worker(partial(start, SCHEDULER, None), lambda: None)
         self._front_ends = [
@@ -120,7 +122,7 @@ class _Workers:
 
     async def serve(self, tell: Callable[[str], None]) -> None:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
-        signals.act_on(self._stop, self._reload_wanted.set)
+        signals.act_on(self._stop, self._reload_wanted.set, self._upgrade)
         self._main = asyncio.current_task()
         try:
             known = await contents(self._config, self._sources)
@@ -128,6 +130,7 @@ class _Workers:
             self._has_started = True
             has_keys = self._settings.keys.has_keys
             tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
+            self._origin.serves()
             await self._until_stopped(known)
         except asyncio.CancelledError:
             if not self._is_draining:
@@ -137,7 +140,9 @@ class _Workers:
             self._is_stopping = True
             for listener in self._listeners:
                 listener.close()
-            grace_s = self._config.timeouts.shutdown_s + _MARGIN_S
+            timeouts = self._config.timeouts
+            grace_s = (timeouts.total_s if self._has_left else timeouts.shutdown_s) + _MARGIN_S
+            await self._upgrading.ended()
             await asyncio.gather(*(front_end.stop(grace_s) for front_end in self._front_ends))
             await self._scheduler.stop(grace_s)
 
@@ -151,8 +156,20 @@ class _Workers:
             following.cancel()
             reloading.cancel()
 
+    def _upgrade(self) -> None:
+        if self._has_started and not self._is_draining:
+            self._upgrading.begin(self._listeners, self._config)
+
+    def _leave(self) -> None:
+        """Accept no more, and drain: the successor serves. What runs may end, however long that takes."""
+        self._is_draining = self._is_stopping = self._has_left = True
+        for worker in (self._scheduler, *self._front_ends):
+            worker.order(Drain(leaves=True))
+        asyncio.get_running_loop().call_later(self._config.timeouts.drain_s, self._stopped.set)
+
     def _stop(self, drains: bool) -> None:
         """A signal says so: end the start, or drain and then stop, or hurry."""
+        self._upgrading.cancel()
         drain_s = self._config.timeouts.drain_s if drains and self._has_started else 0.0
         if self._is_draining:
             drain_s = 0.0

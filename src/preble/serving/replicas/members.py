@@ -18,7 +18,7 @@ from preble.discovery import Member, Source
 from preble.errors import ConfigError
 from preble.rules.reconciler import HoldBack, Join, Present, Remove, Replace, Step, plan
 from preble.serving.placements import Placements
-from preble.serving.replicas.monitor import ReplicaMonitor
+from preble.serving.replicas.monitor import NOT_YET, ReplicaMonitor
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica, WantedReplicas
 
@@ -175,6 +175,11 @@ class Members:
         running = self._placements.running()
         for url, one in self._watched.items():
             yield self._row(url, one, running[one.monitor.http])
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether there are replicas, and each one has joined or could not be reached."""
+        return bool(self._watched) and all(one.monitor.waits_because != NOT_YET for one in self._watched.values())
 
     def row(self, url: str) -> MemberRow:
         """Return a watched replica. Raises: UnknownReplica."""

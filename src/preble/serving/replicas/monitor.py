@@ -20,6 +20,8 @@ from preble.serving.parity.watch import ParityWatch
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 
+NOT_YET = "it has not answered yet"
+"""Why a replica that has not been asked is not in the rotation."""
 _IDLE_CHECK_S = 0.1
 
 
@@ -45,7 +47,7 @@ class ReplicaMonitor:
         self._parity = parity
         self._log = structlog.get_logger().bind(replica=server.replica_id)
         self._live: list[LiveReplica] = []
-        self.waits_because: str | None = "it has not answered yet"
+        self.waits_because: str | None = NOT_YET
         """Why the replica is not in the rotation; None while it is."""
         self.held_back: str | None = None
         """Why it gets no new requests; None if it gets some while it is up."""

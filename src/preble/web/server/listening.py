@@ -79,13 +79,22 @@ def inherited(environ: Mapping[str, str]) -> socket.socket | None:
         return None
     if environ.get("LISTEN_FDS") != "1":
         raise ConfigError(f"LISTEN_FDS is {environ.get('LISTEN_FDS')!r}; pass exactly one socket")
+    return listening_socket(_FIRST_INHERITED, "LISTEN_FDS")
+
+
+def listening_socket(number: int, variable: str) -> socket.socket:
+    """Return the socket with this number, which a process was started with; its own children do not get it.
+
+    Raises: ConfigError: it is no listening socket; names the environment variable that said so.
+    """
     try:
-        listener = socket.socket(fileno=_FIRST_INHERITED)
+        listener = socket.socket(fileno=number)
         is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
-        raise ConfigError(f"file {_FIRST_INHERITED} is no socket: {error.strerror}; unset LISTEN_FDS") from error
+        raise ConfigError(f"file {number} is no socket: {error.strerror}; unset {variable}") from error
     if not is_listening:
-        raise ConfigError(f"socket {_FIRST_INHERITED} does not listen; unset LISTEN_FDS")
+        raise ConfigError(f"socket {number} does not listen; unset {variable}")
+    listener.set_inheritable(False)
     listener.setblocking(False)
     return listener
 

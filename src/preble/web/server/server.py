@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import sys
 import time
@@ -97,6 +98,12 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """In place of uvicorn's, which wakes up ten times a second."""
         await self._exiting.wait()
+
+    def leave(self, grace_s: float) -> None:
+        """Accept no more, since another process does; at the end running requests may continue for `grace_s`."""
+        self.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        for one in self.servers:
+            one.close()
 
     async def accept_at(self, sock: socket.socket) -> asyncio.Server:
         """Accept on a further socket too, until the result is closed. `sock`: stays the caller's."""

@@ -1,0 +1,184 @@
+"""SIGUSR2 starts a gateway's successor on its sockets, from the files that are installed by then; then it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+import aiohttp
+import pytest
+
+from gateway.fakes import FakeReplica, gated, replicas
+from support.load import load
+from support.processes import tree
+from support.waiting import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+CONFIG = """
+workers = {workers}
+replicas = ["{url}"]
+engine = "openai"
+policy = "{policy}"
+port = 0
+[timeouts]
+drain_s = 0.2
+shutdown_s = 0.1
+[parity]
+enabled = false
+"""
+
+
+class Gateway:
+    """What one command has started: a process, and its successors."""
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self.first, self.log = pid, log
+
+    def logged(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.log.read_text(encoding="utf-8"))
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.first, *map(int, self.logged(r'"successor":(\d+)'))]
+
+    @property
+    def url(self) -> str:
+        return self.logged(r"preble serve: listening on (\S+)")[-1]
+
+    def client(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(self.url, headers={"connection": "keep-alive"})
+
+    async def policy(self) -> str:
+        async with self.client() as http, http.get("/metrics") as answer:
+            [policy] = re.findall(r'preble_build_info\{.*policy="(\w+)"', await answer.text())
+            return str(policy)
+
+    async def upgrade(self) -> None:
+        """Return once the successor serves."""
+        before = len(self.pids)
+        os.kill(self.pids[-1], signal.SIGUSR2)
+        await eventually(lambda: len(self.pids) == before + 1)
+
+
+def write(folder: Path, fake: FakeReplica, workers: int, policy: str) -> Path:
+    config = folder / "preble.toml"
+    config.write_text(CONFIG.format(workers=workers, url=fake.url, policy=policy), encoding="utf-8")
+    return config
+
+
+@asynccontextmanager
+async def running(folder: Path, fake: FakeReplica, workers: int, **environ: str) -> AsyncIterator[Gateway]:
+    config, log = write(folder, fake, workers, "round_robin"), folder / "log.txt"
+    with log.open("wb") as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "preble", "serve", "--config", str(config), "--log-format", "json"),
+            stdout=stderr,
+            stderr=stderr,
+            env={**os.environ, **environ},
+        )
+    gateway = Gateway(process.pid, log)
+    try:
+        await eventually(lambda: bool(gateway.logged("listening on")) or process.returncode is not None)
+        await eventually(lambda: is_served(gateway))
+        yield gateway
+    finally:
+        for pid in gateway.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def is_served(gateway: Gateway) -> bool:
+    async with gateway.client() as http, http.post("/v1/completions", json={"prompt": "a"}) as answer:
+        return answer.status == 200
+
+
+def has_ended(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.parametrize("workers", [(0, 0), (2, 2), (2, 0), (1, 3)])
+async def test_an_upgrade_loses_no_request_and_uses_what_is_installed_by_then(
+    tmp_path: Path, workers: tuple[int, int]
+) -> None:
+    before, after = workers
+    async with replicas(1) as [fake], running(tmp_path, fake, before) as gateway, gateway.client() as http:
+        fake.script.append(gated)
+        held = asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"}))
+        await eventually(lambda: fake.running == 1)
+        async with load(gateway.client) as clients:
+            await clients.some_more()
+            write(tmp_path, fake, after, "least_load")
+            await gateway.upgrade()
+            await clients.some_more(40)
+            assert await gateway.policy() == "least_load"
+            write(tmp_path, fake, before, "preble")
+            await gateway.upgrade()
+            await clients.some_more(40)
+            await eventually(lambda: has_ended(gateway.pids[1]))
+        assert clients.wrong == []
+        assert await gateway.policy() == "preble"
+        assert not has_ended(gateway.first), "an answer may take longer than `timeouts.shutdown_s`"
+        fake.gate.set()
+        assert (await held).status == 200
+        await eventually(lambda: has_ended(gateway.first))
+        assert gateway.logged("Traceback") == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_successor_that_does_not_serve_changes_nothing(tmp_path: Path, workers: int) -> None:
+    async with replicas(1) as [fake], running(tmp_path, fake, workers) as gateway:
+        async with load(gateway.client) as clients:
+            write(tmp_path, fake, workers, "nonsense")
+            os.kill(gateway.first, signal.SIGUSR2)
+            await eventually(lambda: len(gateway.logged("upgrade_failed")) == 1)
+            assert gateway.logged("ended with status 2") and gateway.logged("nonsense")
+            await clients.some_more(40)
+            assert await gateway.policy() == "round_robin"
+            write(tmp_path, fake, workers, "preble")
+            await gateway.upgrade()
+            await clients.some_more(40)
+        assert clients.wrong == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_stop_during_an_upgrade_ends_both(tmp_path: Path, workers: int) -> None:
+    async with replicas(1) as [fake], running(tmp_path, fake, workers) as gateway:
+        own = tree(gateway.first)
+        os.kill(gateway.first, signal.SIGUSR2)
+        await eventually(lambda: len(tree(gateway.first)) > len(own))
+        pids = tree(gateway.first)
+        os.kill(gateway.first, signal.SIGTERM)
+        await eventually(lambda: all(map(has_ended, pids)))
+        assert gateway.logged("Traceback") == []
+
+
+async def test_systemd_hears_that_the_gateway_serves_and_which_process_is_the_main_one(tmp_path: Path) -> None:
+    path = f"{mkdtemp()}/notify"  # a socket's path is short
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.setblocking(False)
+        loop = asyncio.get_running_loop()
+        async with replicas(1) as [fake], running(tmp_path, fake, 0, NOTIFY_SOCKET=path) as gateway:
+            assert await loop.sock_recv(manager, 100) == b"READY=1"
+            await gateway.upgrade()
+            assert await loop.sock_recv(manager, 100) == b"MAINPID=%d" % gateway.pids[1]
+
+
+async def test_a_gateway_with_a_scheduler_socket_says_that_it_cannot_have_a_successor(tmp_path: Path) -> None:
+    path = f"{mkdtemp()}/socket"
+    async with replicas(1) as [fake], running(tmp_path, fake, 0, PREBLE_SCHEDULER_SOCKET=path) as gateway:
+        os.kill(gateway.first, signal.SIGUSR2)
+        await eventually(lambda: len(gateway.logged("cannot serve one scheduler_socket")) == 1)
+        assert await is_served(gateway)
