@@ -224,6 +224,7 @@ class ReplicaCache:
         _unlink(head)
         tail.held += head.held
         self.names.join(head, tail)
+        self._drop(head)
         self._settle(lower, tail)
 
     def can_merge(self, upper: Node, lower: Node) -> bool:
@@ -270,6 +271,8 @@ class ReplicaCache:
             node.holders &= ~self.bit
             node.full_holders &= ~self.bit
             node.recent_uses -= entry.recent_uses
+            self._drop(entry)
+        self._ring.older = self._ring.newer = self._cut = self._ring
         self._size.entries -= len(nodes)
         self._entries.clear()
         return nodes
@@ -350,7 +353,14 @@ class ReplicaCache:
         node.holders &= ~self.bit
         del self._entries[node]
         self._size.entries -= 1
+        self._drop(entry)
         return True
+
+    def _drop(self, entry: CacheEntry) -> None:
+        """Free an entry that is in use nowhere any more: one that points to itself waits for a full garbage collection,
+        and serving processes run those hardly ever."""
+        entry.node = None
+        entry.older = entry.newer = self._ring
 
 
 def _is_linked(entry: CacheEntry) -> bool:

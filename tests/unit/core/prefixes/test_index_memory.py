@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, OrderedDict
 from dataclasses import replace
 from random import Random
@@ -55,6 +56,34 @@ def test_where_a_request_was_moved_from_only_what_was_stored_stays() -> None:
     made.on_finish(RequestId("moved"), 0, 0.2)
     made.check()
     assert made.snapshot().num_index_tokens == BLOCK
+
+
+def test_what_the_index_forgets_is_freed_without_the_garbage_collector() -> None:
+    """A serving process runs full collections hardly ever: the entries of a million prompts would stay."""
+    made = scheduler(A, B)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(200):
+            name = f"request {number}"
+            prompt = run_of(number, 2 * BLOCK)
+            replica_id = made.place(Request.of(name, prompt), float(number)).replica_id
+            made.on_first_token(RequestId(name), float(number))
+            made.on_finish(RequestId(name), 0, float(number))
+            made.on_stored(BlocksStored(replica_id, (number,), None, pack_tokens(prompt[:BLOCK]), BLOCK), float(number))
+            made.on_evicted(BlocksEvicted(replica_id, (number,)), float(number))
+            made.on_timer(float(number))
+        made.on_timer(1e6)
+        assert made.snapshot().num_index_tokens == 0
+        assert gc.collect() < 20
+        for number in range(200):
+            event = BlocksStored(A, (number,), None, pack_tokens(run_of(number, BLOCK)), BLOCK)
+            made.on_stored(event, 1e6)
+        made.remove_replica(A, 1e6)
+        assert made.snapshot().num_index_tokens == 0
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
 
 
 def test_a_namespace_is_gone_with_its_last_prompt() -> None:
