@@ -17,6 +17,7 @@ import pytest
 from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.policies.registry import policy_names
 from preble.core.types import BlockHash, BlocksEvicted, ReplicaId
+from preble.core.types.life import FIRST_TOKEN, Ended, Lost, Outcome, Progress
 from preble.decisions.lines import (
     AddReplicaLine,
     Event,
@@ -32,7 +33,6 @@ from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
 from preble.decisions.recent import RecentDecisions
 from preble.engines.adapter import EngineInfo
-from preble.errors import EngineGone
 from preble.lab.replay.replay import Replay
 from preble.lab.sim import Failure, FailureKind, SimConfig, Simulation
 from preble.serving.dispatcher import Dispatcher
@@ -127,8 +127,8 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     scheduler = recording.scheduler
-    placements = Placements(scheduler, Telemetry())
-    player = _Player(placements, RecentDecisions(scheduler.policy.name, 10))
+    placements = Placements(scheduler, Telemetry(), RecentDecisions(scheduler.policy.name, 10))
+    player = _Player(placements)
     for event in events:
         loop.move_to(event.t)
         if isinstance(event, TimerLine):
@@ -141,9 +141,21 @@ async def dispatch(recording: Recording, events: Iterable[Event]) -> None:
     placements.timer.close()
 
 
+class _Broken:
+    """A connection to a replica: it breaks when that goes."""
+
+    heard_at = None
+
+    def __init__(self, placed: Placed) -> None:
+        self._placed = placed
+
+    def lost(self, loss: Lost) -> None:
+        self._placed.report(Ended(Outcome.ENGINE_GONE, text=str(loss.reason)))
+
+
 class _Player:
-    def __init__(self, placements: Placements, recent: RecentDecisions) -> None:
-        self._dispatcher = Dispatcher(placements, recent)
+    def __init__(self, placements: Placements) -> None:
+        self._dispatcher = Dispatcher(placements)
         self._rotation = Rotation(placements)
         self._placed: dict[str, Placed] = {}
 
@@ -152,10 +164,10 @@ class _Player:
             case PlaceLine():
                 self._placed[event.id] = self._dispatcher.place(event.request(), Terms(event.id))
             case FirstTokenLine():
-                self._placed[event.id].first_token()
+                self._placed[event.id].report(FIRST_TOKEN)
             case FinishLine():
                 placed = self._placed.pop(event.id)
-                placed.usage(event.output_tokens, event.cached_tokens)
+                placed.report(Progress(event.output_tokens, event.cached_tokens))
                 placed.end()
             case StoredLine():
                 self._rotation.apply([event.event()])
@@ -176,5 +188,5 @@ class _Player:
         for request_id, placed in list(self._placed.items()):
             if placed.placement.replica_id == replica_id:
                 del self._placed[request_id]
-                placed.on_lost = lambda reason, _, placed=placed: placed.failed(EngineGone(str(reason)))  # type: ignore[misc]
+                placed.carried_by(_Broken(placed))
         self._rotation.remove(replica_id, "lost")

@@ -28,7 +28,7 @@ from preble.gateway.server import Gateway, serving
 from preble.prompts.tokens.tokenizer import PromptTokenizer
 from preble.serving.parity.answers import PROSE
 from preble.serving.parity.check import NEVER_SEEN_TOKENS, ParityCheck
-from preble.serving.parity.report import Check, Outcome
+from preble.serving.parity.report import Check, ParityOutcome
 from preble.serving.parity.watch import ParityWatch
 from support.waiting import eventually
 
@@ -683,7 +683,7 @@ async def before_emulator(tmp_path: Path, **replica: Any) -> AsyncIterator[Gatew
 async def test_an_emulated_replica_is_verified_with_its_events(tmp_path: Path) -> None:
     async with before_emulator(tmp_path) as gateway:
         [replica] = gateway.serving.replicas.values()
-        assert replica.parity is not None and replica.parity.outcome is Outcome.VERIFIED
+        assert replica.parity is not None and replica.parity.outcome is ParityOutcome.VERIFIED
         assert replica.parity.findings[-1].check is Check.EVENTS
 
 
@@ -694,7 +694,7 @@ async def test_events_count_although_their_blocks_are_evicted_before_anybody_loo
     monkeypatch.setattr(ParityCheck, "_believed", lambda check, prompt: 0)
     async with before_emulator(tmp_path) as gateway:
         [replica] = gateway.serving.replicas.values()
-        assert replica.parity is not None and replica.parity.outcome is Outcome.VERIFIED
+        assert replica.parity is not None and replica.parity.outcome is ParityOutcome.VERIFIED
 
 
 async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: Path) -> None:
@@ -702,8 +702,8 @@ async def test_events_that_do_not_come_although_they_should_are_found(tmp_path: 
         [replica] = gateway.serving.replicas.values()
         assert replica.parity is not None
         *others, events = replica.parity.findings
-        assert {finding.outcome for finding in others} == {Outcome.VERIFIED}
-        assert (events.check, events.outcome) == (Check.EVENTS, Outcome.MISMATCH)
+        assert {finding.outcome for finding in others} == {ParityOutcome.VERIFIED}
+        assert (events.check, events.outcome) == (Check.EVENTS, ParityOutcome.MISMATCH)
         assert events.detail == "its KV events reported 0 of 48 tokens within 0.5 s"
         assert not replica.trusted
 
@@ -729,5 +729,7 @@ async def test_the_events_of_another_replica_cost_trust_although_they_arrive(tmp
             replicas = gateway.serving.replicas
             await eventually(lambda: sum(live.parity is not None for live in replicas.values()) == 2)
             findings = [live.parity.findings[-1] for live in replicas.values() if live.parity is not None]
-            assert {(finding.check, finding.outcome) for finding in findings} == {(Check.EVENTS, Outcome.MISMATCH)}
+            assert {(finding.check, finding.outcome) for finding in findings} == {
+                (Check.EVENTS, ParityOutcome.MISMATCH)
+            }
             assert not any(live.trusted or live.has_lost_events for live in replicas.values())

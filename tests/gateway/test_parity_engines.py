@@ -14,7 +14,7 @@ import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
 from preble.gateway.server import Gateway
-from preble.serving.parity.report import Check, Finding, Outcome, ParityReport
+from preble.serving.parity.report import Check, Finding, ParityOutcome, ParityReport
 from support.gateways import gateway_before
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 
@@ -54,18 +54,18 @@ def findings_of(gateway: Gateway, engine: str) -> dict[Check, Finding]:
 
 async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(urls: tuple[str, str]) -> None:
     async with before(urls) as gateway:
-        assert report_of(gateway, "vllm").outcome is Outcome.VERIFIED
+        assert report_of(gateway, "vllm").outcome is ParityOutcome.VERIFIED
         assert list(findings_of(gateway, "vllm")) == list(Check)
         of_sglang = findings_of(gateway, "sglang")
         assert list(of_sglang) == list(Check)
-        assert {f.outcome for check, f in of_sglang.items() if check is not Check.TOOLS} == {Outcome.VERIFIED}
+        assert {f.outcome for check, f in of_sglang.items() if check is not Check.TOOLS} == {ParityOutcome.VERIFIED}
         assert report_of(gateway, "sglang").trusted
         gateway.serving.scheduler.check()
 
 
 async def test_sglang_alone_makes_the_gateways_ids_of_tools_too(urls: tuple[str, str]) -> None:
     async with before(urls[1:]) as gateway:
-        assert report_of(gateway, "sglang").outcome is Outcome.VERIFIED
+        assert report_of(gateway, "sglang").outcome is ParityOutcome.VERIFIED
         assert list(findings_of(gateway, "sglang")) == list(Check)
 
 
@@ -75,7 +75,10 @@ async def test_another_template_than_the_engines_is_reported(urls: tuple[str, st
     async with before(urls, folder) as gateway:
         for engine in ("vllm", "sglang"):
             found = findings_of(gateway, engine)
-            assert {check for check, f in found.items() if f.outcome is Outcome.MISMATCH} == {Check.CHAT, Check.TOOLS}
+            assert {check for check, f in found.items() if f.outcome is ParityOutcome.MISMATCH} == {
+                Check.CHAT,
+                Check.TOOLS,
+            }
             assert found[Check.CHAT].position == 0
             assert not report_of(gateway, engine).trusted
 
@@ -88,19 +91,19 @@ async def test_another_tokenizer_than_the_engines_is_reported(urls: tuple[str, s
     async with before(urls, folder) as gateway:
         for engine in ("vllm", "sglang"):
             found = findings_of(gateway, engine)
-            assert found[Check.COMPLETION].outcome is found[Check.SPECIAL].outcome is Outcome.MISMATCH
-            assert found[Check.CHAT].outcome is Outcome.VERIFIED
-            assert found[Check.CACHED_TOKENS].outcome is Outcome.VERIFIED
+            assert found[Check.COMPLETION].outcome is found[Check.SPECIAL].outcome is ParityOutcome.MISMATCH
+            assert found[Check.CHAT].outcome is ParityOutcome.VERIFIED
+            assert found[Check.CACHED_TOKENS].outcome is ParityOutcome.VERIFIED
             assert not report_of(gateway, engine).trusted
 
 
 async def test_without_a_tokenizer_the_second_engine_is_compared_with_the_first(urls: tuple[str, str]) -> None:
     async with before(urls, None) as gateway:
         first, *_ = gateway.serving.replicas.values()
-        assert first.parity is not None and first.parity.outcome is Outcome.VERIFIED
+        assert first.parity is not None and first.parity.outcome is ParityOutcome.VERIFIED
         for engine in ("vllm", "sglang"):
             found = findings_of(gateway, engine)
-            assert {f.outcome for check, f in found.items() if check is not Check.TOOLS} == {Outcome.VERIFIED}
+            assert {f.outcome for check, f in found.items() if check is not Check.TOOLS} == {ParityOutcome.VERIFIED}
 
 
 def model_copy(tmp_path: Path) -> Path:

@@ -170,9 +170,9 @@ async def test_a_stream_without_done_or_with_an_error_is_no_success(serve: Serve
         assert raw.startswith(b"data: ") and (b"[DONE]" in raw) is (behaviour is error_at_the_end)
         async with gateway.http.get(f"/debug/decisions/{request_id}") as answer:
             [decision] = (await answer.json())["decisions"]
-        assert decision["outcome"] == "EngineProtocolError" and decision["output_tokens"] > 0
+        assert decision["outcome"] == "engine_protocol_error" and decision["output_tokens"] > 0
         assert (
-            f'preble_engine_errors_total{{kind="EngineProtocolError",model="tiny",replica="{one.url}"}} 1.0'
+            f'preble_engine_errors_total{{kind="engine_protocol_error",model="tiny",replica="{one.url}"}} 1.0'
             in await gateway.metrics()
         )
 

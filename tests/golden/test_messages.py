@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "messages"
 MESSAGES = {
     "preble.serving.link.protocol": ("preble.serving.link.protocol", ["ToScheduler", "FromScheduler"]),
     "preble.peers.packets": ("preble.peers.packets", ["_Sealed", "Packet"]),
-    "preble.integrations.ray.hub": ("preble.integrations.ray.reports", ["Report"]),
+    "preble.integrations.ray.hub": ("preble.integrations.ray.reports", ["Packet"]),
 }
 """Modules with a `VERSION` -> where the messages are for which it stands, and the types of the messages."""
 

@@ -320,8 +320,8 @@ async def test_a_stream_that_ends_early_releases_what_it_took(pick: Pick, how: s
     [
         (503, b"upstream connect error", "refused"),
         (400, b"{}", "rejected"),
-        (500, b"{}", "EngineFailed"),
-        (200, b'data: {"error": {"message": "broken"}}\n\n', "EngineProtocolError"),
+        (500, b"{}", "engine_failed"),
+        (200, b'data: {"error": {"message": "broken"}}\n\n', "engine_protocol_error"),
     ],
 )
 async def test_answers_count_as_what_they_are(pick: Pick, status: int, piece: bytes, outcome: str) -> None:

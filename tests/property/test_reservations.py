@@ -13,12 +13,13 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, ReplicaSpec, Request
+from preble.core.types.life import Alive, Ended, Fact, FirstToken, Outcome, Progress
 from preble.decisions.recent import RecentDecisions
 from preble.engines.adapter import EngineInfo
-from preble.errors import EngineGone
 from preble.reservations import Reservation, ReservationTable, UnknownReservation
 from preble.reservations.leases import Leases
 from preble.serving.dispatcher import Dispatcher
+from preble.serving.placed import LocalPlaced, Placed
 from preble.serving.placements import Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
@@ -28,10 +29,17 @@ from support.virtual_time import VirtualTimeLoop
 PROFILE = CostProfile("test", "made up", ((0, 0.0), (1000, 0.1)), 0.0, 0.02, 0.0, 0.0, 100_000)
 NAMES = st.sampled_from([str(number) for number in range(6)])
 SECONDS = st.floats(0.0, 12.0)
-REPORTS = ["prefill_complete", "progress", "renew", "end", "fail", "cancel"]
+REPORTS = {
+    "begin": FirstToken(),
+    "progress": Progress(3),
+    "renew": Alive(),
+    "end": Ended(output_tokens=5),
+    "fail": Ended(Outcome.ENGINE_GONE),
+    "cancel": Ended(Outcome.ABORTED),
+}
 STEPS = st.one_of(
     st.tuples(st.just("reserve"), NAMES, st.floats(0.1, 20.0)),
-    st.tuples(st.sampled_from(REPORTS), NAMES, SECONDS),
+    st.tuples(st.sampled_from(list(REPORTS)), NAMES, SECONDS),
     st.tuples(st.just("wait"), NAMES, SECONDS),
     st.tuples(st.just("lose"), st.sampled_from(["a", "b"]), SECONDS),
 )
@@ -67,17 +75,18 @@ def test_leases_that_have_ended_or_were_shortened_take_no_memory() -> None:
 
 
 def test_an_end_that_fails_gives_back_what_it_took_and_lets_the_others_end() -> None:
-    over: list[Reservation] = []
-    table = ReservationTable(over.append)
+    over, ends = list[Reservation](), list[Mock]()
+    table = ReservationTable(lambda reservation, end: over.append(reservation))
     for name in ("cancelled", "first", "second"):
-        reservation = Reservation(name, Mock(), [], 1.0)
-        reservation.cancelled = Mock(side_effect=OSError(name))  # type: ignore[method-assign]
-        table.add(reservation, 0.0)
+        placed = [Mock(spec=Placed, report=Mock(side_effect=OSError(name))) for _ in range(2)]
+        ends += [one.report for one in placed]
+        table.add(Reservation(name, Mock(), placed, 1.0), 0.0)
     with pytest.raises(OSError, match="cancelled"):
         table.cancel("cancelled")
     with pytest.raises(OSError, match=r"first|second"):
         table.expire(2.0)
     assert {one.reservation_id for one in over} == {"cancelled", "first", "second"} and not table
+    assert all(end.call_count == 1 for end in ends)
     table.check()
 
 
@@ -115,16 +124,21 @@ class Cluster:
     """Two replicas before the real dispatcher, and what has been placed and has ended."""
 
     def __init__(self) -> None:
-        self.placements = Placements(GlobalScheduler(make_policy("preble"), CostModel(PROFILE)), Telemetry())
-        self.placements.observer = self.observer = Mock()
-        self.dispatcher = Dispatcher(self.placements, RecentDecisions("preble", 10))
+        scheduler = GlobalScheduler(make_policy("preble"), CostModel(PROFILE))
+        self.placements = Placements(scheduler, Telemetry(), RecentDecisions("preble", 10))
+        self.placements.listen(self)
+        self.num_ended = 0
+        self.dispatcher = Dispatcher(self.placements)
         self.rotation = Rotation(self.placements)
         for name in "ab":
             spec = ReplicaSpec(ReplicaId(name))
             self.rotation.add(Mock(replica_id=spec.replica_id), EngineInfo("fake", ("",), spec))
         self.over: list[Reservation] = []
-        self.table = ReservationTable(self.over.append)
+        self.table = ReservationTable(lambda reservation, end: self.over.append(reservation))
         self.num_placed = 0
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        self.num_ended += isinstance(fact, Ended)
 
     def reserve(self, name: str, lease_s: float) -> None:
         if name in self.table or not self.placements.replicas:
@@ -137,17 +151,7 @@ class Cluster:
     def report(self, what: str, name: str) -> None:
         now, was_held = asyncio.get_running_loop().time(), name in self.table
         try:
-            match what:
-                case "progress":
-                    self.table.progress(name, now, 3)
-                case "end":
-                    self.table.end(name, output_tokens=5)
-                case "fail":
-                    self.table.end(name, error=EngineGone("broken"))
-                case "cancel":
-                    self.table.cancel(name)
-                case _:
-                    getattr(self.table, what)(name, now)
+            self.table.report(name, REPORTS[what], now)
             assert was_held
         except UnknownReservation:
             assert not was_held
@@ -159,6 +163,6 @@ class Cluster:
     def check(self) -> None:
         self.table.check()
         self.placements.scheduler.check()
-        assert len(self.over) == self.observer.ended.call_count == self.num_placed - len(self.table)
-        lost = sum(one.lost is not None for one in self.table.values())
+        assert len(self.over) == self.num_ended == self.num_placed - len(self.table)
+        lost = sum(one.loss is not None for one in self.table.values())
         assert len(self.placements.in_flight) == len(self.table) - lost

@@ -152,4 +152,4 @@ async def test_the_client_of_the_page_ends_what_it_reserves(select: Select, tmp_
         except ConnectionError:
             assert fails
         [decision] = one.serving.recent.latest(10)
-        assert (decision.outcome, decision.output_tokens) == (("EngineGone", 2) if fails else ("ok", 5))
+        assert (decision.outcome, decision.output_tokens) == (("engine_gone", 2) if fails else ("ok", 5))

@@ -63,9 +63,9 @@ async def test_a_freed_reservation_ended_well_if_its_prompt_was_computed(select:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        ("unreachable", "EngineRefused"),
-        ("broken", "EngineGone"),
-        ("timeout", "EngineTimeout"),
+        ("unreachable", "engine_refused"),
+        ("broken", "engine_gone"),
+        ("timeout", "engine_timeout"),
         ("cancelled", "aborted"),
     ],
 )

@@ -17,18 +17,20 @@ import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig
-from preble.core.types import Placement, ReplicaId, RequestId
-from preble.errors import EngineGone, EngineRefused, NoReplicaError, Overloaded, RequestError, UnknownModel
-from preble.prompts.endpoints import COMPLETIONS
-from preble.rules.callers import Caller
-from preble.serving import (
-    FrontEnd,
-    Intake,
-    ParsedRequest,
-    Placed,
-    Serving,
+from preble.core.types import ReplicaId
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Progress
+from preble.errors import (
+    AnswerTooLarge,
+    EngineGone,
+    EngineRefused,
+    NoReplicaError,
+    Overloaded,
+    RequestError,
+    UnknownModel,
 )
-from preble.serving.terms import Terms
+from preble.prompts.endpoints import COMPLETIONS
+from preble.serving import FrontEnd, Held, Intake, ParsedRequest, Placed, Serving
+from preble.serving.placed import LocalPlaced
 from support.gateways import quick_config
 from support.waiting import eventually
 
@@ -106,7 +108,7 @@ async def carrier(decided: str, count: int = 2, **changes: Any) -> AsyncIterator
 async def test_the_carrier_on_the_page_carries_a_request(decided: str) -> None:
     code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     code = code.replace("serving = await Serving.start(config)\n", "").replace("await serving.close()\n", "")
-    names: dict[str, Any] = {"Serving": Serving, "COMPLETIONS": COMPLETIONS, "headers": {}, "body": BODY}
+    names: dict[str, Any] = {"Progress": Progress, "COMPLETIONS": COMPLETIONS, "headers": {}, "body": BODY}
     exec("async def carry(serving):\n" + textwrap.indent(code, "    ") + "    return answer, placed\n", names)
     async with carrier(decided, 1) as (one, [fake]):
         answer, placed = await names["carry"](one.intake)
@@ -118,10 +120,9 @@ async def test_a_placement_is_followed_from_its_first_token_to_its_end(decided: 
     async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
         assert one.in_flight() == {fake.url: 1} and one.serving.num_in_flight == 1
-        placed.answered(200)
-        placed.first_token()
-        placed.usage(1)
-        placed.usage(5, 4)
+        placed.report(FirstToken())
+        placed.report(Progress(1))
+        placed.report(Progress(5, 4))
         placed.end()
         await one.settled()
         [decision] = one.serving.recent.of_request("r")
@@ -129,14 +130,47 @@ async def test_a_placement_is_followed_from_its_first_token_to_its_end(decided: 
         assert decision.first_token_s is not None and one.in_flight() == {fake.url: 0}
 
 
-@pytest.mark.parametrize("ends", [("end", "failed", "cancelled"), ("cancelled", "end"), ("failed", "end", "end")])
-async def test_only_the_first_end_counts(decided: str, ends: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        (Outcome.OK, Outcome.ERROR, Outcome.ABORTED),
+        (Outcome.ABORTED, Outcome.OK),
+        (Outcome.ENGINE_GONE, Outcome.OK, Outcome.OK),
+    ],
+)
+async def test_only_the_first_end_counts(decided: str, outcomes: tuple[Outcome, ...]) -> None:
     async with carrier(decided, 1) as (one, _):
         placed = await one.place()
-        for end in ends:
-            getattr(placed, end)(*((ValueError("broken"),) if end == "failed" else ()))
+        for outcome in outcomes:
+            placed.report(Ended(outcome))
+        placed.report(FirstToken())
         await one.settled()
-        assert one.outcomes() == [{"end": "ok", "cancelled": "aborted", "failed": "error"}[ends[0]]]
+        assert one.outcomes() == [outcomes[0]]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "outcome"),
+    [
+        (None, 200, Outcome.OK),
+        (None, 404, Outcome.REJECTED),
+        (None, 429, Outcome.REFUSED),
+        (None, 503, Outcome.REFUSED),
+        (None, 500, Outcome.ENGINE_FAILED),
+        (EngineRefused("x"), 200, Outcome.ENGINE_REFUSED),
+        (EngineGone("x"), 500, Outcome.ENGINE_GONE),
+        (AnswerTooLarge("x"), 200, Outcome.REQUEST_ERROR),
+        (TimeoutError(), 200, Outcome.ABORTED),
+        (asyncio.CancelledError(), 200, Outcome.ABORTED),
+        (ZeroDivisionError(), 200, Outcome.ERROR),
+    ],
+)
+async def test_an_error_or_else_the_status_is_the_outcome(
+    decided: str, error: BaseException | None, status: int, outcome: Outcome
+) -> None:
+    async with carrier(decided, 1) as (one, _):
+        (await one.place()).end(error, status=status)
+        await one.settled()
+        assert one.outcomes() == [outcome]
 
 
 async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_elsewhere(decided: str) -> None:
@@ -144,14 +178,14 @@ async def test_a_failure_of_the_replica_has_it_checked_and_the_request_placed_el
         placed = await one.place()
         [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
         asked = failing.questions
-        placed.failed(EngineRefused("no connection", replica_id=failing.url))
+        placed.end(EngineRefused("no connection", replica_id=failing.url))
         again = await placed.place_again()
         assert again.placement.replica_id != failing.url
         with pytest.raises(NoReplicaError):
             again.cancelled()
             await again.place_again()
         await one.settled()
-        assert one.outcomes() == ["EngineRefused", "aborted"]
+        assert one.outcomes() == ["engine_refused", "aborted"]
         await eventually(lambda: failing.questions > asked)
 
 
@@ -161,28 +195,23 @@ class Heard:
     def __init__(self) -> None:
         self.placements: list[ReplicaId] = []
 
-    def placed(self, placement: Placement, terms: Terms) -> None:
-        self.placements.append(placement.replica_id)
-
-    def first_token(self, request_id: RequestId) -> None: ...
-    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None: ...
-    def replica_added(self, replica_id: ReplicaId) -> None: ...
-    def replica_removed(self, replica_id: ReplicaId) -> None: ...
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        self.placements.append(placed.placement.replica_id)
 
 
 async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
     async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
-        one.serving._placements.observer = observer = Heard()
+        one.serving._placements.listen(heard := Heard())
         source = placed.placement.replica_id
         [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
-        placed.moved(target)
+        placed.report(Moved(target))
         await one.settled()
         assert one.in_flight() == {source: 0, target: 1}
-        assert observer.placements == [target], "the queue knows where the request is"
+        assert heard.placements == [target], "the queue knows where the request is"
         assert (placed.placement.replica_id, placed.engine.url) == (target, target)
         with pytest.raises(NoReplicaError, match="not live"):
-            placed.moved(ReplicaId("http://nowhere"))
+            placed.report(Moved(ReplicaId("http://nowhere")))
         placed.end()
         await one.settled()
         metrics = one.serving.telemetry.exposition().decode()
@@ -193,13 +222,14 @@ async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
 async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well(decided: str) -> None:
     async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
-        lost: list[tuple[str | None, float | None]] = []
-        placed.on_lost = lambda reason, silent_since: lost.append((reason, silent_since))
+        held = Held([placed])
         await fake.stop()
-        await eventually(lambda: len(lost) == 1)
-        assert lost[0][0] and lost[0][1] is None, "it refuses connections, so its machine is not silent"
-        placed.first_token()
-        placed.usage(5)
+        await eventually(lambda: held.loss is not None)
+        assert held.loss is not None and held.loss.reason
+        assert held.loss.silent_since is None, "it refuses connections, so its machine is not silent"
+        assert Held([placed]).loss == held.loss, "who begins to carry it later hears of it at once"
+        placed.report(FirstToken())
+        placed.report(Progress(5))
         placed.end()
         await one.settled()
         [decision] = one.serving.recent.of_request("r")
@@ -214,10 +244,10 @@ async def test_a_placement_lost_and_failed_can_be_placed_again_where_a_replica_i
         [failing] = [fake for fake in fakes if fake.url == placed.placement.replica_id]
         await failing.stop()
         await eventually(lambda: len(one.serving.replicas) == 1)
-        placed.failed(EngineGone("broken", replica_id=failing.url))
+        placed.end(EngineGone("broken", replica_id=failing.url))
         (await placed.place_again()).end()
         await one.settled()
-        assert one.outcomes() == ["EngineGone", "ok"]
+        assert one.outcomes() == ["engine_gone", "ok"]
 
 
 async def test_each_prompt_of_a_list_is_a_request_of_its_own(decided: str) -> None:
@@ -255,7 +285,7 @@ async def test_a_carrier_that_is_cancelled_ends_its_placement(decided: str) -> N
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError as error:
-                placed.failed(error)
+                placed.end(error)
                 raise
 
         task = asyncio.create_task(carry())

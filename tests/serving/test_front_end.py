@@ -19,6 +19,7 @@ from gateway.fakes import FakeReplica, replicas, status
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig, TracingConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import Reason
+from preble.core.types.life import FirstToken, Progress
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
 from preble.gateway.http.keys import KeyRing
 from preble.gateway.server import accepting
@@ -105,7 +106,7 @@ async def test_without_the_scheduler_process_requests_are_placed_by_load_and_say
             async with one.placed("b") as second, one.placed("c") as third:
                 assert {second.engine.url, third.engine.url} == {fake.url for fake in fakes}, "by load"
                 assert {second.placement.reason, third.placement.reason} == {Reason.SCHEDULER_AWAY}
-            placed.first_token()  # what was placed before goes on
+            placed.report(FirstToken())  # what was placed before goes on
         assert one.front_end.telemetry.exposition().decode().count('reason="scheduler_away"') == 2, "one a replica"
 
 
@@ -125,7 +126,7 @@ async def test_the_scheduler_process_that_is_back_decides_again_and_counts_what_
 async def test_a_request_that_the_old_process_placed_can_be_placed_again(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _), one.placed() as placed:
         await one.kill()
-        placed.failed(EngineRefused("no"))
+        placed.end(EngineRefused("no"))
         async with asyncio.timeout(PATIENCE_S):
             again = await placed.place_again()
         assert again.engine.url != placed.engine.url and again.placement.reason is Reason.SCHEDULER_AWAY
@@ -221,10 +222,10 @@ async def test_what_a_key_has_used_counts_while_the_scheduler_process_is_away(
     caller = Caller("key", "tenant", limits=KeyConfig("0" * 64, **key))
     async with host(tmp_path, share=2) as (one, _):
         async with one.placed("a", caller=caller) as placed:
-            placed.usage(3)
+            placed.report(Progress(3))
         await one.kill()
         async with one.placed("b", caller=caller) as placed:
-            placed.usage(3)
+            placed.report(Progress(3))
         with pytest.raises(Overloaded, match=f"its {of_two // 2} {limit.split('_')[0]} a minute"):
             await one.placed("c", caller=caller).__aenter__()
 
@@ -317,12 +318,13 @@ async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: P
         async with one.placed("a"):
             pass
         async with one.placed("b") as b, one.placed("c") as c:
-            b.failed(EngineProtocolError("nonsense"))
+            b.end(EngineProtocolError("nonsense"))
             c.end()
             (await b.place_again()).end()
         await eventually(lambda: one.serving.num_admitted == 0)
         of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
-        expected = [protocol.Place, protocol.Ended, *[protocol.Place] * 2, *[protocol.Ended] * 2, protocol.PlaceAgain]
+        place, report = protocol.Place, protocol.Reported
+        expected = [place, report, place, place, report, report, protocol.PlaceAgain]
         assert of_requests[: len(expected)] == expected, "an end waits for nothing but its own request's leave"
 
 
@@ -393,14 +395,13 @@ async def ask(intakes: Sequence[Intake], prompt: str, number: int, clock: Clock)
             parsed = await admissions.enter_async_context(intake.admitted(parsed))
             placed = await intake.place(await intake.tokenize(parsed), parsed)
             if number % 5 == 0:
-                placed.failed(EngineProtocolError("nonsense"))
+                placed.end(EngineProtocolError("nonsense"))
                 placed = await placed.place_again()
             asked.append(placed)
         await clock.advance(0.02)
         for placed in asked:
-            placed.answered(200)
-            placed.first_token()
-            placed.usage(number % 7, len(prompt) // 8)
+            placed.report(FirstToken())
+            placed.report(Progress(number % 7, len(prompt) // 8))
             placed.end()
 
 
@@ -474,5 +475,5 @@ async def test_a_client_that_leaves_while_its_request_moves_has_the_move_withdra
                 asked.cancel()
                 await eventually(lambda: one.serving.num_admitted == 0)
         of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
-        expected = [protocol.Place, protocol.Ended, protocol.PlaceAgain, protocol.Withdraw, protocol.Leave]
+        expected = [protocol.Place, protocol.Reported, protocol.PlaceAgain, protocol.Withdraw, protocol.Leave]
         assert of_requests == expected

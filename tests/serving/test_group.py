@@ -23,6 +23,7 @@ from gateway.fakes import FakeReplica, replicas
 from preble.config import AuthConfig, DecisionsConfig, PeersConfig, QueueConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import PeerId, ReplicaId, Request, RequestId
+from preble.core.types.life import FirstToken, Progress
 from preble.errors import ConfigError, Overloaded
 from preble.peers.packets import VERSION, Ejected, Left, Message, Used, encode, join
 from preble.prompts.endpoints import COMPLETIONS
@@ -96,8 +97,8 @@ async def test_what_one_gateway_places_counts_at_the_others_until_it_ends(fakes:
             promised_on = placed.placement.replica_id
             assert b.serving.scheduler.matched_tokens(promised_on, Request.of("probe", PROMPT)) == 384
             again = await b.place("two")
-            placed.first_token()
-            placed.usage(5, 0)
+            placed.report(FirstToken())
+            placed.report(Progress(5, 0))
             placed.end()
             again.cancelled()
             await eventually(lambda: a.num_assumed == b.num_assumed == c.num_assumed == 0)
@@ -126,7 +127,7 @@ async def test_a_gateway_that_joins_late_knows_what_replicas_without_kv_events_h
     with nats_server() as server:
         async with gateway(fakes, server.url, "a") as a:
             placed = await a.place("one")
-            placed.usage(5, 0)
+            placed.report(Progress(5, 0))
             placed.end()
             async with gateway(fakes, server.url, "late") as late:
                 await eventually(lambda: late.serving.waits_for is None)
@@ -459,13 +460,13 @@ async def test_what_a_tenant_uses_at_one_gateway_counts_for_its_turn_at_the_othe
             a.serving._turns.configure(QueueConfig(credit_s=1e9), max_waiting=10)  # time alone changes no counter
             before = {at: at.serving._turns.used_s("tenant") for at in (a, b)}
             placed = await a.place("one", caller)
-            placed.usage(50, 0)
+            placed.report(Progress(50, 0))
             placed.end()
             used_s = a.serving._turns.used_s("tenant") - before[a]
             assert used_s > 0
             await eventually(lambda: b.serving._turns.used_s("tenant") - before[b] == pytest.approx(used_s))
             placed = await b.place("two", caller)
-            placed.usage(600, 0)
+            placed.report(Progress(600, 0))
             placed.end()
             with pytest.raises(Overloaded):
                 b.serving._key_limits.admit(caller, 1, asyncio.get_running_loop().time())

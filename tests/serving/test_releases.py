@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from itertools import product
 from operator import attrgetter
 from typing import Any
 
@@ -39,7 +38,7 @@ async def place(serving: Serving) -> Placed:
 
 def assert_released(serving: Serving, replica: str) -> None:
     placements = serving._placements
-    assert placements.in_flight == {}
+    assert placements.in_flight == {} == serving.recent._open
     assert serving.scheduler.snapshot().replicas[ReplicaId(replica)].num_requests == 0
     assert placements.ejection._replicas[ReplicaId(replica)].running == {}
     assert serving._turns.admission._running == {}
@@ -47,19 +46,24 @@ def assert_released(serving: Serving, replica: str) -> None:
 
 
 async def check(
-    monkeypatch: pytest.MonkeyPatch, failing: str, begin_and_end: Callable[[Serving], Awaitable[None]]
+    monkeypatch: pytest.MonkeyPatch,
+    failing: str,
+    begin_or_end: Callable[[Serving], Awaitable[None]],
+    before: Callable[[Serving], Awaitable[None]] | None = None,
 ) -> None:
-    """While the method at this path below `Serving` fails, a placement begins and ends; afterwards all goes well."""
+    """While the method at this path below `Serving` fails, a placement begins or ends; afterwards all goes well."""
     async with replicas(1) as [fake]:
         serving = await Serving.start(quick_config([fake.url], policy="round_robin"))
         try:
             await eventually(lambda: len(serving.replicas) == 1)
+            if before is not None:
+                await before(serving)
             path, _, method = failing.rpartition(".")
             with monkeypatch.context() as patch:
                 part = attrgetter(path)(serving)
                 patch.setattr(part, method, fails_afterwards(getattr(part, method)))
                 with pytest.raises(ZeroDivisionError):
-                    await begin_and_end(serving)
+                    await begin_or_end(serving)
                 assert_released(serving, fake.url)
             (await place(serving)).end()
             assert_released(serving, fake.url)
@@ -67,10 +71,13 @@ async def check(
             await serving.close()
 
 
-BEGINS = ["scheduler.next_timer", "recent.placed", "telemetry.placed", "_placements.ejection.sent", "_turns.placed"]
+LISTENERS = [
+    *("_placements.timer.on", "_placements.ejection.on", "_placements.quarantine.on", "replicas.on"),
+    *("recent.on", "telemetry.on", "_turns.on"),
+]
 
 
-@pytest.mark.parametrize("failing", BEGINS)
+@pytest.mark.parametrize("failing", [*LISTENERS, "_key_limits.on", "scheduler.next_timer"])
 async def test_a_placement_that_fails_as_it_begins_is_released(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     async def begin(serving: Serving) -> None:
         await place(serving)
@@ -78,23 +85,27 @@ async def test_a_placement_that_fails_as_it_begins_is_released(monkeypatch: pyte
     await check(monkeypatch, failing, begin)
 
 
-OF_ENDS = ["scheduler.on_finish", "telemetry.finished", "_turns.ended"]
-OF_GOOD_ENDS = [*OF_ENDS, "_placements.ejection.succeeded"]
-OF_FAILURES = [*OF_ENDS, "_placements.ejection.failed", "telemetry.engine_failed", "replicas.suspect"]
-
-
-@pytest.mark.parametrize(
-    ("failing", "error"),
-    [*product(OF_GOOD_ENDS, [None]), *product(OF_FAILURES, [EngineGone("broken")])],
-)
+@pytest.mark.parametrize("error", [None, EngineGone("broken")])
+@pytest.mark.parametrize("failing", [*LISTENERS, "_key_limits.on", "scheduler.on_finish"])
 async def test_a_placement_is_released_whatever_fails_as_it_ends(
     monkeypatch: pytest.MonkeyPatch, failing: str, error: EngineGone | None
 ) -> None:
-    async def begin_and_end(serving: Serving) -> None:
-        placed = await place(serving)
-        if error is None:
-            placed.end()
-        else:
-            placed.failed(error)
+    placed: list[Placed] = []
 
-    await check(monkeypatch, failing, begin_and_end)
+    async def end(serving: Serving) -> None:
+        placed[0].end(error)
+
+    async def begin(serving: Serving) -> None:
+        placed.append(await place(serving))
+
+    await check(monkeypatch, failing, end, before=begin)
+
+
+async def test_every_listener_of_a_running_gateway_is_in_the_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with replicas(1) as [fake]:
+        serving = await Serving.start(quick_config([fake.url]))
+        try:
+            named = [attrgetter(name.removesuffix(".on"))(serving) for name in [*LISTENERS, "_key_limits.on"]]
+            assert set(map(id, serving._placements._listeners)) == set(map(id, named))
+        finally:
+            await serving.close()

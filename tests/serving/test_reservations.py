@@ -11,7 +11,8 @@ import pytest
 
 from gateway.fakes import FakeReplica, replicas
 from preble.core.types import ReplicaId, pack_tokens
-from preble.errors import EngineRefused, NoReplicaError, RequestError
+from preble.core.types.life import Alive, Ended, FirstToken, Moved, Outcome, Progress
+from preble.errors import NoReplicaError, RequestError
 from preble.prompts.endpoints import COMPLETIONS, Fields
 from preble.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations, UnknownReservation
 from preble.serving import Serving
@@ -48,15 +49,15 @@ async def test_a_request_is_followed_from_its_reservation_to_its_end() -> None:
     async with reservations() as (held, serving, [fake]):
         one = await held.reserve(COMPLETIONS, {}, BODY, reservation_id="mine")
         assert (one.engine.url, one.request.body, serving.num_in_flight) == (fake.url, BODY, 1)
-        held.prefill_complete("mine", now())
-        held.progress("mine", now(), 3, 2)
-        held.end("mine", output_tokens=5, cached_tokens=4)
+        held.report("mine", FirstToken(), now())
+        held.report("mine", Progress(3, 2), now())
+        held.report("mine", Ended(output_tokens=5, cached_tokens=4), now())
         [decision] = serving.recent.of_request("mine")
         assert (decision.outcome, decision.output_tokens, decision.cached_tokens) == ("ok", 5, 4)
         assert decision.first_token_s is not None and one.output_tokens == 5
-        for report in (lambda: held.end("mine"), lambda: held.prefill_complete("mine", now())):
+        for fact in (Ended(), FirstToken(), Alive()):
             with pytest.raises(UnknownReservation):
-                report()
+                held.report("mine", fact, now())
 
 
 async def test_token_ids_can_be_given_without_a_body() -> None:
@@ -70,8 +71,8 @@ async def test_a_list_of_prompts_goes_to_one_replica_and_shares_its_tokens() -> 
         one = await held.reserve(COMPLETIONS, {}, b'{"prompt": ["a", "bc", "def"]}', reservation_id="list")
         assert serving.num_in_flight == 3
         for count in range(5):
-            assert held.progress("list", now(), count).output_tokens == count
-        held.end("list", output_tokens=9)
+            assert held.report("list", Progress(count), now()).output_tokens == count
+        held.report("list", Ended(output_tokens=9), now())
         decisions = [d for index in range(3) for d in serving.recent.of_request(f"list#{index}")]
         assert {d.output_tokens for d in decisions} == {3} and len({d.replica for d in decisions}) == 1
         assert {d.replica for d in decisions} == {one.placement.replica_id}
@@ -84,24 +85,24 @@ async def test_a_carrier_that_dies_leaks_nothing() -> None:
         assert (serving.num_in_flight, held.num_expired) == (0, 1)
         assert [d.outcome for d in serving.recent.of_request("dead")] == ["aborted"]
         with pytest.raises(UnknownReservation):
-            held.end("dead")
+            held.report("dead", Ended(), now())
         await held.reserve(COMPLETIONS, {}, BODY, reservation_id="dead")
 
 
 async def test_a_shorter_lease_counts_at_once() -> None:
     async with reservations() as (held, _, _):
         await held.reserve(COMPLETIONS, {}, BODY, reservation_id="short")
-        held.renew("short", now(), 0.02)
+        held.report("short", Alive(0.02), now())
         await eventually(lambda: "short" not in held)
 
 
 async def test_reports_renew_the_lease() -> None:
     async with reservations() as (held, _, _):
         await held.reserve(COMPLETIONS, {}, BODY, reservation_id="alive", lease_s=10.0)
-        for report in (held.prefill_complete, held.renew, lambda name, at: held.progress(name, at, 1)):
+        for fact in (FirstToken(), Alive(), Progress(1)):
             before = held.next_at()
             await asyncio.sleep(0.001)
-            report("alive", now())
+            held.report("alive", fact, now())
             assert before is not None and held.next_at() > before  # type: ignore[operator]
 
 
@@ -130,7 +131,7 @@ async def test_replicas_that_the_carrier_rules_out_are_avoided_and_failures_coun
         one = await held.reserve(COMPLETIONS, {}, BODY, avoid=lambda: frozenset({other}))
         assert one.engine.url == fakes[1].url
         asked = fakes[1].questions
-        held.end(one.reservation_id, error=EngineRefused("no connection", replica_id=fakes[1].url))
+        held.report(one.reservation_id, Ended(Outcome.ENGINE_REFUSED), now())
         await eventually(lambda: fakes[1].questions > asked)
 
 
@@ -139,18 +140,18 @@ async def test_a_carrier_may_send_the_request_to_another_replica() -> None:
         one = await held.reserve(COMPLETIONS, {}, BODY)
         [other] = [ReplicaId(fake.url) for fake in fakes if fake.url != one.engine.url]
         for _ in range(2):
-            one.moved(other)
+            one.report(Moved(other), now())
         in_flight = {name: state.num_requests for name, state in serving.scheduler.snapshot().replicas.items()}
         assert one.engine.url == other and in_flight[other] == sum(in_flight.values()) == 1
         with pytest.raises(NoReplicaError):
-            one.moved(ReplicaId("http://nowhere"))
+            one.report(Moved(ReplicaId("http://nowhere")), now())
 
 
 async def test_a_carrier_sees_that_a_replica_has_left_and_may_still_end_well() -> None:
     async with reservations() as (held, serving, [fake]):
         one = await held.reserve(COMPLETIONS, {}, BODY, reservation_id="r")
-        assert one.lost is None
+        assert one.loss is None
         await fake.stop()
-        await eventually(lambda: one.lost is not None)
-        held.end("r", output_tokens=2)
+        await eventually(lambda: one.loss is not None)
+        held.report("r", Ended(output_tokens=2), now())
         assert [d.outcome for d in serving.recent.of_request("r")] == ["ok"]

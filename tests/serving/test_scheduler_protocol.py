@@ -29,14 +29,14 @@ from preble.serving.terms import Terms
 from support.waiting import PATIENCE_S, eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
-HELLO = b"\x93\x00\x01\xa7by-hand"  # [0, 1, "by-hand"]
+HELLO = b"\x93\x00\x02\xa7by-hand"  # [0, 2, "by-hand"]
 ADMIT = b"\x93\x01\x01\x91\xa5req-1"  # [1, 1, ["req-1"]]
 PLACE = b"\x95\x03\x02\x01\xa5req-1\xc4\x08\x05\x00\x00\x00\x07\x00\x00\x00"  # [3, 2, 1, "req-1", ids 5 and 7]
-FIRST_TOKEN = b"\x92\x06\x02"  # [6, 2]
-ENDED = b"\x97\x07\x02\xc0\xcc\xc8\x00\x39\x04"  # [7, 2, nil, 200, 0, 57, 4]
+FIRST_TOKEN = b"\x93\x06\x02\x81\xa4fact\xabfirst_token"  # [6, 2, {"fact": "first_token"}]
+ENDED = b"\x93\x06\x02\x83\xa4fact\xa5ended\xadoutput_tokens\x39\xadcached_tokens\x04"  # ..., 57, 4
 LEAVE = b"\x92\x02\x01"  # [2, 1]
 ASK = b"\x9a" + PLACE[1:] + b"\xc0\xa0\x90\xc3\x91\xa5req-1"  # [3, 2, 1, "req-1", ids, nil, "", [], true, ["req-1"]]
-ENDED_AND_LEFT = b"\x98" + ENDED[1:] + b"\x01"  # [7, 2, nil, 200, 0, 57, 4, 1]
+ENDED_AND_LEFT = b"\x94" + ENDED[1:] + b"\x01"  # [6, 2, {...}, 1]
 
 
 class ByHand:
@@ -86,7 +86,7 @@ async def connected(path: Path, first: bytes = HELLO) -> AsyncIterator[ByHand]:
     try:
         if first:
             carrier.send(first)
-            assert (await carrier.next())[:2] == [0, 1]
+            assert (await carrier.next())[:2] == [0, 2]
         yield carrier
     finally:
         await carrier.close()
@@ -156,6 +156,18 @@ async def test_what_cannot_be_is_refused_by_its_number(tmp_path: Path) -> None:
         assert (await carrier.next())[:3] == [4, 6, "UnknownRequest"]
 
 
+async def test_the_loss_of_a_replica_is_the_schedulers_to_report(tmp_path: Path) -> None:
+    async with scheduler(tmp_path) as (serving, fake, path), connected(path) as carrier:
+        carrier.send(ADMIT, PLACE, msgspec.msgpack.encode([6, 2, {"fact": "lost"}]))
+        assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
+        assert serving.num_in_flight == 1 and not serving.recent.of_request("req-1")[0].replica_lost
+        await fake.stop()
+        message = await carrier.next()
+        assert message[:2] == [6, 2] and message[2]["fact"] == "lost" and message[2]["reason"]
+        carrier.send(ENDED, LEAVE)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
 async def test_two_carriers_that_use_one_id_get_two(tmp_path: Path) -> None:
     async with scheduler(tmp_path) as (_, _, path), connected(path) as first, connected(path) as second:
         first.send(ADMIT)
@@ -182,7 +194,8 @@ async def test_rubbish_ends_the_connection_and_nothing_else(tmp_path: Path, sent
 
 async def test_messages_about_placements_that_are_not_there_change_nothing(tmp_path: Path) -> None:
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
-        moved, withdraw = b"\x93\x08\x02\xa1x", b"\x92\x05\x02"
+        moved = msgspec.msgpack.encode([6, 2, {"fact": "moved", "replica_id": "x"}])
+        withdraw = b"\x92\x05\x02"
         carrier.send(FIRST_TOKEN, ENDED, LEAVE, moved, withdraw)
         carrier.send(ADMIT, PLACE)
         assert (await carrier.next())[0] == 2 and (await carrier.next())[0] == 3
@@ -231,12 +244,14 @@ async def test_terms_that_cannot_be_end_the_connection_by_the_carriers_fault(
 @pytest.mark.parametrize(
     "message",
     [
-        [10, {2: math.nan}],
-        [10, {2: -1.0}],
-        [7, 2, None, 200, math.inf],
-        [7, 2, None, 200, 0.0, -1],
-        [7, 2, None, 200, 0.0, 2**60],
-        [7, 2, None, 200, 0.0, 1, -1],
+        [8, {2: math.nan}],
+        [8, {2: -1.0}],
+        [6, 2, {"fact": "ended", "retry_after_s": math.inf}],
+        [6, 2, {"fact": "ended", "output_tokens": -1}],
+        [6, 2, {"fact": "ended", "output_tokens": 2**60}],
+        [6, 2, {"fact": "ended", "output_tokens": 1, "cached_tokens": -1}],
+        [6, 2, {"fact": "ended", "outcome": "nice"}],
+        [6, 2, {"fact": "started_anew"}],
     ],
     ids=str,
 )
@@ -267,7 +282,7 @@ async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypat
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(ADMIT, PLACE)
         await eventually(lambda: serving.num_in_flight == 1)
-        heard = b"\x92\x0a\x80"  # [10, {}]
+        heard = b"\x92\x08\x80"  # [8, {}]
 
         async def floods() -> None:
             while True:

@@ -10,6 +10,7 @@ from typing import Any
 
 from preble.config import HealthConfig, ReplicaConfig
 from preble.core.types import PackedTokens, ReplicaSpec, Request, RequestId, pack_tokens
+from preble.core.types.life import FirstToken, Progress
 from preble.engines import Engine
 from preble.engines.adapter import EngineInfo
 from preble.gateway.server import Gateway
@@ -85,9 +86,9 @@ async def work(gateway: Gateway, day: Day, requests: int, *, at_once: int = 24) 
             placed = dispatcher.place(request, Terms(request_id, model=MODEL, arrived_at=arrived_at))
             missed = placed.placement.num_prompt_tokens - placed.placement.matched_tokens
             await asyncio.sleep(0.02 + missed / 60_000 * numbers.uniform(0.8, 1.6))
-            placed.first_token()
+            placed.report(FirstToken())
             await asyncio.sleep(numbers.uniform(0.05, 0.6))
-            placed.usage(numbers.randint(40, 400), placed.placement.matched_tokens)
+            placed.report(Progress(numbers.randint(40, 400), placed.placement.matched_tokens))
             placed.end()
 
     await asyncio.gather(*(one() for _ in range(requests)))

@@ -24,13 +24,13 @@ import ray
 from ray import serve
 from ray.serve._private.common import DeploymentID
 
+from preble.core.types.life import Ended
 from preble.errors import ConfigError
 from preble.integrations.ray import example
 from preble.integrations.ray.direct import Message, direct_application, reported
 from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
 from preble.integrations.ray.hub import REPORT, HubBus, find_hub
 from preble.integrations.ray.placing import RESERVATION, Placer, PlacerState
-from preble.integrations.ray.reports import Report, What
 from preble.integrations.ray.settings import config_of, request_router_config
 from preble.reservations import Reservations
 from preble.serving import Serving
@@ -196,7 +196,8 @@ async def failures() -> Record:
         for _ in range(2):
             again.start()
             await asyncio.gather(again._starting, return_exceptions=True)
-    statuses = [call.args[1] for call in reporter.ended.call_args_list]
+    facts = [call.args[1] for call in reporter.report.call_args_list]
+    statuses = [fact.status for fact in facts if isinstance(fact, Ended)]
     return {"chosen": chosen, "starts": start.call_count, "statuses": statuses}
 
 
@@ -224,7 +225,7 @@ async def shared_id() -> Record:
     chosen = [await choose("same"), await choose("same")]
     held = []
     for _ in range(2):
-        placer._take(Report("same", What.END), 0.0)
+        placer._take("same", Ended(), 0.0)
         held.append("same" in placer._reservations)
     first = await choose("goes")
     placer.sent_to("goes", "two" if first == "one" else "one")
@@ -236,10 +237,10 @@ async def shared_id() -> Record:
         if not is_noticed:
             retried.append(await choose("again") is not None)
         placer.update_replicas([({"one": "two", "two": "one"}[str(dies)], {})])
-        await eventually(lambda: placer._reservations["again"].lost is not None)
+        await eventually(lambda: placer._reservations["again"].loss is not None)
         if is_noticed:
             retried.append(await choose("again") is not None)
-        placer._take(Report("again", What.END), 0.0)
+        placer._take("again", Ended(), 0.0)
         retried.append("again" in placer._reservations)
         placer.update_replicas([("one", {}), ("two", {})])
         await eventually(lambda: len(placer._serving.replicas) == 2)

@@ -39,7 +39,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
       preble check --url http://gateway:8000 --json -
     """
     from preble.gateway.pages.debug import PARITY, ParityPage
-    from preble.serving import Outcome
+    from preble.serving import ParityOutcome
 
     page = gateway_page(url + PARITY, ParityPage, api_key, post=True, timeout_s=TIMEOUT_S)
     write_json(json_file, page)
@@ -47,7 +47,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
         click.echo("\n".join(line for report in page.reports for line in _told(report)), nl=bool(page.reports))
     if not page.reports:
         raise CommandFailure("no replica is up; start one, then check again")
-    if any(report.outcome is Outcome.MISMATCH for report in page.reports):
+    if any(report.outcome is ParityOutcome.MISMATCH for report in page.reports):
         raise click.exceptions.Exit(1)
 
 

@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import Protocol
 
 import msgspec
 
-from preble.core.types import Candidate, Placement, Reason
+from preble.core.types import Candidate, Placement, Reason, RequestId
+from preble.core.types.life import Ended, Fact, FirstToken, Lost, Outcome, Started
 
 CANDIDATES_PER_DECISION = 25
 """Candidates budgeted per decision. With more replicas fewer decisions are kept, so memory is bounded."""
@@ -35,7 +37,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """One placement and how its request ended.
 
     `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: seconds after the placement; None before they happen.
-    `outcome`: how it ended, "ok", "aborted" or the name of an error. `replica_lost`: the replica left the rotation
+    `outcome`: how it ended. `replica_lost`: the replica left the rotation
     while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
     `untrusted`: replicas whose caches did not count.
     """
@@ -51,30 +53,31 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     untrusted: tuple[str, ...] = ()
     first_token_s: float | None = None
     end_s: float | None = None
-    outcome: str | None = None
+    outcome: Outcome | None = None
     replica_lost: bool = False
     output_tokens: int = 0
     cached_tokens: int | None = None
 
 
 @dataclass(slots=True)
-class DecisionRecord:
-    """One placement while it is kept. Its driver fills it in."""
+class _Record:
+    """One placement while it is kept."""
 
     placement: Placement
     placed_at: float
     first_token_at: float | None = None
     end_at: float | None = None
-    outcome: str | None = None
+    outcome: Outcome | None = None
     replica_lost: bool = False
     output_tokens: int = 0
     cached_tokens: int | None = None
 
-    def finished(self, now: float, outcome: str, output_tokens: int, cached_tokens: int | None) -> None:
-        self.end_at = now
-        self.outcome = outcome
-        self.output_tokens = output_tokens
-        self.cached_tokens = cached_tokens
+
+class Followed(Protocol):
+    """A placement that is followed."""
+
+    placement: Placement
+    placed_at: float
 
 
 class RecentDecisions:
@@ -89,17 +92,34 @@ class RecentDecisions:
         self.limit = limit
         self._policy = policy
         self._unix_offset_s = unix_offset_s
-        self._records: deque[DecisionRecord] = deque()
+        self._records: deque[_Record] = deque()
         self._num_candidates = 0
+        self._open: dict[RequestId, _Record] = {}
+        """Those that have not ended."""
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def placed(self, placement: Placement, now: float) -> DecisionRecord:
-        """Keep a placement and forget old ones; return the record to fill in."""
-        record = DecisionRecord(placement, now)
+    def on(self, placed: Followed, fact: Fact, now: float) -> None:
+        """Keep a placement that starts and forget old ones; note what happens to one."""
+        request_id = placed.placement.request_id
+        if isinstance(fact, Started):
+            self._open[request_id] = self._keep(placed)
+        elif (record := self._open.get(request_id)) is None:
+            return
+        elif isinstance(fact, FirstToken):
+            record.first_token_at = now
+        elif isinstance(fact, Lost):
+            record.replica_lost = True
+        elif isinstance(fact, Ended):
+            del self._open[request_id]
+            record.end_at, record.outcome = now, fact.outcome
+            record.output_tokens, record.cached_tokens = fact.output_tokens or 0, fact.cached_tokens
+
+    def _keep(self, placed: Followed) -> _Record:
+        record = _Record(placed.placement, placed.placed_at)
         self._records.append(record)
-        self._num_candidates += len(placement.candidates)
+        self._num_candidates += len(placed.placement.candidates)
         room = self.limit * CANDIDATES_PER_DECISION
         while len(self._records) > self.limit or (self._num_candidates > room and len(self._records) > 1):
             self._num_candidates -= len(self._records.popleft().placement.candidates)
@@ -125,7 +145,7 @@ class RecentDecisions:
         newest_first = reversed(self._records)
         return (self._decision(record, num_candidates) for record, _ in zip(newest_first, range(count), strict=False))
 
-    def _decision(self, record: DecisionRecord, num_candidates: int | None = None) -> Decision:
+    def _decision(self, record: _Record, num_candidates: int | None = None) -> Decision:
         placement, weighed = record.placement, record.placement.candidates
         if num_candidates is not None:
             weighed = nsmallest(num_candidates, weighed, key=lambda c: (c.replica_id != placement.replica_id, _cost(c)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from preble.core.types.life import FIRST_TOKEN
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM
 from preble.prompts.endpoints import Endpoint, read_retry_after
@@ -28,9 +29,7 @@ class PickedAnswer:
         self._whole = bytearray()
         self._most_bytes = most_bytes
         self._has_begun = False
-        wait_s = read_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
-        for one in placed:
-            one.answered(self._status, wait_s)
+        self._retry_after_s = read_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece."""
@@ -43,7 +42,7 @@ class PickedAnswer:
         if not self._has_begun and self._meter.has_begun:
             self._has_begun = True
             for one in self._placed:
-                one.first_token()
+                one.report(FIRST_TOKEN)
 
     def end(self) -> None:
         """The answer is complete."""
@@ -52,9 +51,7 @@ class PickedAnswer:
             flaw = self._meter.flaw() if self._is_stream else self._flaw_of_whole()
         self.report()
         for one in self._placed:
-            if flaw is not None:
-                one.failed(flaw)
-            one.end()
+            one.end(flaw, status=self._status, retry_after_s=self._retry_after_s)
 
     def report(self) -> None:
         """Report the tokens of a stream so far."""

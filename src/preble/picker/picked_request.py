@@ -10,6 +10,7 @@ from typing import Self
 from urllib.parse import unquote
 
 from preble.core.types import ReplicaId
+from preble.core.types.life import Moved
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
 from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.keys import UNAUTHORIZED
@@ -220,7 +221,7 @@ class PickedRequest:
         """The gateway has reached another endpoint than the chosen one."""
         for placed in self._placed:
             if to is not None and to != placed.placement.replica_id:
-                placed.moved(to)
+                placed.report(Moved(to))
 
     def _passed_on(self, piece: Message) -> bytes:
         if self._answer is not None:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from preble.core.types import ReplicaId
+from preble.core.types.life import Ended, Outcome, Report
 from preble.errors import NoReplicaError, RequestError
 from preble.prompts.endpoints import Endpoint, Fields
 from preble.reservations.reservation import Reservation
@@ -39,8 +40,8 @@ class Reservations(ReservationTable):
     reservations = Reservations(serving)
     held = await reservations.reserve(COMPLETIONS, headers, body)
     ...  # somebody sends held.request.body to held.engine.url
-    reservations.prefill_complete(held.reservation_id, loop.time())
-    reservations.end(held.reservation_id, output_tokens=12)
+    reservations.report(held.reservation_id, FirstToken(), loop.time())
+    reservations.report(held.reservation_id, Ended(output_tokens=12), loop.time())
     await reservations.close()
     ```
     """
@@ -82,7 +83,7 @@ class Reservations(ReservationTable):
         try:
             reservation = await self._placed(endpoint, headers, body, caller, reservation_id, avoid, lease_s)
             if self._is_closed:
-                reservation.cancelled()
+                reservation.report(Ended(Outcome.ABORTED), self._loop.time())
                 raise NoReplicaError("no reservations are made any more: this process ends")
         except BaseException:
             await self._stacks.pop(reservation_id).aclose()
@@ -119,12 +120,12 @@ class Reservations(ReservationTable):
         parsed = await stack.enter_async_context(serving.admitted(parsed))
         return Reservation(reservation_id, parsed, await serving.place_together(parsed, avoid), lease_s)
 
-    def renew(self, reservation_id: str, now: float, lease_s: float | None = None) -> Reservation:
-        reservation = super().renew(reservation_id, now, lease_s)
+    def report(self, name: str, fact: Report, now: float) -> Reservation:
+        reservation = super().report(name, fact, now)
         self._arm()
         return reservation
 
-    def _release(self, reservation: Reservation) -> None:
+    def _release(self, reservation: Reservation, end: Ended) -> None:
         stack = self._stacks.pop(reservation.reservation_id)
         closing = self._loop.create_task(stack.aclose())
         self._closing.add(closing)

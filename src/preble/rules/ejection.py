@@ -19,7 +19,9 @@ from statistics import median
 from typing import NamedTuple
 
 from preble.config import EjectionConfig
-from preble.core.types import ReplicaId, RequestId
+from preble.core.types import Placement, ReplicaId, RequestId
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
+from preble.rules.followed import Followed
 
 _MOST_SAMPLES = 64
 """Of a replica in a window: enough for a rate and a median, however busy it is."""
@@ -118,8 +120,15 @@ class EjectionTable:
     Replicas are compared only within their group, which is whatever the caller gives: those that serve the same models.
     """
 
-    def __init__(self, config: EjectionConfig, on_change: Callable[[Change], None] = lambda change: None) -> None:
+    def __init__(
+        self,
+        config: EjectionConfig,
+        on_change: Callable[[Change], None] = lambda change: None,
+        expected_s: Callable[[Placement], float] = lambda placement: 1.0,
+    ) -> None:
+        """`expected_s`: returns what the beginning of an answer should take, without a queue."""
         self._config = config
+        self._expected_s = expected_s
         self._listeners = [on_change]
         self._replicas: dict[ReplicaId, _Replica] = {}
         self._suspended: set[ReplicaId] = set()
@@ -179,6 +188,26 @@ class EjectionTable:
         return {r: until - now for r, until in untils.items() if until > now}
 
     # what happens to requests
+
+    def on(self, placed: Followed, fact: Fact, now: float) -> None:
+        """Judge the replica by what happens to a request there."""
+        replica_id, request_id = placed.placement.replica_id, placed.placement.request_id
+        if isinstance(fact, Ended):
+            if fact.outcome is Outcome.OK:
+                self.succeeded(replica_id, request_id, now)
+            elif fact.outcome is Outcome.REFUSED:
+                self.refused(replica_id, request_id, fact.retry_after_s, now)
+            elif fact.outcome.blames_replica:
+                self.failed(replica_id, request_id, now)
+            else:
+                self.dropped(replica_id, request_id, now)
+        elif isinstance(fact, FirstToken):
+            self.heard(replica_id, request_id, now)
+        elif isinstance(fact, Started | Moved):
+            if isinstance(fact, Moved) and fact.source is not None:
+                self.dropped(fact.source, request_id, now)
+            expected_s = self._expected_s(placed.placement)
+            self.sent(replica_id, request_id, now, expected_s, streams=placed.terms.streams)
 
     def sent(
         self,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from preble.core.types.life import Ended, Fact
 from preble.errors import Overloaded, RequestError
 from preble.rules.callers import Caller
+from preble.rules.followed import Followed
 
 _MINUTE_S = 60.0
 _TOGETHER_S = 1.0
@@ -94,6 +96,11 @@ class KeyLimits:
         if caller.limits is not None and caller.limits.tokens_per_minute is not None:
             self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
             self._note_untold(caller.name, 0, num_tokens)
+
+    def on(self, placed: Followed, fact: Fact, now: float) -> None:
+        """Charge the key of a placement that has ended for the answer."""
+        if isinstance(fact, Ended):
+            self.charge(placed.terms.caller, fact.output_tokens or 0, now)
 
     # what gateways report to each other
 

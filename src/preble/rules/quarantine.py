@@ -17,6 +17,8 @@ from hashlib import blake2b
 from math import inf
 
 from preble.core.types import ReplicaId, Request
+from preble.core.types.life import Ended, Fact, Outcome
+from preble.rules.followed import Followed
 
 ONE_INCIDENT_S = 1.0
 CONFIRMED_WITHIN_S = 30.0
@@ -59,6 +61,17 @@ class Quarantine:
 
     def __len__(self) -> int:
         return len(self._suspects)
+
+    def on(self, placed: Followed, fact: Fact, now: float) -> None:
+        """Note an end that says something of the request: its replica broke off before it answered, or it did well."""
+        if not isinstance(fact, Ended):
+            return
+        has_begun = placed.has_begun or bool(fact.output_tokens)
+        if fact.outcome is Outcome.ENGINE_GONE and placed.request.keeps_kv and not has_begun and not placed.stalls:
+            like = like_of(placed.request, placed.terms.caller.name)
+            self.broke(like, placed.placement.replica_id, placed.placed_at, now)
+        elif fact.outcome is Outcome.OK and self:
+            self.answered(like_of(placed.request, placed.terms.caller.name))
 
     def broke(self, like: bytes, replica_id: ReplicaId, placed_at: float, now: float) -> None:
         """A replica has broken off such a request, without an answer. `placed_at`: when it was sent there."""

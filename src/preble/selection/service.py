@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from weakref import WeakSet
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from preble.core.types import Placement, ReplicaId
-from preble.errors import EngineError, EngineGone, EngineRefused, EngineTimeout, NoReplicaError, prompt_too_long
+from preble.core.types.life import FIRST_TOKEN, Alive, Ended, Outcome, Progress, Report
+from preble.errors import NoReplicaError, prompt_too_long
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
 from preble.rules.callers import Caller
@@ -31,6 +34,17 @@ from preble.selection.schemas import (
     Worker,
 )
 from preble.selection.workers import Workers
+from preble.serving import ended
+
+_FAILURES = MappingProxyType(
+    {
+        "unreachable": Ended(Outcome.ENGINE_REFUSED, text="the carrier could not reach it"),
+        "broken": Ended(Outcome.ENGINE_GONE, text="its connection to the carrier broke"),
+        "timeout": Ended(Outcome.ENGINE_TIMEOUT, text="it did not answer the carrier in time"),
+        "cancelled": Ended(Outcome.ABORTED),
+    }
+)
+"""The ends that callers report as an `error`."""
 
 
 class SelectionService:
@@ -74,7 +88,7 @@ class SelectionService:
                     f"no selection {asked.selection_id[:200]!r} is pending: it is reserved already, or its time is over"
                 )
                 raise UnknownReservation(f"{text}; give worker_id and the prompt to reserve without one")
-            self.reservations.renew(asked.selection_id, self._loop.time(), asked.lease_s or self.reservations.lease_s)
+            self._report(asked.selection_id, Alive(asked.lease_s or self.reservations.lease_s))
         else:
             pinned = Worker(asked.worker_id, asked.dp_rank) if asked.dp_rank is not None else None
             allowed = [asked.worker_id]
@@ -94,7 +108,7 @@ class SelectionService:
             replicas = self._serving.replicas
             if request.num_prompt_tokens > (longest := replicas.of_model(model).longest_prompt):
                 raise prompt_too_long(request.num_prompt_tokens, longest)
-            if not replicas.able_to_serve(replace(request, avoid=request.avoid | others()), model):
+            if not replicas.able_to_serve(dataclasses.replace(request, avoid=request.avoid | others()), model):
                 raise NoReplicaError("no allowed worker takes this prompt now; the selection of this id stays pending")
             if self.reservations.get(selection_id) in self._selected:
                 self.reservations.cancel(selection_id)
@@ -161,7 +175,7 @@ class SelectionService:
             output_tokens=one.output_tokens,
             lease_s=one.lease_s,
             model_name=one.request.model or DEFAULT,
-            lost=one.lost or UNSET,
+            lost=UNSET if one.loss is None else one.loss.reason or "it has left",
         )
 
     def reservation(self, selection_id: str) -> ReservationRow:
@@ -170,45 +184,37 @@ class SelectionService:
 
     def prefill_complete(self, selection_id: str) -> ReservationRow:
         """The prompt is computed. Raises: UnknownReservation."""
-        return self.row(self.reservations.prefill_complete(selection_id, self._loop.time()))
+        return self._report(selection_id, FIRST_TOKEN)
 
     def output_block(self, selection_id: str) -> ReservationRow:
         """One more KV block of output. Raises: UnknownReservation."""
         one = self.reservations[selection_id]
         live = self._serving.replicas.get(one.placement.replica_id)
         block_size = live.info.spec.block_size if live is not None else 1
-        return self.progress(selection_id, ProgressRequest(one.output_tokens + block_size))
+        return self._report(selection_id, Progress(one.output_tokens + block_size))
 
     def progress(self, selection_id: str, report: ProgressRequest) -> ReservationRow:
         """The answer so far. Raises: UnknownReservation."""
-        now = self._loop.time()
-        return self.row(self.reservations.progress(selection_id, now, report.output_tokens, report.cached_tokens))
+        return self._report(selection_id, Progress(report.output_tokens, report.cached_tokens))
 
     def renew(self, selection_id: str, report: RenewRequest) -> ReservationRow:
         """The caller lives. Raises: UnknownReservation."""
-        return self.row(self.reservations.renew(selection_id, self._loop.time(), report.lease_s))
+        return self._report(selection_id, Alive(report.lease_s))
 
     def end(self, selection_id: str, report: EndRequest) -> ReservationRow:
         """The request is over. Raises: UnknownReservation."""
-        if report.error == "cancelled":
-            if report.output_tokens is not None:
-                self.progress(selection_id, ProgressRequest(report.output_tokens, report.cached_tokens))
-            return self.row(self.reservations.cancel(selection_id))
-        return self.row(
-            self.reservations.end(
-                selection_id,
-                output_tokens=report.output_tokens,
-                cached_tokens=report.cached_tokens,
-                status=report.status,
-                error=_error(report.error, self.reservations[selection_id]),
-                retry_after_s=report.retry_after_s,
-            )
-        )
+        failure = None if report.error is None else _FAILURES[report.error]
+        end = failure or ended(status=report.status, retry_after_s=report.retry_after_s)
+        tokens = {"output_tokens": report.output_tokens, "cached_tokens": report.cached_tokens}
+        return self._report(selection_id, replace(end, **tokens))
 
     def free(self, selection_id: str) -> ReservationRow:
         """The request is over: well if its prompt was computed, else cancelled. Raises: UnknownReservation."""
         is_over_well = self.reservations[selection_id].has_begun
-        return self.end(selection_id, EndRequest(error=None if is_over_well else "cancelled"))
+        return self._report(selection_id, Ended(Outcome.OK if is_over_well else Outcome.ABORTED))
+
+    def _report(self, selection_id: str, fact: Report) -> ReservationRow:
+        return self.row(self.reservations.report(selection_id, fact, self._loop.time()))
 
 
 def _overlap(placement: Placement, rank: int) -> Overlap:
@@ -217,15 +223,3 @@ def _overlap(placement: Placement, rank: int) -> Overlap:
     loaded = next((one.loaded_tokens for one in chosen), 0)
     matched, gpu = placement.matched_tokens, placement.matched_tokens - loaded
     return Overlap(longest_matched=matched, gpu=gpu, dp={str(rank): gpu}, cpu=matched, disk=matched)
-
-
-def _error(name: str | None, one: Reservation) -> EngineError | None:
-    replica_id = one.placement.replica_id
-    match name:
-        case "unreachable":
-            return EngineRefused("the carrier could not reach it", replica_id=replica_id)
-        case "broken":
-            return EngineGone("its connection to the carrier broke", replica_id=replica_id)
-        case "timeout":
-            return EngineTimeout("it did not answer the carrier in time", replica_id=replica_id)
-    return None

@@ -4,13 +4,14 @@ Carriers of bytes, such as the gateway, use the names exported here and nothing 
 """
 
 from preble.serving.group import NewBus
+from preble.serving.held import Held, HeldPlacements
 from preble.serving.intake import Admission, Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
 from preble.serving.link.protocol import PageAnswer, PageRequest
-from preble.serving.parity.report import Outcome, ParityReport
+from preble.serving.parity.report import ParityOutcome, ParityReport
 from preble.serving.picture import Picture
-from preble.serving.placed import NOT_NOW, Placed, share_usage
+from preble.serving.placed import NOT_NOW, Carrier, Placed, ended, share_usage
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
@@ -23,14 +24,17 @@ __all__ = [
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
     "Admission",
+    "Carrier",
     "FrontEnd",
+    "Held",
+    "HeldPlacements",
     "Intake",
     "LiveReplica",
     "MemberRow",
     "NewBus",
-    "Outcome",
     "PageAnswer",
     "PageRequest",
+    "ParityOutcome",
     "ParityReport",
     "ParsedRequest",
     "Picture",
@@ -41,5 +45,6 @@ __all__ = [
     "SourceRow",
     "Trace",
     "UnknownReplica",
+    "ended",
     "share_usage",
 ]

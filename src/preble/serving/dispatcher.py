@@ -10,21 +10,20 @@ import structlog
 
 from preble.config import RetryConfig
 from preble.core.types import Placement, ReplicaId, Request
-from preble.decisions.recent import RecentDecisions
 from preble.errors import NoReplicaError, Quarantined
 from preble.rules.quarantine import QUARANTINE_S, like_of
 from preble.rules.retry_budget import RetryBudget
-from preble.serving.placements import LocalPlaced, Placements
+from preble.serving.placed import LocalPlaced
+from preble.serving.placements import Placements
 from preble.serving.terms import Terms
 
 
 class Dispatcher:
     """Places requests. Synchronous: nothing happens between reading the scheduler's state and acting on it."""
 
-    def __init__(self, placements: Placements, recent: RecentDecisions, retries: RetryConfig | None = None) -> None:
+    def __init__(self, placements: Placements, retries: RetryConfig | None = None) -> None:
         self.placements = placements
         self.replicas = placements.replicas
-        self._recent = recent
         self._scheduler = placements.scheduler
         self._ejection = placements.ejection
         self._telemetry = placements.telemetry
@@ -64,19 +63,11 @@ class Dispatcher:
         placement = self._chosen(request, others, now)
         took_s = time.perf_counter() - started
         try:
-            record = self._recent.placed(placement, now)
-            placed = LocalPlaced(self.placements, record, request, terms, self._place_again)
+            placed = self._placed(request, placement, terms, now)
         except BaseException:
             self._scheduler.on_finish(request.request_id, 0, now)
             raise
-        self.placements.in_flight[request.request_id] = placed
-        try:
-            self.placements.timer.arm()
-            self._telemetry.placed(placement, placed.model, took_s)
-            self.placements.sent(placement, terms, now)
-        except BaseException as error:
-            placed.failed(error)  # nobody gets it to end it
-            raise
+        self.placements.start(placed, took_s)
         return placed
 
     def _refuse_deadly(self, request: Request, terms: Terms, now: float) -> None:
@@ -85,6 +76,19 @@ class Dispatcher:
             structlog.get_logger().warning("request_quarantined", request=request.request_id, died=died)
             text = f"two replicas ended while they worked on this request; it is refused for {QUARANTINE_S:g} s"
             raise Quarantined(f"{text}, and so is every one like it")
+
+    def _placed(self, request: Request, placement: Placement, terms: Terms, now: float) -> LocalPlaced:
+        replica = self.replicas[placement.replica_id]
+        return LocalPlaced(
+            placement,
+            replica.engine,
+            now,
+            request=request,
+            terms=terms,
+            model=terms.model or next(iter(replica.info.models), ""),
+            table=self.placements,
+            place_again=self._place_again,
+        )
 
     def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
         """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""

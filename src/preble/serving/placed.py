@@ -3,88 +3,122 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
-from preble.core.types import Placement, ReplicaId
+from preble.core.types import Placement, ReplicaId, Request
+from preble.core.types.life import LONGEST_S, Alive, Ended, Fact, FirstToken, Lost, Moved, Outcome, Progress, Report
 from preble.engines import Engine
+from preble.errors import (
+    EngineError,
+    EngineFailed,
+    EngineGone,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    RequestError,
+)
+from preble.serving.terms import Terms
 
 NOT_NOW = frozenset({429, 503})
 """Statuses with which a replica refuses work that another may take."""
+_OUTCOMES = MappingProxyType(
+    {
+        asyncio.CancelledError: Outcome.ABORTED,
+        TimeoutError: Outcome.ABORTED,
+        EngineRefused: Outcome.ENGINE_REFUSED,
+        EngineGone: Outcome.ENGINE_GONE,
+        EngineFailed: Outcome.ENGINE_FAILED,
+        EngineTimeout: Outcome.ENGINE_TIMEOUT,
+        EngineProtocolError: Outcome.ENGINE_PROTOCOL_ERROR,
+        EngineError: Outcome.ENGINE_FAILED,
+        RequestError: Outcome.REQUEST_ERROR,
+    }
+)
+_WELL = Ended()
+
+
+class Carrier(Protocol):
+    """Who carries the bytes of a placement."""
+
+    def lost(self, loss: Lost) -> None:
+        """The replica has left the rotation before the placement's end, or is ejected because it begins no answer. In
+        the second case a placement whose answer is not streamed hears of it from the second ejection on."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """When anything of the answer last came, by the event loop's clock; None if nothing has."""
 
 
 class Placed(ABC):
     """One placement, from `Intake.place` to its end. The carrier of the bytes reports what happens to the request.
 
-    Exactly one end counts: the first of `end`, `failed` and `cancelled`. Later ones change nothing.
-
-    `placement`: the replica, and why. `placed_at`: when, by the event loop's clock. `engine`: the client of that
-    replica. `on_lost`: called once if the replica leaves the rotation before the end, with the reason and the time
-    since when its machine has been silent. That time is None if the machine still answers or refuses: connections to it
-    then break by themselves. It is also called if the replica is ejected because it begins no answer; for an answer
-    that is not streamed, only from the second ejection on. `heard_at`: called now and then; returns when anything of
-    the answer last came, by the event loop's clock, None if nothing has.
+    Exactly one end counts, the first. What is reported after it changes nothing. `placement`: the replica, and why.
+    `placed_at`: when, by the event loop's clock. `engine`: the client of that replica. `progress`: as last reported.
     """
 
-    __slots__ = (
-        "_cached_tokens",
-        "_has_ended",
-        "_output_tokens",
-        "_retry_after_s",
-        "_status",
-        "engine",
-        "heard_at",
-        "on_lost",
-        "placed_at",
-        "placement",
-    )
+    __slots__ = ("_carrier", "_has_ended", "_loss", "engine", "placed_at", "placement", "progress")
 
     def __init__(self, placement: Placement, engine: Engine, placed_at: float) -> None:
         self.placement = placement
         self.engine = engine
         self.placed_at = placed_at
-        self.on_lost: Callable[[str | None, float | None], None] | None = None
-        self.heard_at: Callable[[], float | None] = _unheard
-        self._output_tokens = 0
-        self._cached_tokens: int | None = None
+        self.progress = Progress()
+        self._carrier: Carrier | None = None
+        self._loss: Lost | None = None
         self._has_ended = False
-        self._status = 200
-        self._retry_after_s = 0.0
 
-    def answered(self, status: int, retry_after_s: float = 0.0) -> None:
-        """The replica has begun its answer with this HTTP status. `retry_after_s`: from its `Retry-After` header."""
-        self._status = status
-        self._retry_after_s = retry_after_s
+    def carried_by(self, carrier: Carrier) -> None:
+        """Let the carrier hear if the replica leaves, at once if it has left, and ask when it heard of the replica.
 
-    @abstractmethod
-    def first_token(self) -> None:
-        """The first token of a streamed answer has arrived: the prefill is over."""
+        Ends with the placement.
+        """
+        self._carrier = carrier
+        if self._loss is not None:
+            carrier.lost(self._loss)
 
-    def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
-        """The tokens so far: generated, and cached by the replica (None if not reported). The last call counts."""
-        self._output_tokens = output_tokens
-        self._cached_tokens = cached_tokens
+    def heard_at(self) -> float | None:
+        """Return when the carrier last heard of the replica; see `Carrier`."""
+        return None if self._carrier is None else self._carrier.heard_at
 
-    @property
-    def output_tokens(self) -> int:
-        """As last reported."""
-        return self._output_tokens
+    def lose(self, loss: Lost) -> None:
+        """Tell the carrier that the replica has left, or begins no answer."""
+        self._loss = loss
+        if self._carrier is not None:
+            self._carrier.lost(loss)
 
-    @abstractmethod
-    def moved(self, to: ReplicaId) -> None:
-        """The carrier has sent the request to another replica. Raises: NoReplicaError: that one is not live."""
+    def report(self, fact: Report) -> None:
+        """Take what the carrier has seen. Raises: NoReplicaError: the request moved to a replica that is not live."""
+        if self._has_ended:
+            return
+        if isinstance(fact, Progress):
+            self.progress = fact
+            return
+        if isinstance(fact, Ended):
+            self._has_ended = True
+            self._carrier = None  # it refers to this placement: only a full collection would free the cycle
+            if fact.output_tokens is None:
+                progress = self.progress
+                fact = Ended(
+                    fact.outcome,
+                    fact.status,
+                    fact.retry_after_s,
+                    progress.output_tokens,
+                    progress.cached_tokens,
+                    fact.text,
+                )
+        self._take(fact)
 
-    def end(self) -> None:
-        """The answer is complete. With an error status it is no success: see `answered`."""
-        self._end_once(None)
+    def end(self, error: BaseException | None = None, *, status: int = 200, retry_after_s: float = 0.0) -> None:
+        """Report the end: see `ended`."""
+        self.report(ended(error, status, retry_after_s))
 
     def cancelled(self) -> None:
         """The client has gone, or the work was stopped for another reason that is not the replica's."""
-        self._end_once(asyncio.CancelledError())
-
-    def failed(self, error: BaseException) -> None:
-        """The request failed. An `EngineError` also counts as the replica's failure and has it checked at once."""
-        self._end_once(error)
+        self.report(Ended(Outcome.ABORTED))
 
     @abstractmethod
     async def place_again(self) -> Placed:
@@ -94,14 +128,112 @@ class Placed(ABC):
         Raises: NoReplicaError: there is none, or the budget is spent. PromptTooLong, UnknownModel.
         """
 
-    def _end_once(self, error: BaseException | None) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._over(error)
-
     @abstractmethod
-    def _over(self, error: BaseException | None) -> None:
-        """The placement has ended, with this error if not well. Called once."""
+    def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:
+        """Pass a fact on. The end comes last, and once."""
+
+
+class PlacementTable(Protocol):
+    """Where a placement in the process of the scheduler is kept, with those who follow it."""
+
+    def tell(self, placed: LocalPlaced, fact: Fact) -> None:
+        """Let all listeners hear."""
+
+    def engine(self, replica_id: ReplicaId) -> Engine:
+        """Return a live replica's client. Raises: NoReplicaError."""
+
+
+class LocalPlaced(Placed):
+    """A placement in the process that has the scheduler.
+
+    `request`, `terms`: of whom it is. `model`: as metrics name it. `arrived_at`: when the request had arrived.
+    `has_begun`: its first token has come. `is_lost`: its replica has left the rotation, so the scheduler has forgotten
+    it. `stalls`: its replica is ejected because it begins no answer.
+    """
+
+    __slots__ = (
+        "_may_retry_freely",
+        "_place_again",
+        "_table",
+        "arrived_at",
+        "has_begun",
+        "is_lost",
+        "model",
+        "request",
+        "stalls",
+        "terms",
+    )
+
+    def __init__(
+        self,
+        placement: Placement,
+        engine: Engine,
+        placed_at: float,
+        *,
+        request: Request,
+        terms: Terms,
+        model: str,
+        table: PlacementTable,
+        place_again: Callable[[Request, Terms, ReplicaId, bool], LocalPlaced],
+    ) -> None:
+        super().__init__(placement, engine, placed_at)
+        self.request = request
+        self.terms = terms
+        self.model = model
+        self.arrived_at = placed_at if terms.arrived_at is None else min(terms.arrived_at, placed_at)
+        self.has_begun = self.is_lost = self.stalls = False
+        self._table = table
+        self._place_again = place_again
+        self._may_retry_freely = False
+
+    def stall(self, now: float) -> None:
+        """The replica is ejected because it begins no answer."""
+        self.stalls = True
+        self.lose(Lost("it begins no answer", now))
+
+    def leave(self, loss: Lost) -> None:
+        """The replica has left the rotation."""
+        self.is_lost = True
+        try:
+            self._table.tell(self, loss)
+        finally:
+            self.lose(loss)
+
+    async def place_again(self) -> LocalPlaced:
+        return self.placed_again()
+
+    def placed_again(self) -> LocalPlaced:
+        """As `place_again`, at once."""
+        return self._place_again(self.request, self.terms, self.placement.replica_id, self._may_retry_freely)
+
+    def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:
+        if isinstance(fact, Ended):
+            self._may_retry_freely = fact.outcome is Outcome.ENGINE_REFUSED
+        elif isinstance(fact, FirstToken):
+            self.has_begun = True
+        elif isinstance(fact, Moved):
+            self.engine = self._table.engine(fact.replica_id)
+            fact = Moved(fact.replica_id, self.placement.replica_id)
+            self.placement = dataclasses.replace(self.placement, replica_id=fact.replica_id)
+        self._table.tell(self, fact)
+
+
+def ended(error: BaseException | None = None, status: int = 200, retry_after_s: float = 0.0) -> Ended:
+    """Return the end of a placement: well, or with an error, or with an answer of this HTTP status.
+
+    `retry_after_s`: from the answer's `Retry-After` header. An `EngineError` counts against the replica.
+    """
+    retry_after_s = min(retry_after_s, LONGEST_S)  # by the replica's word
+    if error is not None:
+        kinds = (outcome for kind, outcome in _OUTCOMES.items() if isinstance(error, kind))
+        return Ended(next(kinds, Outcome.ERROR), status, retry_after_s, text=str(error))
+    if status < 300:
+        return _WELL
+    if status in NOT_NOW:
+        return Ended(Outcome.REFUSED, status, retry_after_s)
+    if status < 500:
+        return Ended(Outcome.REJECTED, status, retry_after_s)
+    return Ended(Outcome.ENGINE_FAILED, status, retry_after_s, text=f"the replica answered with status {status}")
 
 
 def share_usage(placed: Sequence[Placed], output_tokens: int, cached_tokens: int | None) -> None:
@@ -111,8 +243,4 @@ def share_usage(placed: Sequence[Placed], output_tokens: int, cached_tokens: int
     """
     count = len(placed)
     for index, one in enumerate(placed):
-        one.usage((output_tokens + index) // count, cached_tokens if count == 1 else None)
-
-
-def _unheard() -> None:
-    """Nothing has come yet."""
+        one.report(Progress((output_tokens + index) // count, cached_tokens if count == 1 else None))

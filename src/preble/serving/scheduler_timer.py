@@ -1,15 +1,17 @@
-"""The scheduler's timer, on the event loop."""
+"""The scheduler on the event loop: it hears of placements, and is called at the time that it asks for."""
 
 from __future__ import annotations
 
 import asyncio
 
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types.life import Ended, Fact, FirstToken, Moved
+from preble.serving.placed import LocalPlaced
 from preble.serving.telemetry.metrics import Telemetry
 
 
 class SchedulerTimer:
-    """Calls the scheduler at the time that it asks for. Call `arm` after each change of the scheduler's state."""
+    """Calls the scheduler at the time that it asks for. Call `arm` after each change that is no placement's."""
 
     def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry) -> None:
         self._scheduler = scheduler
@@ -17,6 +19,20 @@ class SchedulerTimer:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Handle | None = None
         self._due_at = 0.0
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Tell the scheduler, unless it has forgotten the placement with its replica."""
+        if placed.is_lost:
+            return
+        request_id = placed.placement.request_id
+        if isinstance(fact, FirstToken):
+            self._scheduler.on_first_token(request_id, now)
+            return
+        if isinstance(fact, Ended):
+            self._scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
+        elif isinstance(fact, Moved):
+            self._scheduler.move(request_id, fact.replica_id, now)
+        self.arm()
 
     def arm(self) -> None:
         """Have the scheduler called at its next timer."""

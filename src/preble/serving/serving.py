@@ -31,7 +31,8 @@ from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.picture import Picture, take_picture
-from preble.serving.placements import LocalPlaced, Placements
+from preble.serving.placed import LocalPlaced
+from preble.serving.placements import Placements
 from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
@@ -81,7 +82,7 @@ class Serving(Intake):
         self._scheduling = scheduling
         self._placements = placements
         self._rotation = Rotation(placements)
-        self._dispatcher = dispatcher = Dispatcher(placements, scheduling.recent, config.retries)
+        self._dispatcher = dispatcher = Dispatcher(placements, config.retries)
         self._key_limits = KeyLimits()
         self._in_flight_limit = InFlightLimit(config.limits, self._key_limits)
         self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
@@ -117,7 +118,7 @@ class Serving(Intake):
         scheduling = start_scheduling(config, scheduler)
         try:
             telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=process)
-            placements = Placements(scheduling.scheduler, telemetry, config.ejection)
+            placements = Placements(scheduling.scheduler, telemetry, scheduling.recent, config.ejection)
             replicas = placements.replicas
             telemetry.numbers.read(lambda: of_build(config.policy))
             telemetry.numbers.read(lambda: of_scheduler(scheduling.scheduler, scheduling.log))

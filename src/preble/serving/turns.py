@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
 from preble.config import QueueConfig
 from preble.core.admission.admission import Admission
 from preble.core.admission.fair_queue import QueueSettings, Refused
-from preble.core.types import Placement, ReplicaId, Request, RequestId
+from preble.core.types import ReplicaId, Request, RequestId
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Started
 from preble.errors import Overloaded, PrebleError, RequestError
-from preble.rules.callers import Caller
 from preble.rules.key_limits import KeyLimits
 from preble.serving.dispatcher import Dispatcher
-from preble.serving.placements import LocalPlaced
+from preble.serving.placed import LocalPlaced
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
 _LOOK_AGAIN_S = 1.0
@@ -50,7 +51,10 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
-        dispatcher.placements.observer = self
+        self._taking: AbstractSet[ReplicaId] = frozenset()
+        dispatcher.placements.listen(limits)
+        dispatcher.placements.listen(self)
+        dispatcher.replicas.listen(self._note_replicas)
 
     def configure(self, config: QueueConfig, *, max_waiting: int) -> None:
         """Use other settings from now on. Requests that wait keep their rank and the time by which they must go."""
@@ -157,27 +161,31 @@ class Turns:
 
     # what happens to replicas and to requests that were placed
 
-    def replica_added(self, replica_id: ReplicaId) -> None:
-        self._admission.add_replica(replica_id)
-        self._call_up()
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Note what takes room at a replica or makes some."""
+        request_id = placed.placement.request_id
+        if isinstance(fact, Started | Moved):
+            if self.takes_turns(placed.terms):
+                tenant, streams = placed.terms.caller.tenant, placed.terms.streams
+                self._admission.placed(placed.placement, tenant, now, streams=streams)
+        elif isinstance(fact, Ended):
+            self._admission.ended(request_id, fact.output_tokens or 0)
+            self._call_up()
+        elif isinstance(fact, FirstToken):
+            self._admission.begun(request_id)
+            self._call_up()
 
-    def replica_removed(self, replica_id: ReplicaId) -> None:
-        self._admission.remove_replica(replica_id)
-        self._call_up()
-
-    def placed(self, placement: Placement, terms: Terms) -> None:
-        if self.takes_turns(terms):
-            self._admission.placed(placement, terms.caller.tenant, self._loop.time(), streams=terms.streams)
-
-    def first_token(self, request_id: RequestId) -> None:
-        self._admission.begun(request_id)
-        self._call_up()
-
-    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None:
-        if caller.limits is not None:
-            self._limits.charge(caller, output_tokens, self._loop.time())
-        self._admission.ended(request_id, output_tokens)
-        self._call_up()
+    def _note_replicas(self) -> None:
+        """Replicas have come or gone, or take requests again or no more."""
+        replicas = self._dispatcher.replicas
+        taking = replicas.keys() - replicas.held_back
+        for replica_id in taking - self._taking:
+            self._admission.add_replica(replica_id)
+        for replica_id in self._taking - taking:
+            self._admission.remove_replica(replica_id)
+        if taking != self._taking:
+            self._taking = taking
+            self._call_up()
 
     # inside
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
+from preble.core.types.life import Ended, FirstToken, Outcome, Started
 from preble.decisions.explain import LEAST_DELAY, explain
 from preble.decisions.lines import (
     FinishLine,
@@ -378,10 +380,22 @@ def placement(request_id: str, candidates: int = 1) -> Placement:
     return Placement(RequestId(request_id), ReplicaId("r0"), Reason.EXPLORE, 0, 10, weighed)
 
 
+@dataclass
+class Kept:
+    placement: Placement
+    placed_at: float
+
+
+def keep(recent: RecentDecisions, placement: Placement, now: float) -> Kept:
+    placed = Kept(placement, now)
+    recent.on(placed, Started(), now)
+    return placed
+
+
 def test_only_the_last_decisions_are_remembered() -> None:
     recent = RecentDecisions("e2", 3, unix_offset_s=100.0)
     for i in range(5):
-        recent.placed(placement(f"q{i}"), float(i))
+        keep(recent, placement(f"q{i}"), float(i))
     assert [decision.request_id for decision in recent.latest(10)] == ["q4", "q3", "q2"]
     assert (recent.of_request("q1"), len(recent.of_request("q2")), len(recent)) == ([], 1, 3)
     assert recent.of_request("q4")[0].placed_at == 104.0
@@ -390,19 +404,19 @@ def test_only_the_last_decisions_are_remembered() -> None:
 def test_a_request_id_that_comes_again_and_again_is_forgotten_in_order() -> None:
     recent = RecentDecisions("e2", 3)
     for i in range(5):
-        recent.placed(placement("same"), float(i))
+        keep(recent, placement("same"), float(i))
     assert [decision.placed_at for decision in recent.of_request("same")] == [2.0, 3.0, 4.0]
     for _ in range(3):
-        recent.placed(placement("other"), 9.0)
+        keep(recent, placement("other"), 9.0)
     assert recent.of_request("same") == []
 
 
 def test_a_large_cluster_has_fewer_decisions_remembered() -> None:
     recent = RecentDecisions("e2", 10)
     for i in range(10):
-        recent.placed(placement(f"q{i}", candidates=4 * CANDIDATES_PER_DECISION), float(i))
+        keep(recent, placement(f"q{i}", candidates=4 * CANDIDATES_PER_DECISION), float(i))
     assert len(recent) == 2
-    recent.placed(placement("huge", candidates=1000), 11.0)
+    keep(recent, placement("huge", candidates=1000), 11.0)
     assert len(recent) == 1 and recent.of_request("huge")
 
 
@@ -415,9 +429,9 @@ def explained(
     weighed = tuple(Candidate(ReplicaId(r), m, *costs) for r, m, *costs in candidates)
     matched = next((c.matched_tokens for c in weighed if c.replica_id == replica), 0)
     recent = RecentDecisions(policy, 1)
-    record = recent.placed(Placement(RequestId("q"), ReplicaId(replica), reason, matched, 100, weighed), 0.0)
-    record.first_token_at = 0.25
-    record.finished(1.5, "ok", 7, 64)
+    placed = keep(recent, Placement(RequestId("q"), ReplicaId(replica), reason, matched, 100, weighed), 0.0)
+    recent.on(placed, FirstToken(), 0.25)
+    recent.on(placed, Ended(Outcome.OK, output_tokens=7, cached_tokens=64), 1.5)
     return " ".join(explain(recent.of_request("q")[0]).split())
 
 
@@ -490,7 +504,7 @@ def test_the_policy_told_by_delay_is_the_one_of_that_name() -> None:
 def scored(policy: str, reason: Reason, replica: str, *candidates: tuple[str, int, float]) -> str:
     weighed = tuple(Candidate(ReplicaId(r), matched, score=score) for r, matched, score in candidates)
     recent = RecentDecisions(policy, 1)
-    recent.placed(Placement(RequestId("q"), ReplicaId(replica), reason, 0, 100, weighed), 0.0)
+    keep(recent, Placement(RequestId("q"), ReplicaId(replica), reason, 0, 100, weighed), 0.0)
     return " ".join(explain(recent.of_request("q")[0]).split())
 
 

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from preble.core.types.life import Progress
 from preble.serving import Placed, share_usage
 
 
@@ -16,4 +17,4 @@ from preble.serving import Placed, share_usage
 def test_no_output_token_is_lost(prompts: int, told: list[tuple[int, int | None]]) -> None:
     placed = [Mock(spec=Placed) for _ in range(prompts)]
     share_usage(placed, 7, 3)
-    assert [one.usage.call_args.args for one in placed] == told
+    assert [one.report.call_args.args for one in placed] == [(Progress(*tokens),) for tokens in told]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,10 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from preble.config import MetricsConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import Placement, Reason, ReplicaId, RequestId
+from preble.core.types.life import Ended, FirstToken, Outcome, Started
 from preble.rules.callers import Caller
+from preble.serving.placed import LocalPlaced
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.table import TABLE, Kind
+from preble.serving.terms import Terms
 
 
 def samples(telemetry: Telemetry) -> dict[str, float]:
@@ -31,10 +35,18 @@ def placement(replica: str = "a") -> Placement:
     return Placement(RequestId("r"), ReplicaId(replica), Reason.EXPLOIT, 80, 100)
 
 
-def serve_one(telemetry: Telemetry, caller: Caller = Caller(), outcome: str = "ok") -> None:  # noqa: B008
-    telemetry.placed(placement(), "tiny", 0.001)
-    telemetry.first_byte(ReplicaId("a"), "tiny", caller, 0.3, 0.2)
-    telemetry.finished(placement(), "tiny", caller, outcome=outcome, output_tokens=7, cached_tokens=64, e2e_s=0.9)
+def placed(replica: str = "a", caller: Caller = Caller()) -> LocalPlaced:  # noqa: B008
+    terms = Terms("r", caller=caller, arrived_at=0.0)
+    return LocalPlaced(
+        placement(replica), Mock(), 0.125, request=Mock(), terms=terms, model="tiny", table=Mock(), place_again=Mock()
+    )
+
+
+def serve_one(telemetry: Telemetry, caller: Caller = Caller(), outcome: Outcome = Outcome.OK) -> None:  # noqa: B008
+    one = placed(caller=caller)
+    telemetry.on(one, Started(0.001), 0.125)
+    telemetry.on(one, FirstToken(), 0.375)
+    telemetry.on(one, Ended(outcome, output_tokens=7, cached_tokens=64), 0.875)
 
 
 def test_every_metric_follows_prometheus_rules_for_names() -> None:
@@ -65,17 +77,17 @@ def test_a_request_is_counted_under_its_model_and_replica() -> None:
     assert (
         shown["preble_ttft_seconds_bucket{le=+Inf,model=tiny}"] == shown["preble_ttft_seconds_count{model=tiny}"] == 1
     )
-    assert shown["preble_ttft_seconds_sum{model=tiny}"] == 0.3
-    assert shown["preble_replica_ttft_seconds_sum{model=tiny,replica=a}"] == 0.2
+    assert shown["preble_ttft_seconds_sum{model=tiny}"] == 0.375
+    assert shown["preble_replica_ttft_seconds_sum{model=tiny,replica=a}"] == 0.25
     assert shown["preble_finished_total{model=tiny,outcome=ok}"] == 1
 
 
 def test_a_failed_request_has_no_time_to_its_end() -> None:
     telemetry = Telemetry()
-    serve_one(telemetry, outcome="EngineGone")
+    serve_one(telemetry, outcome=Outcome.ENGINE_GONE)
     shown = samples(telemetry)
     assert shown["preble_e2e_seconds_count{model=tiny}"] == 0
-    assert shown["preble_finished_total{model=tiny,outcome=EngineGone}"] == 1
+    assert shown["preble_finished_total{model=tiny,outcome=engine_gone}"] == 1
 
 
 def test_a_replica_that_is_gone_is_shown_no_more_and_models_stay() -> None:
@@ -100,7 +112,7 @@ def test_the_numbers_of_several_processes_are_summed() -> None:
     shown = samples(telemetry)
     assert shown["preble_placements_total{model=tiny,reason=exploit,replica=a}"] == 2
     assert shown["preble_ttft_seconds_bucket{le=0.5,model=tiny}"] == 2
-    assert shown["preble_ttft_seconds_sum{model=tiny}"] == 0.6
+    assert shown["preble_ttft_seconds_sum{model=tiny}"] == 0.75
     assert {
         "preble_process_cpu_seconds_total{process=gateway}",
         "preble_process_cpu_seconds_total{process=front-1}",
@@ -110,7 +122,7 @@ def test_the_numbers_of_several_processes_are_summed() -> None:
 def test_counters_of_a_process_that_has_ended_stay_and_its_gauges_go() -> None:
     gone = Telemetry(process="front-1")
     serve_one(gone)
-    gone.placed(placement(), "tiny", 0.001)
+    gone.on(placed(), Started(0.001), 0.0)
     telemetry = Telemetry()
     telemetry.numbers.keep(gone.numbers.state())
     shown = samples(telemetry)
@@ -131,7 +143,7 @@ def test_what_nobody_has_counted_and_has_no_label_is_there_as_zero() -> None:
 def test_metrics_of_the_same_meaning_have_vllms_names_too_where_they_are_wanted() -> None:
     telemetry = Telemetry(config=MetricsConfig(vllm_names=True))
     for replica in ("a", "b"):
-        telemetry.placed(placement(replica), "tiny", 0.001)
+        telemetry.on(placed(replica), Started(0.001), 0.0)
     telemetry.numbers.set("preble_kv_in_use_ratio", "a", to=0.2)
     telemetry.numbers.set("preble_kv_in_use_ratio", "b", to=0.6)
     telemetry.numbers.set("preble_prompts_queued", "tiny", to=3)
@@ -147,8 +159,8 @@ def test_metrics_of_the_same_meaning_have_vllms_names_too_where_they_are_wanted(
 def sums_only(num_replicas: int) -> Telemetry:
     telemetry = Telemetry(config=MetricsConfig(per_replica=False))
     for number in range(num_replicas):
-        telemetry.placed(placement(f"r{number}"), "tiny", 0.001)
-        telemetry.first_byte(ReplicaId(f"r{number}"), "tiny", Caller(), 0.3, 0.2)
+        telemetry.on(one := placed(f"r{number}"), Started(0.001), 0.125)
+        telemetry.on(one, FirstToken(), 0.375)
         telemetry.replica_up(ReplicaId(f"r{number}"), events=True)
         telemetry.numbers.set("preble_kv_in_use_ratio", f"r{number}", to=0.5)
         telemetry.numbers.set("preble_replica_state", f"r{number}", "live" if number else "down", to=1)

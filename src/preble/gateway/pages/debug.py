@@ -11,13 +11,7 @@ from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
 from preble.gateway.http.asgi_client import AsgiClient
-from preble.serving import (
-    LiveReplica,
-    MemberRow,
-    Outcome,
-    ParityReport,
-    Serving,
-)
+from preble.serving import LiveReplica, MemberRow, ParityOutcome, ParityReport, Serving
 
 DEBUG = "/debug/"
 PARITY = "/debug/parity"
@@ -63,7 +57,7 @@ class ReplicaPage(msgspec.Struct, frozen=True):
     drift_reported_tokens: int
     standing: str
     trusted: bool
-    parity: Outcome | None
+    parity: ParityOutcome | None
 
 
 class ParityPage(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
+from preble.core.types.life import FIRST_TOKEN, Lost, Progress
 from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.prompts.endpoints import Endpoint, HeaderList, StreamMeter, read_retry_after
@@ -47,7 +48,7 @@ class Attempt:
     _meter: StreamMeter | None = None
     _ongoing: Ongoing | None = None
     _size = 0
-    _heard_at: float | None = None
+    heard_at: float | None = None
     _late_at = 0.0
     _is_paused = False
     _is_over = False
@@ -77,7 +78,7 @@ class Attempt:
     def begin(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Send the request. The owner hears what becomes of it, perhaps before this returns."""
         placed = self.placed
-        placed.on_lost, placed.heard_at = self._on_lost, self._last_heard
+        placed.carried_by(self)
         self._under_way.add(self)
         try:
             self._late_at = self._loop.time() + placed.engine.http.timeouts.first_byte_s
@@ -104,14 +105,9 @@ class Attempt:
         self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
         if self.is_stream:
             self._meter = self._endpoint.meter()
-        if status < 400:
-            self.placed.answered(status)
-        else:
-            shown = 400 if self._endpoint.is_unsupported(status) else status
-            self.placed.answered(shown, read_retry_after(self._header(b"retry-after")))
 
     def received(self, data: bytes) -> None:
-        self._heard_at = now = self._loop.time()
+        self.heard_at = now = self._loop.time()
         self._late_at = now + self._idle_s
         try:
             if self._meter is None:
@@ -166,7 +162,7 @@ class Attempt:
         if (error := meter.error()) is not None:
             raise error
         if not self._endpoint.by_load:
-            self.placed.first_token()
+            self.placed.report(FIRST_TOKEN)
         held = b"".join(self._pieces)
         self._pieces.clear()
         self.answer_id = self._endpoint.id_of(held)
@@ -189,7 +185,7 @@ class Attempt:
     def _report_usage(self) -> None:
         """Raises: EngineProtocolError: an answer with a good status is no completion."""
         if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
-            self.placed.usage(usage.output_tokens or 0, usage.cached_tokens)
+            self.placed.report(Progress(usage.output_tokens or 0, usage.cached_tokens))
 
     def _is_events(self) -> bool:
         return self._header(b"content-type").startswith(EVENT_STREAM.decode())
@@ -223,16 +219,14 @@ class Attempt:
         what = "did not answer in time" if is_silent else "sent nothing for too long"
         self._end(self.placed.engine.http.error(EngineTimeout, what, is_silent=is_silent))
 
-    def _on_lost(self, reason: str | None, silent_since: float | None) -> None:
+    def lost(self, loss: Lost) -> None:
         """The replica has left the rotation. If its machine is silent, give up: the connection will not break."""
-        if silent_since is not None and (self._heard_at is None or self._heard_at < silent_since):
+        silent_since = loss.silent_since
+        if silent_since is not None and (self.heard_at is None or self.heard_at < silent_since):
             replica_id = self.placed.placement.replica_id
-            text = f"replica {replica_id} was taken out of the rotation: {reason}"
+            text = f"replica {replica_id} was taken out of the rotation: {loss.reason}"
             error = EngineGone(text, replica_id=replica_id, is_silent=True)
             self._loop.call_soon(self._end, error)  # not now: who tells us is in the middle of taking it out
-
-    def _last_heard(self) -> float | None:
-        return self._heard_at
 
     def _end(self, error: BaseException | None) -> None:
         """Leave the replica, which stops work that is not done; end the placement; report to the owner. Once."""
@@ -257,16 +251,10 @@ class Attempt:
             owner.over(self, error if isinstance(error, Exception) else None)
 
     def _end_placement(self, error: BaseException | None) -> None:
-        placed = self.placed
-        # These callbacks refer to this attempt, and it to the placement: only a full collection would free the cycle.
-        placed.on_lost, placed.heard_at = None, _unheard
         if self._meter is not None and self.has_begun and not self._endpoint.by_load:
-            placed.usage(*self._meter.tokens())
-        if error is None:
-            placed.end()
+            self.placed.report(Progress(*self._meter.tokens()))
+        if self.status < 300:
+            self.placed.end(error)
         else:
-            placed.failed(error)
-
-
-def _unheard() -> None:
-    """A placement that has ended waits for nothing."""
+            shown = 400 if self._endpoint.is_unsupported(self.status) else self.status
+            self.placed.end(error, status=shown, retry_after_s=read_retry_after(self._header(b"retry-after")))

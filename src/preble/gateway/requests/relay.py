@@ -122,7 +122,7 @@ class Relay:
                 headers = {**headers, **self._span.headers}
             body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
         except Exception as error:
-            placed.failed(error)  # no attempt has begun that would end it
+            placed.end(error)  # no attempt has begun that would end it
             raise
         self._attempt = attempt
         attempt.begin(body, headers)
@@ -158,7 +158,7 @@ class Relay:
     def _end_span(self, attempt: Attempt, error: BaseException | None) -> None:
         span, self._span = self._span, None
         if span is not None:
-            span.answered(attempt.status, attempt.placed.output_tokens, error)
+            span.answered(attempt.status, attempt.placed.progress.output_tokens, error)
 
     def _may_move(self, attempt: Attempt, error: Exception | None) -> bool:
         if attempt.has_begun or not (error is None or isinstance(error, EngineError)):

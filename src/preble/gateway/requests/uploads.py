@@ -117,12 +117,11 @@ class Uploads:
     ) -> None:
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
-                placed.answered(400 if endpoint.is_unsupported(response.status) else response.status)
                 await pass_on(client, response, placement_headers([placed.placement]))
-            placed.end()
+            placed.end(status=400 if endpoint.is_unsupported(response.status) else response.status)
         except BaseException as error:
             if upload.failure is not None:  # the client's, not the replica's
                 placed.cancelled()
                 raise upload.failure from None
-            placed.failed(error)
+            placed.end(error)
             raise

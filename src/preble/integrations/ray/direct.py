@@ -17,15 +17,18 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import msgspec
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from preble.core.types.life import FIRST_TOKEN, Alive, Progress
 from preble.errors import ConfigError
 from preble.integrations.ray.placing import RESERVATION, PlacerState, placer_states, sent_to
 from preble.integrations.ray.reports import Reporter
 from preble.prompts.endpoints import ENDPOINTS, Endpoint
+from preble.serving import ended
 
 _MUST_BE_SET = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY")
 _RENEW_S = 60.0
@@ -136,7 +139,7 @@ class _Answer:
             self._meter.feed(body)
             if self._meter.has_begun and not self._has_begun:
                 self._has_begun = True
-                self._reporter.first_token(self._request_id)
+                self._reporter.report(self._request_id, FIRST_TOKEN)
 
     def failed(self) -> None:
         """The application has raised an error."""
@@ -144,13 +147,15 @@ class _Answer:
 
     async def _renew(self) -> None:
         while True:
-            self._reporter.alive(self._request_id)
+            self._reporter.report(self._request_id, Alive())
             await asyncio.sleep(_RENEW_S)
 
     def ended(self) -> None:
         """The application is done, or its client has gone."""
         self._renewing.cancel()
-        self._reporter.ended(self._request_id, self._status, *self._tokens())
+        tokens = Progress(*self._tokens())
+        end = msgspec.structs.replace(ended(status=self._status), **msgspec.structs.asdict(tokens))
+        self._reporter.report(self._request_id, end)
 
     def _tokens(self) -> tuple[int, int | None]:
         if self._is_stream:

@@ -18,10 +18,11 @@ import msgspec
 
 from preble.config import GatewayConfig
 from preble.core.types import ReplicaId
+from preble.core.types.life import Alive, Ended, FirstToken, Moved, Progress, Report
 from preble.integrations.ray.hub import HubBus, logger
 from preble.integrations.ray.prompts import Asked, asked_of
 from preble.integrations.ray.replica import Advert, advert_of, member_of, running, url_of
-from preble.integrations.ray.reports import Report, What, decode_reports
+from preble.integrations.ray.reports import decode_reports
 from preble.reservations import LONGEST_LEASE_S, Reservation, ReservationHeld, Reservations, UnknownReservation
 from preble.serving import Serving
 
@@ -188,7 +189,7 @@ class Placer:
     async def _reserve_direct(self, request_id: str, asked: Asked) -> Reservation:
         """Raises: ReservationHeld: a client gives its requests one id; Ray places this one, and its end is no end."""
         held = self._held(request_id)
-        if held is not None and held[request_id].lost is not None:
+        if held is not None and held[request_id].loss is not None:
             held.cancel(request_id)  # nobody will report its end, and its client asks again
         try:
             return await self._reserve(request_id, asked, _FIRST_LEASE_S)
@@ -203,7 +204,7 @@ class Placer:
         if held is None or self._serving is None or to not in self._serving.replicas:
             return
         if held[request_id] not in self._further:  # else it may be the other request of that id
-            held[request_id].moved(to)
+            held[request_id].report(Moved(to), asyncio.get_running_loop().time())
 
     def _attempted(self, request_id: str, request: _Request, attempt: asyncio.Future[Any]) -> None:
         """Ray sends the request to a replica, perhaps not to the chosen one, or nobody wants it any more."""
@@ -213,7 +214,7 @@ class Placer:
         to = ReplicaId(url_of(attempt.result().replica_id.unique_id))
         reservation = request.reservation
         if reservation is not None and self._serving is not None and to in self._serving.replicas:
-            reservation.moved(to)
+            reservation.report(Moved(to), asyncio.get_running_loop().time())
 
     def ended(self, request_id: str) -> None:
         """Ray says that an attempt at a request is over, well or not."""
@@ -236,7 +237,8 @@ class Placer:
             del self._requests[request_id]
             if (held := self._held(request_id)) is not None:
                 # Ray says nothing of tokens; an end without any would mean that the prompt was not computed.
-                held.end(request_id, output_tokens=None if request.has_usage else 1)
+                end = Ended() if request.has_usage else Ended(output_tokens=1)
+                held.report(request_id, end, asyncio.get_running_loop().time())
             else:
                 request.reserving.cancel()
 
@@ -252,38 +254,29 @@ class Placer:
 
     def _take_reports(self, packet: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        for report in decode_reports(packet):
+        for request_id, fact in decode_reports(packet):
             with suppress(UnknownReservation):  # another process has placed it, or it is over
-                self._take(report, now)
+                self._take(request_id, fact, now)
 
-    def _take(self, report: Report, now: float) -> None:
-        reservations, request = self._reservations, self._requests.get(report.request_id)
+    def _take(self, request_id: str, fact: Report, now: float) -> None:
+        reservations, request = self._reservations, self._requests.get(request_id)
         if reservations is None:
             return
-        match report.what:
-            case What.TOKEN:
-                reservations.prefill_complete(report.request_id, now)
-                if request is not None:
-                    request.has_token = True
-            case What.ALIVE:
-                reservations.renew(report.request_id, now, _LEASE_S if request is None else None)
-            case What.USAGE:
-                reservations.progress(report.request_id, now, report.output_tokens, report.cached_tokens)
-                if request is not None:
-                    request.has_usage = True
-            case What.END if request is None and self._has_further(reservations[report.request_id]):
-                self._further[reservations[report.request_id]] -= 1
-            case What.END if request is None:
-                reservations.end(
-                    report.request_id,
-                    output_tokens=report.output_tokens,
-                    cached_tokens=report.cached_tokens,
-                    status=report.status,
-                )
+        if isinstance(fact, Ended) and request is None and self._has_further(reservations[request_id]):
+            self._further[reservations[request_id]] -= 1
+            return
+        if isinstance(fact, Alive) and request is None:
+            fact = Alive(_LEASE_S)
+        elif request is not None:
+            if isinstance(fact, Ended):
+                return  # Ray says when it ends
+            request.has_token |= isinstance(fact, FirstToken)
+            request.has_usage |= isinstance(fact, Progress)
+        reservations.report(request_id, fact, now)
 
     def _has_further(self, reservation: Reservation) -> bool:
         """Whether an end may be another request's of its id: not if the replica that would report its own has died."""
-        return reservation.lost is None and self._further.get(reservation, 0) > 0
+        return reservation.loss is None and self._further.get(reservation, 0) > 0
 
     def state(self) -> PlacerState:
         """Return what it knows now."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -16,36 +15,20 @@ from ray.exceptions import RayError
 from ray.serve.context import _get_serve_request_context
 
 from preble import background
+from preble.core.types.life import FIRST_TOKEN, Progress, Report
 from preble.integrations.ray.hub import COLLECT_S, REPORT, find_hub
 
 _RETRY_S = 1.0
 
 
-class What(IntEnum):
-    """What a report says of its request. After `USAGE` Ray says when it ends; it sees no end of the others."""
-
-    TOKEN = 0
-    ALIVE = 1
-    USAGE = 2
-    END = 3
-
-
-class Report(msgspec.Struct, frozen=True, array_like=True):
-    """What has become of one request. `status`: of the answer, as HTTP has it."""
-
-    request_id: str
-    what: What
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    status: int = 200
-
-
+Packet = list[tuple[str, Report]]
+"""Facts, each with the id of its request."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[Report])
+_decoder = msgspec.msgpack.Decoder(Packet)
 
 
-def decode_reports(packet: bytes) -> list[Report]:
-    """Return the reports of a packet."""
+def decode_reports(packet: bytes) -> Packet:
+    """Return the facts of a packet, each with its request. Raises: msgspec.MsgspecError: it is no such packet."""
     return _decoder.decode(packet)
 
 
@@ -59,29 +42,22 @@ class Reporter:
         context = serve.get_replica_context()
         self._deployment = str(context.replica_id.deployment_id)
         self._name = context.replica_id.unique_id
-        self._waiting: list[Report] = []
+        self._waiting: Packet = []
         self._has_some = asyncio.Event()
         self._sending = background.keep(self._send, "reports")
 
-    def first_token(self, request_id: str | None = None) -> None:
-        """The prefill of a request is over. `request_id`: of the call that is being served, where not given."""
-        self._tell(Report(request_id or _current_request_id(), What.TOKEN))
+    def first_token(self) -> None:
+        """The prefill of the call that is being served is over."""
+        self.report(_current_request_id(), FIRST_TOKEN)
 
     def usage(self, output_tokens: int, cached_tokens: int | None = None) -> None:
         """The call that is being served is about to end, after this many tokens of output. `cached_tokens`: of its
         prompt, None if unknown."""
-        self._tell(Report(_current_request_id(), What.USAGE, output_tokens, cached_tokens))
+        self.report(_current_request_id(), Progress(output_tokens, cached_tokens))
 
-    def alive(self, request_id: str) -> None:
-        """The request goes on."""
-        self._tell(Report(request_id, What.ALIVE))
-
-    def ended(self, request_id: str, status: int, output_tokens: int, cached_tokens: int | None) -> None:
-        """A request is over that Ray does not see end."""
-        self._tell(Report(request_id, What.END, output_tokens, cached_tokens, status))
-
-    def _tell(self, report: Report) -> None:
-        self._waiting.append(report)
+    def report(self, request_id: str, fact: Report) -> None:
+        """Report what has become of a request. Ray itself sees the end of those whose answers pass through it."""
+        self._waiting.append((request_id, fact))
         self._has_some.set()
 
     async def _send(self) -> None:

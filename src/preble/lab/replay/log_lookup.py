@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from preble.core.types import Placement
+from preble.core.types.life import FIRST_TOKEN, Ended, Lost, Outcome, Started
 from preble.decisions.lines import Event, FinishLine, FirstTokenLine, RemoveReplicaLine
 from preble.decisions.reader import LogReader
-from preble.decisions.recent import Decision, DecisionRecord, RecentDecisions
+from preble.decisions.recent import Decision, RecentDecisions
 from preble.errors import ConfigError
 from preble.lab.replay.replay import Replay
 
 MAX_PLACEMENTS = 10_000
 """The most decisions about one request; of more, the first are forgotten."""
+
+
+@dataclass(slots=True)
+class _Placed:
+    placement: Placement
+    placed_at: float
 
 
 def decisions_about(path: Path, request_id: str, *, import_policy: bool = False) -> list[Decision]:
@@ -25,25 +34,28 @@ def decisions_about(path: Path, request_id: str, *, import_policy: bool = False)
     replay = Replay(log, import_policy=import_policy)
     header = log.header
     recent = RecentDecisions(header.settings.policy, MAX_PLACEMENTS, unix_offset_s=header.unix_time_s - header.t)
-    running: dict[str, DecisionRecord] = {}
+    running: dict[str, _Placed] = {}
     for numbered in log:
         if replay.play(numbered) is not None:
             raise ConfigError(f"{path} does not replay from line {numbered.number} on; run `preble replay {path}`")
         placement = replay.placement
         if placement is None:
-            _follow(running, numbered.event)
+            _follow(recent, running, numbered.event)
         elif request_id.partition("#")[0] == placement.request_id.partition("#")[0]:
-            running[placement.request_id] = recent.placed(placement, numbered.event.t)
+            running[placement.request_id] = placed = _Placed(placement, numbered.event.t)
+            recent.on(placed, Started(), numbered.event.t)
     return recent.of_request(request_id)
 
 
-def _follow(running: dict[str, DecisionRecord], event: Event) -> None:
-    """Update placements whose requests have not ended."""
+def _follow(recent: RecentDecisions, running: dict[str, _Placed], event: Event) -> None:
+    """Note what happens to requests that have not ended."""
     match event:
-        case FirstTokenLine(t=t, id=request_id) if request_id in running:
-            running[request_id].first_token_at = t
-        case FinishLine(t=t, id=request_id, output_tokens=tokens, cached_tokens=cached) if request_id in running:
-            running.pop(request_id).finished(t, "ok" if tokens else "without output", tokens, cached)
+        case FirstTokenLine(id=request_id) if request_id in running:
+            recent.on(running[request_id], FIRST_TOKEN, event.t)
+        case FinishLine(id=request_id, output_tokens=tokens, cached_tokens=cached) if request_id in running:
+            outcome = Outcome.OK if tokens else Outcome.WITHOUT_OUTPUT
+            recent.on(running.pop(request_id), Ended(outcome, output_tokens=tokens, cached_tokens=cached), event.t)
         case RemoveReplicaLine(replica=replica):
-            for record in running.values():
-                record.replica_lost |= record.placement.replica_id == replica
+            for placed in running.values():
+                if placed.placement.replica_id == replica:
+                    recent.on(placed, Lost(), event.t)

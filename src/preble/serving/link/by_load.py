@@ -16,7 +16,8 @@ from preble.config import EjectionConfig, GatewayConfig, LimitsConfig
 from preble.core.policies.baselines import LeastLoad
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
-from preble.core.types import Placement, Reason, ReplicaId, Request, RequestId
+from preble.core.types import Reason, ReplicaId, Request
+from preble.core.types.life import Lost
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.engines import Engine, ModelNames
@@ -27,7 +28,8 @@ from preble.rules.key_limits import KeyLimits
 from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.link.protocol import LinkedReplica
-from preble.serving.placements import LocalPlaced, Placements
+from preble.serving.placed import LocalPlaced
+from preble.serving.placements import Placements
 from preble.serving.replicas.clients import client_of
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.scheduler_setup import DEFAULT_PROFILE
@@ -53,13 +55,14 @@ class PlacingByLoad:
         self._closing: asyncio.Future[Any] = asyncio.gather()
         settings = SchedulerSettings(policy=_ByLoad.name, index_budget_bytes=_INDEX_BYTES)
         self._scheduler = make_scheduler(settings, load_profile(config.profile or DEFAULT_PROFILE), _ByLoad())
-        self._placements = Placements(self._scheduler, telemetry, EjectionConfig(enabled=False))
-        self._dispatcher = Dispatcher(self._placements, RecentDecisions(_ByLoad.name, 1), config.retries)
+        recent = RecentDecisions(_ByLoad.name, 1)
+        self._placements = Placements(self._scheduler, telemetry, recent, EjectionConfig(enabled=False))
+        self._dispatcher = Dispatcher(self._placements, config.retries)
         self.replicas = self._placements.replicas
         self._share = share
         self._loop = asyncio.get_running_loop()
         self._key_limits = KeyLimits()
-        self._placements.observer = _Charging(self._key_limits)
+        self._placements.listen(self._key_limits)
         self.limit = InFlightLimit(shared_limits(config, share), self._key_limits)
 
     def place(self, request: Request, terms: Terms) -> LocalPlaced:
@@ -108,7 +111,7 @@ class PlacingByLoad:
     def _remove(self, replica_id: ReplicaId) -> None:
         engine = self.replicas[replica_id].engine
         for request in self._scheduler.remove_replica(replica_id, asyncio.get_running_loop().time()):
-            self._placements.lost(request.request_id, "it has left", None)
+            self._placements.lose(request.request_id, Lost("it has left"))
         self.replicas.remove(replica_id)
         self._placements.ejection.remove(replica_id)
         self._left.append(engine)
@@ -125,25 +128,6 @@ class PlacingByLoad:
         engines = [*self._left, *(replica.engine for replica in self.replicas.values())]
         self._left.clear()
         await asyncio.gather(self._closing, *(engine.close() for engine in engines), return_exceptions=True)
-
-
-class _Charging:
-    """Charges keys for the tokens of answers. A `PlacementObserver`."""
-
-    def __init__(self, key_limits: KeyLimits) -> None:
-        self._key_limits = key_limits
-        self._loop = asyncio.get_running_loop()
-
-    def replica_added(self, replica_id: ReplicaId) -> None: ...
-
-    def replica_removed(self, replica_id: ReplicaId) -> None: ...
-
-    def placed(self, placement: Placement, terms: Terms) -> None: ...
-
-    def first_token(self, request_id: RequestId) -> None: ...
-
-    def ended(self, request_id: RequestId, caller: Caller, output_tokens: int) -> None:
-        self._key_limits.charge(caller, output_tokens, self._loop.time())
 
 
 class _ByLoad(LeastLoad):

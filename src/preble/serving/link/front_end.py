@@ -99,22 +99,21 @@ class FrontEnd(Intake):
         return self._place(request, self._tickets[parsed.request_id])
 
     async def _place(self, request: Request, ticket: Ticket) -> Placed:
-        caller = ticket.terms.caller
+        caller, on_end = ticket.terms.caller, None
+        if caller.limits is not None:
+            on_end = partial(self._here.used, caller, 0)
         try:
-            placed = await self._link.place(request, ticket, partial(self._place_again, request, ticket))
+            placed = await self._link.place(request, ticket, partial(self._place_again, request, ticket), on_end)
         except SchedulerAway:
             return self._here.place(request, ticket.terms)
         if caller.limits is not None:
             self._here.used(caller, 0, request.num_prompt_tokens)
-            placed.on_end = partial(self._here.used, caller, 0)
         return placed
 
     async def _place_again(self, request: Request, ticket: Ticket, ended: LinkedPlaced) -> Placed:
         avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.placement.replica_id})
         try:
-            placed = await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
-            placed.on_end = ended.on_end
-            return placed
+            return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
         except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile
             return await self._place(avoiding, ticket)
 

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ import msgspec
 import structlog
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
+from preble.core.types.life import Ended, Lost, Outcome, Report
 from preble.errors import ConfigError, NoReplicaError, PrebleError, RequestError, UnknownRequest
+from preble.serving.held import Held, HeldPlacements
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
-from preble.serving.placed import NOT_NOW
-from preble.serving.placements import LocalPlaced
+from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import RequestIds
 from preble.serving.telemetry.numbers import Reading
@@ -63,7 +63,7 @@ class SchedulerSocket:
         self.peers: set[_Peer] = set()
         self._replicas = replicas
         self._server: asyncio.Server | None = None
-        replicas.on_change = self._tell_replicas
+        replicas.listen(self._tell_replicas)
 
     @classmethod
     async def open(
@@ -167,6 +167,20 @@ async def _is_served(path: Path) -> bool:
     return True
 
 
+class _Held(Held):
+    """A placement for a carrier on a connection. `admitted`: the number of its request's `Admit`."""
+
+    def __init__(self, placed: LocalPlaced, admitted: int, on_lost: Callable[[Lost], None]) -> None:
+        self.placed_here = placed
+        self.admitted = admitted
+        self._on_lost = on_lost
+        super().__init__((placed,))
+
+    def lost(self, loss: Lost) -> None:
+        super().lost(loss)
+        self._on_lost(loss)
+
+
 class _Peer(FrameProtocol[m.ToScheduler]):
     """One connection of a carrier. When it ends, all placements of the carrier end."""
 
@@ -176,11 +190,9 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self.tokenizer = ""
         self._host = host
         self._admitted: dict[int, Terms] = {}
-        self._placed: dict[int, tuple[LocalPlaced, int]] = {}
-        """With the number of the request's `Admit`."""
+        self._placed: HeldPlacements[int, _Held] = HeldPlacements()
         self._failed: dict[int, dict[int, LocalPlaced]] = {}
         """Placements that have ended and may be placed again, by the number of their request."""
-        self._heard: dict[int, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._counts: dict[int, asyncio.Future[None]] = {}
         self._is_silent = self._is_welcome = False
@@ -190,9 +202,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             m.Place: self._place,
             m.PlaceAgain: self._place_again,
             m.Withdraw: self._withdraw,
-            m.FirstToken: self._begin,
-            m.Ended: self._ended,
-            m.Moved: self._move,
+            m.Reported: self._take_report,
             m.Suspect: lambda message: self._host.suspect(message.replica_id),
             m.Heard: self._hear,
             m.PageRequest: self._ask,
@@ -279,9 +289,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
 
     def _keep(self, number: int, admitted: int, placed: LocalPlaced) -> None:
-        self._placed[number] = (placed, admitted)
-        placed.on_lost = lambda reason, silent_since: self.send(m.Lost(number, reason, silent_since))
-        placed.heard_at = partial(self._heard.get, number)
+        self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.Reported(number, loss))))
         at = placed.placement
         tokens = (at.matched_tokens, at.num_prompt_tokens)
         terms = self._admitted.get(admitted)
@@ -290,43 +298,27 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
     def _withdraw(self, message: m.Withdraw) -> None:
         if message.number in self._placed:  # perhaps by a task that has ended in this turn of the event loop
-            self._end(m.Ended(message.number, (m.CANCELLED, "")))
+            self._report(message.number, Ended(Outcome.ABORTED))
         elif (task := self._tasks.get(message.number)) is not None:
             task.cancel()
 
-    def _begin(self, message: m.FirstToken) -> None:
-        if message.number in self._placed:
-            self._placed[message.number][0].first_token()
-
-    def _ended(self, message: m.Ended) -> None:
-        self._end(message)
+    def _take_report(self, message: m.Reported) -> None:
+        if message.number in self._placed and not isinstance(message.fact, Lost):  # else it was withdrawn
+            with suppress(NoReplicaError):  # it moved to a replica that has just left, so it will fail or move again
+                self._report(message.number, message.fact)
         if message.leaves is not None:
             self._leave(message.leaves)
 
-    def _end(self, message: m.Ended) -> None:
-        placed, admitted = self._placed.pop(message.number, (None, 0))
-        if placed is None:  # it was withdrawn, or never placed
-            return
-        self._heard.pop(message.number, None)
-        placed.on_lost = None
-        placed.answered(message.status, message.retry_after_s)
-        placed.usage(message.output_tokens, message.cached_tokens)
-        if message.error is None:
-            placed.end()
-        else:
-            placed.failed(m.error_of(*message.error))
-        has_failed = message.error is not None or message.status >= 500 or message.status in NOT_NOW
-        if has_failed and admitted in self._admitted:
-            self._failed.setdefault(admitted, {})[message.number] = placed
-
-    def _move(self, message: m.Moved) -> None:
-        if message.number in self._placed:
-            with suppress(NoReplicaError):  # the replica has just left, so the request will fail or move
-                self._placed[message.number][0].moved(ReplicaId(message.replica_id))
+    def _report(self, number: int, fact: Report) -> None:
+        held = self._placed.report(number, fact, self._loop.time())
+        if isinstance(fact, Ended) and fact.outcome.may_move and held.admitted in self._admitted:
+            self._failed.setdefault(held.admitted, {})[number] = held.placed_here
 
     def _hear(self, message: m.Heard) -> None:
-        self._heard.update((number, at) for number, at in message.at.items() if number in self._placed)
-        self.send(m.Alive())
+        for number, at in message.at.items():
+            if (held := self._placed.get(number)) is not None:
+                held.heard_at = at
+        self.send(m.HeardReply())
 
     # everything else
 
@@ -377,8 +369,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._host.peers.discard(self)
         for task in list(self._tasks.values()):
             task.cancel()
-        for number in list(self._placed):
-            self._end(m.Ended(number, (m.CANCELLED, "")))
+        self._placed.end_all(self._loop.time())
         for number in list(self._admitted):
             self._leave(number)
         for future in self._counts.values():

@@ -16,6 +16,7 @@ import structlog
 from preble import background
 from preble.background import Backoff
 from preble.core.types import Placement, ReplicaId, Request
+from preble.core.types.life import Ended, Lost, Moved, Report
 from preble.engines import Engine
 from preble.errors import NoReplicaError, UnknownRequest
 from preble.serving.link import protocol as m
@@ -30,8 +31,6 @@ _FULL_PULSE = 5
 _SILENT_S = 10.0
 """A scheduler process that says nothing for this long counts as away."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
-_LOST_AGAIN_S, _LOST_TIMES = 0.05, 20
-"""A placement may be lost before the carrier has set `on_lost`: we call it this much later, and try this often."""
 
 
 class SchedulerAway(NoReplicaError):
@@ -128,8 +127,11 @@ class SchedulerLink:
         if ticket.is_told and self.is_up and self._connection is not None:
             self._connection.leave(ticket.number)
 
-    async def place(self, request: Request, ticket: Ticket, again: Again) -> LinkedPlaced:
-        """Raises: SchedulerAway. PrebleError: it cannot be placed, or was not admitted."""
+    async def place(self, request: Request, ticket: Ticket, again: Again, on_end: OnEnd | None) -> LinkedPlaced:
+        """`on_end`: called at the end, with the tokens generated.
+
+        Raises: SchedulerAway. PrebleError: it cannot be placed, or was not admitted.
+        """
         number = next(self._numbers)
         message = m.Place(
             number,
@@ -144,20 +146,23 @@ class SchedulerLink:
         )
         ticket.is_told = True
         try:
-            return await self._place(number, ticket.number, message, again)
+            return await self._place(number, ticket.number, message, again, on_end)
         except UnknownRequest:
             raise ticket.refusal or SchedulerAway("the request is not admitted") from None
 
     async def place_again(self, ended: LinkedPlaced, again: Again) -> LinkedPlaced:
         """Raises: SchedulerAway. UnknownRequest: it was placed before the scheduler process restarted. PrebleError."""
         number = next(self._numbers)
-        return await self._place(number, ended.admitted, m.PlaceAgain(number, ended.number), again)
+        message = m.PlaceAgain(number, ended.number)
+        return await self._place(number, ended.admitted, message, again, ended.on_end)
 
-    async def _place(self, number: int, admitted: int, message: m.Message, again: Again) -> LinkedPlaced:
+    async def _place(
+        self, number: int, admitted: int, message: m.Message, again: Again, on_end: OnEnd | None
+    ) -> LinkedPlaced:
         def read(answer: m.PlacedOn) -> LinkedPlaced:
             placement = m.placement_of(answer)
             engine = self.engine_of(placement.replica_id)
-            placed = LinkedPlaced(self, number, admitted, placement, engine, answer.placed_at, again)
+            placed = LinkedPlaced(self, number, admitted, placement, engine, answer.placed_at, again, on_end)
             self._placed[number] = placed
             return placed
 
@@ -179,15 +184,15 @@ class SchedulerLink:
         )
         return answer
 
-    def report(self, placed: LinkedPlaced, message: m.Message) -> None:
+    def report(self, placed: LinkedPlaced, fact: Report) -> None:
         """Report what has happened to a placement, unless the scheduler process that made it has ended."""
-        if placed.number in self._placed:
-            self._send(message)
-
-    def end(self, placed: LinkedPlaced, message: m.Ended) -> None:
-        """Report the end of a placement, unless the scheduler process that made it has ended."""
-        if self._placed.pop(placed.number, None) is not None and self._connection is not None:
-            self._connection.end(message, placed.admitted)
+        if placed.number not in self._placed or self._connection is None:
+            return
+        if isinstance(fact, Ended):
+            del self._placed[placed.number]
+            self._connection.end(m.Reported(placed.number, fact), placed.admitted)
+        else:
+            self._send(m.Reported(placed.number, fact))
 
     def tell(self, message: m.Message) -> None:
         """Send a message that is about no placement. Drops it while the scheduler process is away."""
@@ -215,15 +220,16 @@ class SchedulerLink:
                 self._admitted(message)
             case m.Refused():
                 self._refused(message)
-            case m.Lost():
-                self._lost(message.number, message.reason, message.silent_since)
+            case m.Reported():
+                if (placed := self._placed.get(message.number)) is not None and isinstance(message.fact, Lost):
+                    placed.lose(message.fact)
             case m.Replicas():
                 self._on_replicas(message)
                 if not self.is_up:
                     self._began()
             case m.Count():
                 self._send(m.Numbers(message.number, self._readings()))
-            case m.Welcome() | m.Alive():
+            case m.Welcome() | m.HeardReply():
                 pass
 
     def _answered(self, message: m.PlacedOn | m.PageAnswer) -> None:
@@ -254,14 +260,6 @@ class SchedulerLink:
             future, _ = self._asked.pop(message.number)
             if not future.done():
                 future.set_exception(error)
-
-    def _lost(self, number: int, reason: str | None, silent_since: float | None, times: int = 0) -> None:
-        if (placed := self._placed.get(number)) is None:
-            return
-        if placed.on_lost is not None:
-            placed.on_lost(reason, silent_since)
-        elif times < _LOST_TIMES:
-            asyncio.get_running_loop().call_later(_LOST_AGAIN_S, self._lost, number, reason, silent_since, times + 1)
 
     # the connection
 
@@ -334,10 +332,10 @@ class _Connection(FrameProtocol[m.FromScheduler]):
         self.heard_at = self._loop.time()
         self.is_over = asyncio.Event()
         self._num_pulses = 0
-        self._end: tuple[m.Ended, int] | None = None
+        self._end: tuple[m.Reported, int] | None = None
         """An end that is not sent yet, with the number of its request's admission."""
 
-    def end(self, message: m.Ended, admitted: int) -> None:
+    def end(self, message: m.Reported, admitted: int) -> None:
         """Send the end of a placement. If nothing but the request's `leave` follows, both are one message."""
         self._put_end()
         self._end = (message, admitted)
@@ -405,36 +403,28 @@ class LinkedPlaced(Placed):
         engine: Engine,
         placed_at: float,
         again: Again,
+        on_end: OnEnd | None,
     ) -> None:
         super().__init__(placement, engine, placed_at)
         self._link = link
         self._again = again
         self.number = number
         self.admitted = admitted
-        self.on_end: Callable[[int], None] | None = None
-        """Called at the end, with the tokens generated."""
+        self.on_end = on_end
         self.told_at: float | None = None
         """The last `heard_at` that the scheduler process knows."""
-
-    def first_token(self) -> None:
-        self._link.report(self, m.FirstToken(self.number))
-
-    def moved(self, to: ReplicaId) -> None:
-        if self._has_ended:
-            return
-        self.engine = self._link.engine_of(to)
-        self.placement = dataclasses.replace(self.placement, replica_id=to)
-        self._link.report(self, m.Moved(self.number, to))
 
     async def place_again(self) -> Placed:
         return await self._again(self)
 
-    def _over(self, error: BaseException | None) -> None:
-        kind = None if error is None else (m.kind_of(error), str(error))
-        counts = (self._status, self._retry_after_s, self._output_tokens, self._cached_tokens)
-        self._link.end(self, m.Ended(self.number, kind, *counts))
-        if self.on_end is not None:
-            self.on_end(self._output_tokens)
+    def _take(self, fact: Report) -> None:
+        if isinstance(fact, Moved):
+            self.engine = self._link.engine_of(fact.replica_id)
+            self.placement = dataclasses.replace(self.placement, replica_id=fact.replica_id)
+        self._link.report(self, fact)
+        if isinstance(fact, Ended) and self.on_end is not None:
+            self.on_end(fact.output_tokens or 0)
 
 
 Again = Callable[[LinkedPlaced], Awaitable[Placed]]
+OnEnd = Callable[[int], None]

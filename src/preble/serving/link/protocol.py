@@ -5,24 +5,21 @@ On the wire a message is an array that begins with its tag; docs/reference/sched
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from preble import errors
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, RequestId
+from preble.core.types.life import Lost, Report
 from preble.engines import EngineInfo
 from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 1
-CANCELLED = "Cancelled"
-"""The kind of an end that is no error: the client has gone."""
-Tokens = Annotated[int, Meta(ge=0, lt=2**53)]
+VERSION = 2
 
 
 class Message(Struct, array_like=True):
@@ -82,46 +79,29 @@ class Withdraw(Message, tag=5):
     number: int
 
 
-class FirstToken(Message, tag=6):
-    """See `Placed.first_token`."""
+class Reported(Message, tag=6):
+    """What has happened to a placement; see `preble.core.types.life`. The carrier hears with it that a replica has left
+    (`Lost`), and reports the rest. `leaves`: in place of a `Leave` after an end, its number."""
 
     number: int
-
-
-class Ended(Message, tag=7):
-    """A placement has ended. `error`: its kind and text, None if the answer is complete. `leaves`: in place of a
-    `Leave`, its number."""
-
-    number: int
-    error: tuple[str, str] | None = None
-    status: int = 200
-    retry_after_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    output_tokens: Tokens = 0
-    cached_tokens: Tokens | None = None
+    fact: Report | Lost
     leaves: int | None = None
 
 
-class Moved(Message, tag=8):
-    """The carrier has sent a request to another replica."""
-
-    number: int
-    replica_id: str
-
-
-class Suspect(Message, tag=9):
+class Suspect(Message, tag=7):
     """Check this replica: it did not answer a request that was not placed, such as one to tokenize."""
 
     replica_id: str
 
 
-class Heard(Message, tag=10):
+class Heard(Message, tag=8):
     """By placement, when its replica last sent anything, in seconds of the host's monotonic clock. Send it every
-    second while requests are under way, else every five, even empty: it is the sign of life, which `Alive` answers."""
+    second while requests are under way, else every five, even empty: a sign of life, which `HeardReply` answers."""
 
     at: dict[int, MonotonicSeconds] = {}
 
 
-class PageRequest(Message, tag=11):
+class PageRequest(Message, tag=9):
     """An HTTP request that the scheduler process answers: pages, metrics, changes by admins."""
 
     number: int
@@ -132,7 +112,7 @@ class PageRequest(Message, tag=11):
     body: bytes = b""
 
 
-class Numbers(Message, tag=12):
+class Numbers(Message, tag=10):
     """A carrier's own metrics: the answer to `Count`, and also sent every five seconds with number 0."""
 
     number: int
@@ -197,15 +177,7 @@ class Refused(Message, tag=4):
     details: dict[str, Any]
 
 
-class Lost(Message, tag=5):
-    """See `Placed.on_lost`."""
-
-    number: int
-    reason: str | None
-    silent_since: float | None
-
-
-class PageAnswer(Message, tag=6):
+class PageAnswer(Message, tag=5):
     """The answer to `PageRequest`."""
 
     number: int
@@ -220,26 +192,16 @@ class Count(Message, tag=7):
     number: int
 
 
-class Alive(Message, tag=8):
+class HeardReply(Message, tag=8):
     """The answer to `Heard`."""
 
 
 ToScheduler: TypeAlias = (
-    Hello
-    | Admit
-    | Leave
-    | Place
-    | PlaceAgain
-    | Withdraw
-    | FirstToken
-    | Ended
-    | Moved
-    | Suspect
-    | Heard
-    | PageRequest
-    | Numbers
+    Hello | Admit | Leave | Place | PlaceAgain | Withdraw | Reported | Suspect | Heard | PageRequest | Numbers
 )
-FromScheduler: TypeAlias = Welcome | Replicas | Admitted | PlacedOn | Refused | Lost | PageAnswer | Count | Alive
+FromScheduler: TypeAlias = (
+    Welcome | Replicas | Admitted | PlacedOn | Refused | Reported | PageAnswer | Count | HeardReply
+)
 
 _KINDS: Mapping[str, type[PrebleError]] = MappingProxyType(
     {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, PrebleError)}
@@ -251,24 +213,15 @@ def refused(number: int, error: PrebleError) -> Refused:
     return Refused(number, type(error).__name__, str(error), vars(error))
 
 
-def error_of(kind: str, text: str, details: Mapping[str, Any] = MappingProxyType({})) -> BaseException:
+def error_of(kind: str, text: str, details: Mapping[str, Any] = MappingProxyType({})) -> Exception:
     """Return the error that a message names.
 
     >>> error_of("Overloaded", "too many", {"retry_after_s": 3.0}).retry_after_s
     3.0
     """
-    if kind == CANCELLED:
-        return asyncio.CancelledError()
-    if kind == "TimeoutError":
-        return TimeoutError(text)
     if (of_ours := _KINDS.get(kind)) is not None:
         return of_ours(text, **details)
     return Exception(f"{kind}: {text}")
-
-
-def kind_of(error: BaseException) -> str:
-    """Return the name of an error's kind in a message."""
-    return CANCELLED if isinstance(error, asyncio.CancelledError) else type(error).__name__
 
 
 def placement_of(message: PlacedOn) -> Placement:

@@ -14,7 +14,7 @@ from preble.prompts.endpoints.answers import decoded_answer
 from preble.prompts.endpoints.ids import with_ids
 from preble.prompts.tokens import PromptEncoder
 from preble.prompts.tokens.pieces import PIECE_SIZE
-from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
+from preble.serving.parity.report import Check, Finding, ParityOutcome, compare_ids, mismatch, unchecked
 
 MAX_ANSWER_BYTES = 1024 * 1024
 ATTEMPTS = 3
@@ -85,7 +85,7 @@ async def answers_alike(engine: Engine, model: str, encoder: PromptEncoder, long
         if len(ids) // TOKEN_BYTES >= longest:
             return unchecked(Check.IDS, f"the replica has no room for {len(ids) // TOKEN_BYTES} tokens")
         finding = await _answered_alike(engine, model, text, ids)
-        if finding.outcome is not Outcome.VERIFIED:
+        if finding.outcome is not ParityOutcome.VERIFIED:
             return finding
     return await _same_in_pieces(engine, model, encoder)
 
@@ -96,7 +96,7 @@ async def _same_in_pieces(engine: Engine, model: str, encoder: PromptEncoder) ->
     theirs = await engine.tokenize(msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": True}))
     for _ in range(2):  # only pieces that came before are tokenized one by one
         finding = compare_ids(Check.IDS, unpack_tokens(await encoder.completion(text, True, model)), theirs)
-        if finding.outcome is not Outcome.VERIFIED:
+        if finding.outcome is not ParityOutcome.VERIFIED:
             break
     return finding
 
@@ -111,7 +111,7 @@ async def _answered_alike(engine: Engine, model: str, text: str, ids: PackedToke
         if theirs is None:
             return unchecked(Check.IDS, "the replica does not report the ids that it makes of a text")
         finding = compare_ids(Check.IDS, unpack_tokens(ids), theirs)
-        if finding.outcome is not Outcome.VERIFIED or to_text == to_ids:
+        if finding.outcome is not ParityOutcome.VERIFIED or to_text == to_ids:
             return finding
     said = f"to a text it answers {_shown(to_text)}, to the text's token ids {_shown(to_ids)}"
     return mismatch(Check.IDS, said)

@@ -27,7 +27,7 @@ from preble.prompts.endpoints import COMPLETIONS
 from preble.prompts.endpoints.bodies import Text
 from preble.prompts.tokens import PromptEncoder
 from preble.serving.parity.answers import PROSE, SPECIAL, answers_alike, completed
-from preble.serving.parity.report import Check, Finding, Outcome, compare_ids, mismatch, unchecked
+from preble.serving.parity.report import Check, Finding, ParityOutcome, compare_ids, mismatch, unchecked
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
 
@@ -149,7 +149,7 @@ class ParityCheck:
         ours = theirs if self.reference is None else await _or_refusal(self._ours(self.reference, probe, body))
         if isinstance(theirs, RequestError):
             if isinstance(ours, RequestError):
-                return Finding(check=probe.check, outcome=Outcome.VERIFIED, detail="both refuse it")
+                return Finding(check=probe.check, outcome=ParityOutcome.VERIFIED, detail="both refuse it")
             return unchecked(probe.check, f"the replica does not tokenize it: {theirs}")
         if isinstance(ours, RequestError):
             return mismatch(probe.check, f"the gateway refuses what the replica takes: {ours}")
@@ -188,7 +188,7 @@ class ParityCheck:
             self.replica.probe_prompt = ProbePrompt(pack_tokens(prompt))
             finding = self._judged(await self._sent(prompt), await self._sent(prompt))
             sent.append(self.replica.probe_prompt.tokens)
-            if finding.outcome is not Outcome.MISMATCH:
+            if finding.outcome is not ParityOutcome.MISMATCH:
                 break
         return finding
 
@@ -214,7 +214,7 @@ class ParityCheck:
             return mismatch(check, f"it reports {first} cached tokens of a prompt that it never had", misleads=True)
         missing = self._predicted - again
         if missing == 0:
-            return Finding(check=check, outcome=Outcome.VERIFIED)
+            return Finding(check=check, outcome=ParityOutcome.VERIFIED)
         said = (
             f"of a repeated prompt of {self._num_tokens} tokens it reports {again} as cached, {self._predicted} were"
             f" predicted with blocks of {block_size}"
@@ -236,7 +236,7 @@ class ParityCheck:
                         break
                     await asyncio.sleep(POLL_S)
         if believed >= self._predicted:
-            return Finding(check=Check.EVENTS, outcome=Outcome.VERIFIED)
+            return Finding(check=Check.EVENTS, outcome=ParityOutcome.VERIFIED)
         if replica.has_lost_events:
             return unchecked(Check.EVENTS, "its KV events cannot be reached, so its cache is estimated (`kv_events`)")
         if self.rotation.scheduler.num_unindexed > num_unindexed:

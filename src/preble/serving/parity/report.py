@@ -22,7 +22,7 @@ class Check(StrEnum):
     EVENTS = "events"
 
 
-class Outcome(StrEnum):
+class ParityOutcome(StrEnum):
     VERIFIED = "verified"
     MISMATCH = "mismatch"
     UNCHECKED = "unchecked"
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     check: Check
-    outcome: Outcome
+    outcome: ParityOutcome
     detail: str = ""
     position: int | None = None
     ours: int | None = None
@@ -53,21 +53,24 @@ class ParityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     replica: str
     engine: str
-    outcome: Outcome
+    outcome: ParityOutcome
     trusted: bool
     checked_at: float
     took_s: float
     findings: list[Finding]
 
 
-def outcome_of(findings: list[Finding]) -> Outcome:
+def outcome_of(findings: list[Finding]) -> ParityOutcome:
     """A mismatch if anything did not match, else unchecked if anything could not be compared.
 
-    >>> outcome_of([Finding(check=Check.CHAT, outcome=Outcome.VERIFIED)]).value
+    >>> outcome_of([Finding(check=Check.CHAT, outcome=ParityOutcome.VERIFIED)]).value
     'verified'
     """
     found = {finding.outcome for finding in findings}
-    return next((outcome for outcome in (Outcome.MISMATCH, Outcome.UNCHECKED) if outcome in found), Outcome.VERIFIED)
+    return next(
+        (outcome for outcome in (ParityOutcome.MISMATCH, ParityOutcome.UNCHECKED) if outcome in found),
+        ParityOutcome.VERIFIED,
+    )
 
 
 def compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
@@ -82,11 +85,11 @@ def compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Fin
     pairs = enumerate(zip_longest(ours, theirs))
     different = next(((i, a, b) for i, (a, b) in pairs if a != b), None)
     if different is None:
-        return Finding(check=check, outcome=Outcome.VERIFIED)
+        return Finding(check=check, outcome=ParityOutcome.VERIFIED)
     position, our_id, their_id = different
     return Finding(
         check=check,
-        outcome=Outcome.MISMATCH,
+        outcome=ParityOutcome.MISMATCH,
         detail=f"token {position} is {_named(our_id, ours)} in the gateway, {_named(their_id, theirs)} in the replica",
         position=position,
         ours=our_id,
@@ -101,9 +104,9 @@ def _named(token_id: int | None, ids: Sequence[int]) -> str:
 
 def unchecked(check: Check, why: str) -> Finding:
     """It could not be compared."""
-    return Finding(check=check, outcome=Outcome.UNCHECKED, detail=why)
+    return Finding(check=check, outcome=ParityOutcome.UNCHECKED, detail=why)
 
 
 def mismatch(check: Check, detail: str, *, misleads: bool = False) -> Finding:
     """`misleads`: as `Finding`'s."""
-    return Finding(check=check, outcome=Outcome.MISMATCH, detail=detail, misleads=misleads)
+    return Finding(check=check, outcome=ParityOutcome.MISMATCH, detail=detail, misleads=misleads)

@@ -12,7 +12,7 @@ from preble.background import Backoff
 from preble.config import ParityConfig
 from preble.prompts.tokens import PromptEncoder
 from preble.serving.parity.check import EngineIds, ParityCheck
-from preble.serving.parity.report import Check, Finding, Outcome, ParityReport, outcome_of
+from preble.serving.parity.report import Check, Finding, ParityOutcome, ParityReport, outcome_of
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
@@ -54,7 +54,7 @@ class ParityWatch:
         """Check a replica that has joined, ever less often again until it is verified. The root of a task."""
         backoff = Backoff(self._settings.retry_s, LONGEST_RETRY * self._settings.retry_s)
         try:
-            while self._settings.enabled and (await self.check(replica)).outcome is not Outcome.VERIFIED:
+            while self._settings.enabled and (await self.check(replica)).outcome is not ParityOutcome.VERIFIED:
                 await backoff.pause()
         except Exception:  # noqa: BLE001 (a task's root: a check that fails must not take the replica down)
             structlog.get_logger().exception("parity_check_failed", replica=replica.engine.replica_id)
@@ -76,7 +76,7 @@ class ParityWatch:
             self._rotation.set_trust(replica, trusted)
         for finding in findings:
             if finding.check is Check.IDS:
-                self._rotation.replicas.set_takes_ids(replica, finding.outcome is Outcome.VERIFIED)
+                self._rotation.replicas.set_takes_ids(replica, finding.outcome is ParityOutcome.VERIFIED)
         report = ParityReport(
             replica=replica.engine.replica_id,
             engine=replica.info.engine,
@@ -104,4 +104,4 @@ class ParityWatch:
             return True
         if any(finding.misleads for finding in findings):
             return False
-        return None if any(finding.outcome is Outcome.UNCHECKED for finding in findings) else True
+        return None if any(finding.outcome is ParityOutcome.UNCHECKED for finding in findings) else True

@@ -12,12 +12,15 @@ from math import inf
 from preble.background import Backoff
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, namespace_of
+from preble.core.types.life import Ended, Fact
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
 from preble.serving.parity.report import ParityReport
+from preble.serving.placed import LocalPlaced
 
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 640.0
+_NOT_FOUND = 404
 
 
 class ResyncBackoff:
@@ -124,8 +127,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self.one_model = False
         self.held_back: frozenset[ReplicaId] = frozenset()
         """Live replicas that get no new requests, because they are drained."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of the table, of names or of `held_back`."""
+        self._listeners: list[Callable[[], None]] = []
         self._next_change: asyncio.Future[None] | None = None
 
     def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
@@ -136,6 +138,15 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def __len__(self) -> int:
         return len(self._replicas)
+
+    def listen(self, on_change: Callable[[], None]) -> None:
+        """Call this after each later change of the table, of names or of `held_back`."""
+        self._listeners.append(on_change)
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Have a replica checked that has failed a request, or does not know its model (404): another may run there."""
+        if isinstance(fact, Ended) and (fact.status == _NOT_FOUND or fact.outcome.blames_replica):
+            self.suspect(placed.placement.replica_id)
 
     def add(self, replica: LiveReplica) -> None:
         self._replicas[replica.engine.replica_id] = replica
@@ -169,7 +180,8 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         of_all = self.of_model(None)
         self.longest_prompt, self.one_model = of_all.longest_prompt, of_all.base_model != ""
         self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
-        self.on_change()
+        for listener in self._listeners:
+            listener()
         if (change := self._next_change) is not None:
             self._next_change = None
             change.set_result(None)

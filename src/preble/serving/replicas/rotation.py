@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from preble.core.types import BlocksEvicted, BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.core.types.life import Lost
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.engines.http import HttpClient
 from preble.serving.placements import Placements
@@ -34,14 +35,12 @@ class Rotation:
         before = self.scheduler.snapshot()
         self.scheduler.add_replica(info.spec, self._loop.time())
         self._telemetry.index_may_be_short(before, self.scheduler.snapshot())
-        self.replicas.add(replica := LiveReplica(engine, info, suspect=suspect or asyncio.Event()))
         self._ejection.add(replica_id, info.models)
+        self.replicas.add(replica := LiveReplica(engine, info, suspect=suspect or asyncio.Event()))
         self._timer.arm()
         self._telemetry.replica_up(
             replica_id, engine=info.engine, version=info.version, models=info.models, events=info.spec.reports_events
         )
-        if (observer := self._placements.observer) is not None:
-            observer.replica_added(replica_id)
         return replica
 
     def hold_back(self, replica_id: ReplicaId, *, held_back: bool) -> None:
@@ -49,8 +48,6 @@ class Rotation:
         if held_back == (replica_id in self.replicas.held_back):
             return
         self.replicas.hold_back(self.replicas.held_back ^ {replica_id})
-        if (observer := self._placements.observer) is not None:
-            (observer.replica_removed if held_back else observer.replica_added)(replica_id)
 
     def set_models(self, replica: LiveReplica, names: ModelNames) -> None:
         """A live replica has loaded or unloaded adapters or further models."""
@@ -61,19 +58,17 @@ class Rotation:
     def remove(self, replica_id: ReplicaId, reason: str | None, *, silent_since: float | None = None) -> None:
         """Take a replica out of the rotation. The scheduler forgets its requests, which may still end well there.
 
-        `silent_since`: since when its machine is silent; None where it still answers or refuses. See `Placed.on_lost`.
+        `silent_since`: since when its machine is silent; None where it still answers or refuses. See `Lost`.
         """
         orphans = self.scheduler.remove_replica(replica_id, self._loop.time())
         for request in orphans:
-            self._placements.lost(request.request_id, reason, silent_since)
+            self._placements.lose(request.request_id, Lost(reason, silent_since))
         self.replicas.remove(replica_id)
         self._ejection.remove(replica_id)
         self._timer.arm()
         self._telemetry.replica_down(replica_id, reason, len(orphans))
         if reason is not None:
             self._placements.quarantine.left(replica_id, self._loop.time())
-        if (observer := self._placements.observer) is not None:
-            observer.replica_removed(replica_id)
 
     def runs_at(self, http: HttpClient) -> bool:
         """Whether any request runs at this server, also one that began before the replica left the rotation."""

@@ -20,11 +20,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
-from preble.errors import EngineError
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
 from preble.logs import LineRate, LogLosses
 from preble.rules.callers import Caller
 from preble.rules.ejection import Change, Standing
-from preble.serving.parity.report import Check, Outcome, ParityReport
+from preble.serving.parity.report import Check, ParityOutcome, ParityReport
+from preble.serving.placed import LocalPlaced
 from preble.serving.telemetry.exposition import in_text
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.readings import of_process
@@ -34,10 +35,10 @@ METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER_TENANTS = "other"
 """The label of tenants beyond the number that `metrics.tenants` names."""
 _PARITY_HINT = "see docs/howto/parity.md; `preble check` shows everything that was found"
-_PARITY = MappingProxyType({Outcome.VERIFIED: 1, Outcome.MISMATCH: 0, Outcome.UNCHECKED: -1})
+_PARITY = MappingProxyType({ParityOutcome.VERIFIED: 1, ParityOutcome.MISMATCH: 0, ParityOutcome.UNCHECKED: -1})
 
 
-_USUAL = ("ok", "aborted")
+_USUAL = (Outcome.OK, Outcome.ABORTED)
 """Outcomes whose lines may be left out."""
 
 
@@ -118,9 +119,25 @@ class Telemetry:
         """A prompt's turn to be placed has come."""
         self.numbers.observe("preble_queueing_seconds", model, value=waited_s)
 
-    def placed(self, placement: Placement, model: str, took_s: float) -> None:
-        """A request goes to a replica. `took_s`: for the decision."""
-        of_replica = self._of.get((placement.replica_id, model)) or self._of_replica(placement.replica_id, model)
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Count what happens to a placement, and log its end."""
+        replica, model = placed.placement.replica_id, placed.model
+        of_replica = self._of.get((replica, model)) or self._of_replica(replica, model)
+        if isinstance(fact, Ended):
+            self._ended(placed, fact, of_replica, now - placed.arrived_at)
+        elif isinstance(fact, Started):
+            self._started(placed.placement, of_replica, fact.took_s)
+        elif isinstance(fact, FirstToken):
+            note(of_replica.ttft, SHORT_S, ttft_s := now - placed.arrived_at)
+            note(of_replica.placed_s, SHORT_S, now - placed.placed_at)
+            if tenant := self._label(placed.terms.caller):
+                self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
+        elif isinstance(fact, Moved) and fact.source is not None:
+            self.placed_again(fact.source, model)
+            self._of_replica(fact.source, model).running[0] -= 1
+            of_replica.running[0] += 1
+
+    def _started(self, placement: Placement, of_replica: _OfReplica, took_s: float) -> None:
         note(self._placing, TINY_S, took_s)
         of_replica.reasons[placement.reason][0] += 1
         of_replica.prompt[0] += placement.num_prompt_tokens
@@ -136,52 +153,22 @@ class Telemetry:
                 matched_tokens=placement.matched_tokens,
             )
 
-    def retry_denied(self) -> None:
-        """A request would move, but the fleet's budget is spent."""
-        self.numbers.add("preble_retries_denied_total")
-
-    def placed_again(self, tried: ReplicaId, model: str) -> None:
-        """A request that a replica failed was placed on another one."""
-        self.numbers.add("preble_moves_total", tried, model)
-
-    def moved(self, source: ReplicaId, to: ReplicaId, model: str) -> None:
-        """The carrier sent a request to another replica."""
-        self.placed_again(source, model)
-        self._of_replica(source, model).running[0] -= 1
-        self._of_replica(to, model).running[0] += 1
-
-    def first_byte(self, replica: ReplicaId, model: str, caller: Caller, ttft_s: float, replica_s: float) -> None:
-        """`ttft_s`: since the request's arrival. `replica_s`: since it was placed."""
-        of_replica = self._of_replica(replica, model)
-        note(of_replica.ttft, SHORT_S, ttft_s)
-        note(of_replica.placed_s, SHORT_S, replica_s)
-        if tenant := self._label(caller):
-            self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
-
-    def finished(
-        self,
-        placement: Placement,
-        model: str,
-        caller: Caller,
-        *,
-        outcome: str,
-        output_tokens: int,
-        cached_tokens: int | None,
-        e2e_s: float,
-    ) -> None:
-        """The end of one placement. `outcome`: "aborted", or the class of an error. `e2e_s`: since arrival."""
-        of_replica = self._of.get((placement.replica_id, model)) or self._of_replica(placement.replica_id, model)
+    def _ended(self, placed: LocalPlaced, end: Ended, of_replica: _OfReplica, e2e_s: float) -> None:
+        placement, outcome = placed.placement, end.outcome
         of_replica.running[0] -= 1
-        of_replica.output[0] += output_tokens
-        if cached_tokens is not None:
-            of_replica.cached[0] += cached_tokens
-        if outcome == "ok":
+        of_replica.output[0] += end.output_tokens or 0
+        if end.cached_tokens is not None:
+            of_replica.cached[0] += end.cached_tokens
+        if outcome is Outcome.OK:
             note(of_replica.e2e, SHORT_S, e2e_s)
             of_replica.ok[0] += 1
         else:
-            self.numbers.add("preble_finished_total", model, outcome)
-        if caller.name:
-            self._used(caller, model, outcome, placement.num_prompt_tokens, cached_tokens or 0, output_tokens)
+            self.numbers.add("preble_finished_total", placed.model, outcome)
+        if outcome.blames_replica:
+            self.numbers.add("preble_engine_errors_total", placement.replica_id, placed.model, outcome)
+            self.log.warning("engine_error", replica=placement.replica_id, kind=str(outcome), error=end.text)
+        if placed.terms.caller.name:
+            self._used(placed, end)
         if outcome in _USUAL and not self._lines.lets_through(time.monotonic()):
             return
         self.log.info(
@@ -191,23 +178,33 @@ class Telemetry:
             reason=str(placement.reason),
             prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
-            outcome=outcome,
-            output_tokens=output_tokens,
-            cached_tokens=cached_tokens,
+            outcome=str(outcome),
+            output_tokens=end.output_tokens,
+            cached_tokens=end.cached_tokens,
             e2e_s=round(e2e_s, 6),
             **self._lines.left_out(),
         )
 
-    def _used(self, caller: Caller, model: str, outcome: str, prompt: int, cached: int, output: int) -> None:
+    def _used(self, placed: LocalPlaced, end: Ended) -> None:
         """What the holder of a key has used."""
+        caller, model = placed.terms.caller, placed.model
         numbers, tenant = self.numbers, self._label(caller)
         numbers.add("preble_key_requests_total", caller.name)
         if tenant:
-            numbers.add("preble_tenant_finished_total", tenant, model, outcome)
-        for kind, count in (("prompt", prompt), ("cached", cached), ("output", output)):
+            numbers.add("preble_tenant_finished_total", tenant, model, end.outcome)
+        tokens = (placed.placement.num_prompt_tokens, end.cached_tokens or 0, end.output_tokens or 0)
+        for kind, count in zip(("prompt", "cached", "output"), tokens, strict=True):
             numbers.add("preble_key_tokens_total", caller.name, kind, by=count)
             if tenant:
                 numbers.add("preble_tenant_tokens_total", tenant, model, kind, by=count)
+
+    def retry_denied(self) -> None:
+        """A request would move, but the fleet's budget is spent."""
+        self.numbers.add("preble_retries_denied_total")
+
+    def placed_again(self, tried: ReplicaId, model: str) -> None:
+        """A request that a replica failed was placed on another one."""
+        self.numbers.add("preble_moves_total", tried, model)
 
     def _label(self, caller: Caller) -> str:
         """Return the tenant's label: its name, `other` beyond `metrics.tenants` names, "" if that is 0."""
@@ -264,10 +261,6 @@ class Telemetry:
                 replicas=change.num_replicas,
             )
 
-    def engine_failed(self, replica: ReplicaId, model: str, error: EngineError) -> None:
-        self.numbers.add("preble_engine_errors_total", replica, model, type(error).__name__)
-        self.log.warning("engine_error", replica=replica, kind=type(error).__name__, error=str(error))
-
     def standing_changed(self, change: Change) -> None:
         """A replica was ejected, is probed, or is back."""
         is_out = change.standing is Standing.EJECTED
@@ -317,12 +310,12 @@ class Telemetry:
             return
         log = self.log.bind(replica=report.replica, trusted=report.trusted)
         for finding in report.findings:
-            if finding.outcome is Outcome.MISMATCH:
+            if finding.outcome is ParityOutcome.MISMATCH:
                 log.warning("parity_mismatch", check=finding.check.value, detail=finding.detail, hint=_PARITY_HINT)
-        unchecked = {f.check.value: f.detail for f in report.findings if f.outcome is Outcome.UNCHECKED}
+        unchecked = {f.check.value: f.detail for f in report.findings if f.outcome is ParityOutcome.UNCHECKED}
         if unchecked:
             log.warning("parity_unchecked", **unchecked)
-        if report.outcome is Outcome.VERIFIED:
+        if report.outcome is ParityOutcome.VERIFIED:
             log.info("parity_verified", took_s=round(report.took_s, 3))
 
     def replica_down(self, replica: ReplicaId, reason: str | None, orphans: int) -> None:

@@ -58,7 +58,12 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
     {
         "Requests": (
             _counter("responses", "Answers to clients; 499: the client went away.", "path", "status", "model"),
-            _counter("finished", "Placements that ended: ok, aborted, or the class of an error.", "model", "outcome"),
+            _counter(
+                "finished",
+                "Placements that ended: ok, aborted, engine_gone and so on.",
+                "model",
+                "outcome",
+            ),
             _seconds(
                 "ttft",
                 "From a request's arrival, with its whole body, to the first byte of a streamed answer.",
