@@ -28,7 +28,8 @@ class InFlightRequest:
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
     of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `is_assumed`:
-    another gateway has placed it.
+    another gateway has placed it. `has_ended`: it is no longer in flight. `noted_tokens`, `noted_at`: how many output
+    tokens of it `RunningAnswers` has noted, and when.
 
     What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
     no other prompt was waiting when it was placed. `num_decoding`, `decoding_tokens`: others in decode then, and their
@@ -46,9 +47,12 @@ class InFlightRequest:
         "eligible",
         "expected_output_tokens",
         "first_token_at",
+        "has_ended",
         "is_assumed",
         "leaf",
         "missed_tokens",
+        "noted_at",
+        "noted_tokens",
         "num_decoding",
         "number",
         "placed_at",
@@ -77,6 +81,9 @@ class InFlightRequest:
         self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
         self.is_assumed = False
+        self.has_ended = False
+        self.noted_tokens = 0.0
+        self.noted_at = 0.0
         self.number = 0
         self.undisturbed = False
         self.num_decoding = 0
@@ -249,6 +256,12 @@ class ReplicaTable:
         self._end_waiting(entry)
         self.num_decoding[replica] = self.num_decoding[replica] + 1
         self.decoding_tokens[replica] = self.decoding_tokens[replica] + entry.window_entry.num_prompt_tokens
+
+    def expect(self, entry: InFlightRequest, output_tokens: int) -> None:
+        """The answer to a request in flight is expected to be as long as this from now on."""
+        replica, more = entry.replica, output_tokens - entry.expected_output_tokens
+        self.expected_output_tokens[replica] = self.expected_output_tokens[replica] + more
+        entry.expected_output_tokens = output_tokens
 
     def end(self, entry: InFlightRequest) -> None:
         replica = entry.replica

@@ -1,8 +1,9 @@
 """The requests in flight, and all that each of them counts for from its placement to its end.
 
-A request in flight is known to six parts of the scheduler. `ReplicaTable` counts it on its replica, and `LoadWindow` in
+A request in flight is known to seven parts of the scheduler. `ReplicaTable` counts it on its replica, `LoadWindow` in
 the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTracker` expects the replica to cache it.
-`Rebalancer` counts it for the prefix that decided its placement. `TimingSamples` measures how long its work takes.
+`Rebalancer` counts it for the prefix that decided its placement. `TimingSamples` measures how long its work takes, and
+`RunningAnswers` looks whether its answer is longer than expected.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
+from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
@@ -28,6 +30,7 @@ class InFlightTable:
         self._rebalancer = cluster.rebalancer
         self._tracker = tracker
         self._timing = timing
+        self._running = RunningAnswers(cluster)
         self._entries: dict[RequestId, InFlightRequest] = {}
         self.num_assumed = 0
 
@@ -81,6 +84,7 @@ class InFlightTable:
         entry.prefix, entry.eligible = prefix, eligible
         entry.is_assumed = assumed_tokens is not None
         self.num_assumed += entry.is_assumed
+        self._running.look(now)
         self._timing.placed(entry)
         self._entries[request.request_id] = entry
         self._replicas.start(entry)
@@ -92,6 +96,8 @@ class InFlightTable:
         self._replicas.first_token(entry)
         entry.first_token_at = now
         self._timing.first_token(entry, now, seen=seen)
+        if seen:
+            self._running.begun(entry)
         if entry.prefix is not None:
             # Of an answer that is not streamed only the end is seen, and it says nothing of queueing.
             queueing_s = now - entry.placed_at - entry.window_entry.prefill_s if seen else None
@@ -109,7 +115,8 @@ class InFlightTable:
             if cached_tokens is not None:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:
-                self._index.note_answer(entry.leaf, output_tokens)
+                self._running.ended(entry, output_tokens, now)
+                self._index.note_answer(entry.leaf, output_tokens, entry.noted_tokens, entry.noted_at)
         finally:  # a bug in what is learned must not keep the request in flight
             self._end(entry, now, work_done=entry.first_token_at is not None)
         if work_done:
@@ -117,6 +124,7 @@ class InFlightTable:
 
     def withdraw(self, entry: InFlightRequest, now: float) -> None:
         """The replica does not serve the request: undo what the request counts for there."""
+        self._running.withdraw(entry)
         self._end(entry, now, work_done=False)
 
     def remove_replica(self, replica: ReplicaIndex) -> list[Request]:
@@ -126,6 +134,8 @@ class InFlightTable:
         """
         there = [entry for entry in self._entries.values() if entry.replica == replica]
         for entry in there:
+            self._running.withdraw(entry)
+            entry.has_ended = True
             del self._entries[entry.request.request_id]
             self.num_assumed -= entry.is_assumed
         self._timing.remove_replica(replica)
@@ -150,6 +160,7 @@ class InFlightTable:
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""
         del self._entries[entry.request.request_id]
+        entry.has_ended = True
         self.num_assumed -= entry.is_assumed
         self._replicas.end(entry)
         self._tracker.end(entry, now, work_done=work_done)

@@ -25,6 +25,11 @@ would take with the copy; x compares it with 1 / crowding, the part of a replica
 replica is copied before it does, and all else stays where it is, which leaves the other caches to other prefixes. x has
 no unit and depends on no window: rates and populations that grow together change nothing.
 
+Later users pay no more than they gain. With n uses to come once the copy is there, it takes n s / (h + 1) seconds of
+work off the other holders, and no more than `_RELIEF` times that is not charged. n is told from the past: as many uses
+as there were, spread over as long as they took. A burst of a second on a document that takes six to compute will be
+over before a copy is there. So it is computed once, and the burst waits for it.
+
 M_i is e times the terms with P_i where i's cache is full, else 0. A full cache evicts as many tokens as it takes in,
 and the share e of them will be computed again, with the same delays. e is the share of what the replicas compute that
 they had computed before (`Recomputation`). Which tokens go matters little: the next to go would soon have gone anyway.
@@ -54,6 +59,9 @@ _EXPLORE: Final = Reason.EXPLORE
 _EXPLOIT: Final = Reason.EXPLOIT
 _REPLICATE: Final = Reason.REPLICATE
 """Compiled code looks a member up by its name each time."""
+
+_RELIEF: Final = 2.0
+"""What a second that a copy takes off the other holders is worth, in seconds of prefill: who waits there gains, too."""
 
 
 class Preble:
@@ -190,12 +198,16 @@ class _Delays(Sequence[Candidate]):
         num_tokens = view.request.num_prompt_tokens
         hit_s = view.prefill_s(view.known_tokens)
         hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
-        paid_by_others = 0.0
+        whole_s = view.prefill_s(matched)
+        paid_s = 0.0
         for piece in view.pieces(self.most_matched, beyond=matched):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)
             square = math.pow(self._crowding * busy, 2.0)
-            paid_by_others += (min(piece.end, self.most_matched) - max(piece.start, matched)) * square / (1.0 + square)
-        return view.prefill_s(matched) * (1.0 - paid_by_others / (num_tokens - matched))
+            missed = min(piece.end, self.most_matched) - max(piece.start, matched)
+            piece_s = whole_s * missed / (num_tokens - matched)
+            relief_s = piece.later_uses(piece_s) * hit_s / (piece.holders + 1)
+            paid_s += min(piece_s * square / (1.0 + square), _RELIEF * relief_s)
+        return whole_s - paid_s
 
 
 def _reason(view: ClusterView, matched: int, best: int) -> Reason:

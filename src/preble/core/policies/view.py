@@ -11,6 +11,7 @@ from preble.core.cluster.state import ClusterState
 from preble.core.cluster.tiers import loading_s
 from preble.core.costs.model import CostModel
 from preble.core.policies.cost_table import CostTable
+from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.matching import (
     PrefixMatch,
     in_use_on,
@@ -31,13 +32,18 @@ class PromptPiece:
     `uses_per_s`: requests a second of late that begin with the prefix that ends here.
     """
 
-    __slots__ = ("end", "holders", "start", "uses_per_s")
+    __slots__ = ("_history", "_now", "end", "holders", "start", "uses_per_s")
 
-    def __init__(self, start: int, end: int, holders: int, uses_per_s: float) -> None:
+    def __init__(self, start: int, end: int, holders: int, history: PrefixHistory | None, now: float) -> None:
         self.start = start
         self.end = end
         self.holders = holders
-        self.uses_per_s = uses_per_s
+        self.uses_per_s = history.uses_per_s(now) if history is not None else 0.0
+        self._history, self._now = history, now
+
+    def later_uses(self, ready_s: float) -> float:
+        """How many such requests to expect `ready_s` from now or later, if they go on as long as they have."""
+        return self._history.later_uses(self._now, ready_s) if self._history is not None else 0.0
 
 
 class ClusterView:
@@ -191,9 +197,8 @@ class ClusterView:
                 break
             if node.end <= beyond:
                 continue
-            uses_per_s = node.history.uses_per_s(self._now) if node.history is not None else 0.0
             holders = (node.full_holders & self._table.live).bit_count()
-            found.append(PromptPiece(node.start, node.end, holders, uses_per_s))
+            found.append(PromptPiece(node.start, node.end, holders, node.history, self._now))
         return found
 
     @property

@@ -1,7 +1,6 @@
 """What a prefix has done lately: how often it is asked for, and how long its answers are.
 
-Both are running means that forget by themselves: nothing has to expire, and a prefix takes the same memory however
-often it is used.
+All of it forgets by itself: nothing has to expire, and a prefix takes the same memory however often it is used.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from typing import Final
 MEMORY_S: Final = 5.0
 """A use counts for this long, on average. Short, so that a prefix is known to be hot a second after it became so."""
 
+STREAK_S: Final = 60.0
+"""The same, where the uses to come are told from those that were. Long, so that a burst counts for what it was."""
+
 MEMORY_ANSWERS: Final = 32.0
 """Later answers count at least 1 / this, so that the mean follows lengths that change."""
 
@@ -20,37 +22,64 @@ PRIOR_ANSWERS: Final = 2.0
 
 
 class PrefixHistory:
-    """Uses and answers of the requests that begin with one prefix, on any replica."""
+    """Uses and answers of the requests that begin with one prefix, on any replica. `began_s`: since when."""
 
-    __slots__ = ("_mean_tokens", "_num_answers", "_rate", "_used_s")
+    __slots__ = ("_mean_use_s", "_num_answers", "_rate", "_streak", "_tokens", "_used_s", "began_s")
 
     def __init__(self, now: float) -> None:
+        self.began_s = now
         self._rate = 0.0
         self._used_s = now
+        self._streak = 0.0
+        self._mean_use_s = now
         self._num_answers = 0.0
-        self._mean_tokens = 0.0
+        self._tokens = 0.0
 
     def copy(self) -> PrefixHistory:
         """Another one that says the same and goes its own way from now on."""
         other = PrefixHistory(self._used_s)
-        other._rate, other._num_answers, other._mean_tokens = self._rate, self._num_answers, self._mean_tokens
+        other.began_s, other._rate = self.began_s, self._rate
+        other._streak, other._mean_use_s = self._streak, self._mean_use_s
+        other._num_answers, other._tokens = self._num_answers, self._tokens
         return other
 
     def note_use(self, now: float) -> None:
         """A request that begins with the prefix was placed."""
-        self._rate = self.uses_per_s(now) + 1.0 / MEMORY_S
+        past_s = self._used_s - now
+        self._rate = self._rate * exp(past_s / MEMORY_S) + 1.0 / MEMORY_S
+        self._streak = self._streak * exp(past_s / STREAK_S) + 1.0
+        self._mean_use_s += (now - self._mean_use_s) / self._streak
         self._used_s = now
 
     def uses_per_s(self, now: float) -> float:
         """Requests a second of late: each counts 1 / `MEMORY_S` at first, and less and less with time."""
         return self._rate * exp((self._used_s - now) / MEMORY_S)
 
-    def note_answer(self, output_tokens: int) -> None:
-        """A request that begins with the prefix was answered."""
-        self._num_answers = min(self._num_answers + 1.0, MEMORY_ANSWERS)
-        self._mean_tokens += (output_tokens - self._mean_tokens) / self._num_answers
+    def later_uses(self, now: float, ready_s: float) -> float:
+        """Uses to expect that come `ready_s` from now or later.
+
+        What has gone on for some time is expected to go on for as long: as many uses as there were, in as many seconds.
+        """
+        lasted_s = 2.0 * (now - self._mean_use_s)
+        streak = self._streak * exp((self._used_s - now) / STREAK_S)
+        return streak * lasted_s / (lasted_s + ready_s) if lasted_s > 0 else 0.0
+
+    def note_running(self, more_tokens: float) -> None:
+        """An answer to a request that begins with the prefix has this many tokens more than was noted, and goes on.
+
+        So tokens are counted before the answer is. Where lengths have an exponential tail, all tokens / answers that
+        ended is their mean, however many go on (the estimate for censored data).
+        """
+        self._tokens += more_tokens
+
+    def note_answer(self, more_tokens: float) -> None:
+        """A request that begins with the prefix was answered. `more_tokens`: than were noted while it ran."""
+        if self._num_answers + 1.0 > MEMORY_ANSWERS:
+            self._tokens *= 1.0 - 1.0 / MEMORY_ANSWERS
+        else:
+            self._num_answers += 1.0
+        self._tokens = max(self._tokens + more_tokens, 0.0)
 
     def expected_tokens(self, prior: float) -> float:
         """Output tokens to expect. `prior`: what to expect without this history, for a prefix with few answers."""
-        total = self._num_answers * self._mean_tokens + PRIOR_ANSWERS * prior
-        return total / (self._num_answers + PRIOR_ANSWERS)
+        return (self._tokens + PRIOR_ANSWERS * prior) / (self._num_answers + PRIOR_ANSWERS)

@@ -93,12 +93,21 @@ class PrefixIndex:
         """As `place`, for a prompt of which only the nodes are to count that it uses whole."""
         return self._place(replica, match, match.whole, now)
 
-    def note_answer(self, leaf: Node, output_tokens: int) -> None:
-        """A request whose prompt ends in `leaf` was answered. O(depth)."""
+    def note_answer(self, leaf: Node, output_tokens: int, noted_tokens: float = 0.0, noted_at: float = 0.0) -> None:
+        """A request whose prompt ends in `leaf` was answered. `noted_tokens`: of them, at `noted_at`. O(depth)."""
+        node = leaf
+        while node.parent is not None:
+            history = node.history
+            if history is not None:
+                history.note_answer(output_tokens - (noted_tokens if history.began_s <= noted_at else 0.0))
+            node = node.parent
+
+    def note_running(self, leaf: Node, more_tokens: float) -> None:
+        """An answer to the prompt that ends in `leaf` has so many tokens more, and goes on. O(depth)."""
         node = leaf
         while node.parent is not None:
             if node.history is not None:
-                node.history.note_answer(output_tokens)
+                node.history.note_running(more_tokens)
             node = node.parent
 
     def release(self, replica: int, leaf: Node) -> None:

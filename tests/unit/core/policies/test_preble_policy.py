@@ -123,6 +123,21 @@ def test_what_many_requests_use_is_cheap_to_copy_and_their_own_part_is_not() -> 
     assert candidate(placement, B).prefill_s == pytest.approx(price * 4 + 16 * rate * price * price / 2)
 
 
+@pytest.mark.parametrize(("lasting_s", "least"), [(0.5, 10.0), (20.0, 6.0)])
+def test_a_copy_is_paid_by_those_who_come_after_it_is_there(lasting_s: float, least: float) -> None:
+    """100 questions of 100 tokens about a document that takes ten seconds to compute."""
+    made = cluster(A, B, capacity=100_000)
+    document = [*range(10_000)]
+    for i in range(100):
+        ask(made, f"q{i}", [*document, *tokens(2 + i, 100)], now=100.0 + i * lasting_s / 100, only=A)
+    placement = ask(made, "next", [*document, *tokens(200, 100)], now=100.0 + lasting_s)
+    rate = 101 / (100.0 + lasting_s) / 2
+    price = candidate(placement, B).prefill_s
+    full = 10.1 * 4 + 16 * rate * 10.1 * 10.1 / 2
+    assert least * 4 <= price
+    assert (price < full / 2) is (lasting_s > 10.0)
+
+
 def test_a_hot_prefix_is_on_every_replica_before_its_holder_is_saturated() -> None:
     made = cluster(A, B, C)
     for i in range(150):

@@ -7,7 +7,7 @@ from math import exp
 import pytest
 
 from preble.core.cluster.recomputation import Recomputation
-from preble.core.prefixes.history import MEMORY_ANSWERS, MEMORY_S, PRIOR_ANSWERS, PrefixHistory
+from preble.core.prefixes.history import MEMORY_ANSWERS, MEMORY_S, PRIOR_ANSWERS, STREAK_S, PrefixHistory
 from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import Request, RequestId, pack_tokens
 from support.by_hand import A, B, run_of, scheduler_of
@@ -25,6 +25,24 @@ def test_a_steady_use_is_its_rate_and_is_forgotten_when_it_ends() -> None:
         history.note_use(i * 0.1)
     assert history.uses_per_s(99.95) == pytest.approx(10.0, rel=0.02)
     assert history.uses_per_s(99.9 + 3 * MEMORY_S) == pytest.approx(exp(-3) * history.uses_per_s(99.9))
+
+
+def test_a_burst_lets_expect_few_later_uses_and_a_steady_use_as_many_as_there_were() -> None:
+    burst, steady = PrefixHistory(0.0), PrefixHistory(0.0)
+    for i in range(40):
+        burst.note_use(10.0 + i / 40)
+        steady.note_use(i * 10 / 40)
+    assert burst.later_uses(11.0, ready_s=6.0) < 7, "it lasted a second, and nobody knows how long it will"
+    assert steady.later_uses(10.0, ready_s=6.0) > 22
+    assert burst.later_uses(11.0, ready_s=0.1) > 35
+    assert burst.later_uses(10.0 + 5 * STREAK_S, ready_s=6.0) < 1
+
+
+def test_uses_of_one_moment_let_expect_no_later_ones() -> None:
+    history = PrefixHistory(0.0)
+    for _ in range(24):
+        history.note_use(1.0)
+    assert history.later_uses(1.0, ready_s=0.5) == 0.0
 
 
 def test_few_answers_are_weighed_with_what_is_expected_without_them() -> None:
