@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.requests import prompt_list
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
+from preble.gateway.requests.prompt_list import _merged
 from preble.gateway.requests.relay import Relay, RelayOwner
 from preble.serving import ParsedRequest
 from support.waiting import PATIENCE_S, eventually
@@ -163,3 +165,13 @@ class Carried:
 
     def abort(self) -> None:
         self.is_aborted = True
+
+
+def test_details_of_generated_tokens_are_summed() -> None:
+    """SGLang and vLLM count those of reasoning."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    details = {"completion_tokens_details": {"reasoning_tokens": 2, "audio_tokens": None}}
+    answers = [{"choices": [{"index": 0}], "usage": usage | more} for more in (details, {}, details)]
+    merged = json.loads(_merged([json.dumps(answer).encode() for answer in answers], 1))
+    assert merged["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert "completion_tokens_details" not in json.loads(_merged([json.dumps(answers[1]).encode()], 1))["usage"]

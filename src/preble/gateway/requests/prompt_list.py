@@ -10,6 +10,7 @@ request fails and the other prompts are aborted.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -170,6 +171,8 @@ class _Total:
 
     seen: bool = False
     sum: Usage = field(default_factory=Usage)
+    details: Counter[str] = field(default_factory=Counter)
+    """Of the tokens that were generated, such as those of reasoning."""
 
     def add(self, fields: Any) -> None:
         """Add one decoded usage, or None. Raises: EngineProtocolError."""
@@ -187,6 +190,8 @@ class _Total:
             total_tokens=total.total_tokens + usage.total_tokens,
             prompt_tokens_details=None if cached == (None, None) else PromptTokensDetails(sum(c or 0 for c in cached)),
         )
+        if isinstance(details := fields.get("completion_tokens_details"), dict):
+            self.details.update({name: count for name, count in details.items() if type(count) is int})
         self.seen = True
 
     def usage(self) -> dict[str, Any]:
@@ -198,6 +203,8 @@ class _Total:
         }
         if self.sum.cached_tokens is not None:
             fields["prompt_tokens_details"] = {"cached_tokens": self.sum.cached_tokens}
+        if self.details:
+            fields["completion_tokens_details"] = dict(self.details)
         return fields
 
 

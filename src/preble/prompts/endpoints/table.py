@@ -78,12 +78,13 @@ OTHER = "other"
 def endpoint_of(path: str) -> Endpoint | None:
     """Return the endpoint of a path to which requests are posted, None if they do not go to replicas.
 
-    Other paths below `/v1/` and `/v2/` are placed by load, since engines may serve a model there.
+    Other paths below `/v1/` and `/v2/` are placed by load, since engines may serve a model there. A slash at the end of
+    a known path does not count.
 
-    >>> endpoint_of("/v1/completions") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/v1/../sleep")
+    >>> endpoint_of("/v1/completions/") is COMPLETIONS, endpoint_of("/v1/new").by_load, endpoint_of("/v1/../sleep")
     (True, True, None)
     """
-    if (endpoint := ENDPOINTS.get(path)) is not None:
+    if (endpoint := ENDPOINTS.get(path) or ENDPOINTS.get(path.removesuffix("/"))) is not None:
         return endpoint
     if _OF_ENGINES.fullmatch(path) is None or path.startswith(_TWICE) or path in NOT_PASSED:
         return None
