@@ -18,7 +18,7 @@ ENDS = (
     *("ids-4096", "ids-big", "ids-list-big", "g-ids-4096", "g-ids-batch", "g-ids-empty-batch", "chat-ids"),
     *("top_k-2^31", "top_k-2^40", "logprobs-5000", "top_logprobs-5000", "g-top-5000", "g-top-list"),
     *("stop_ids-min", "stop_ids-neg-min", "stop_ids-2^40-min", "g-stopids-min", "g-stopids-neg-min"),
-    *("stop_regex", "g-pos", "g-pos-list"),
+    *("stop_regex", "g-pos", "g-pos-list", "g-labels", "custom_labels"),
 )
 """What ended SGLang, or stopped all its requests, when it was sent there itself."""
 

@@ -56,6 +56,7 @@ class Reserved(Struct):
 class CheckedFields(Reserved, kw_only=True):
     """Fields of which some values end an engine, too: see `RULES` and `NEVER`."""
 
+    custom_labels: Raw = Raw(b"")
     logprobs: Raw = Raw(b"")
     positional_embed_overrides: Raw = Raw(b"")
     stop_regex: Raw = Raw(b"")
@@ -91,6 +92,7 @@ RULES: Mapping[str, Limits] = MappingProxyType(
 )
 NEVER: Mapping[str, str] = MappingProxyType(
     {
+        "custom_labels": "SGLang 0.5.23 with metrics: a label that they do not have raises, and the server ends",
         "positional_embed_overrides": "SGLang 0.5.23: it is for programs that import the engine; `{}` ends it",
         "stop_regex": "SGLang 0.5.23: its scheduler searches each answer with it; `(.+)+@` stops all requests for ever",
     }
