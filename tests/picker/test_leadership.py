@@ -124,6 +124,17 @@ async def test_of_two_leaders_the_one_that_was_cut_off_steps_down_when_it_hears_
         assert spec(api)["holderIdentity"] == "b"
 
 
+async def test_a_change_of_the_lease_by_others_costs_its_holder_nothing(tmp_path: Path) -> None:
+    async with leases_api(tmp_path) as (api, kubeconfig), candidate(kubeconfig, "a") as leader:
+        await eventually(lambda: leader.is_leader)
+        with capture_logs() as logs:
+            await api.put({**api.objects["epp"], "metadata": {"name": "epp", "labels": {"by": "others"}}})
+            renewed, api.others_write_first = spec(api)["renewTime"], 2
+            await eventually(lambda: spec(api)["renewTime"] != renewed)
+        assert leader.is_leader and logs == [] and api.others_write_first == 0
+        assert api.objects["epp"]["metadata"]["labels"] == {"by": "others"}, "a renewal changes nothing else"
+
+
 async def test_a_lease_that_nobody_renews_is_taken_over(tmp_path: Path) -> None:
     async with leases_api(tmp_path) as (api, kubeconfig):
         held = {"holderIdentity": "gone", "leaseDurationSeconds": 2, "leaseTransitions": 4}

@@ -96,6 +96,8 @@ class KubernetesApi:
         self.answers = asyncio.Event()
         """While it is not set, requests get no answer."""
         self.answers.set()
+        self.others_write_first = 0
+        """Before so many of the next replacements somebody else writes the object."""
         self.gone_as_status = False
         self.pieces_of = 1 << 20
         """Events are written in pieces of so many bytes."""
@@ -190,6 +192,9 @@ class KubernetesApi:
             if name in self.objects:
                 raise Refused(409, f'{self.resource} "{name}" already exists')
         else:
+            if self.others_write_first:
+                self.others_write_first -= 1
+                await self.put(self._existing(str(name)))
             old = self._existing(str(name))
             if item["metadata"]["name"] != name:
                 raise Refused(400, "the name of the object does not match the name on the URL")

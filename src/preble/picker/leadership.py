@@ -92,7 +92,7 @@ class Leadership:
         holder = spec.get("holderIdentity") or None
         expires_at = self._seen_at + (spec.get("leaseDurationSeconds") or self._timing.lease_s)
         if holder in (None, self.identity) or now >= expires_at:
-            self._leads(await self._write(api, lease, self._taken(spec)))
+            await self._write(api, lease, self._taken(spec))
         else:
             self._leads(False)
 
@@ -108,8 +108,8 @@ class Leadership:
             "leaseTransitions": spec.get("leaseTransitions", 0) + (not is_ours and bool(spec)),
         }
 
-    async def _write(self, api: Api, lease: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> bool:
-        """Create or replace the lease. Return False if somebody else was quicker. Raises: `FAILURES`."""
+    async def _write(self, api: Api, lease: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> None:
+        """Create or replace the lease. If somebody else was quicker, the next look says what that means."""
         try:
             if lease is None:
                 head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._lease}}
@@ -120,8 +120,8 @@ class Leadership:
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            return False
-        return True
+        else:
+            self._leads(True)
 
     def _leads(self, leads: bool) -> None:
         if leads and not self.is_leader:
