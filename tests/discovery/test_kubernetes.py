@@ -263,6 +263,7 @@ async def test_after_the_grace_time_what_was_deleted_has_no_members(kind: str, t
             await (slices.delete("vllm-x") if kind == "service" else pools.delete("llama"))
             await eventually(lambda: found.urls == [])
             assert found.source.error is not None and f"there is no {kind}" in found.source.error
+            assert "its replicas were kept for 0.5 s" in found.source.error
 
 
 async def test_a_pool_goes_on_when_the_api_forgets_versions(tmp_path: Path) -> None:

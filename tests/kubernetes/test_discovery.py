@@ -1,4 +1,7 @@
-"""Members as a cluster's API names them, and what that API refuses: the stand-in and a real one alike."""
+"""Members as a cluster's API names them, and what that API refuses: the stand-in and a real one alike.
+
+No real one forgets versions (410 Gone) on demand: `tests/discovery/test_kubernetes.py` has the stand-in do it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from kubernetes.conftest import Cluster
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery import Source, make_source
-from preble.discovery.kubernetes_api import CONFLICT, GONE, NOT_FOUND, ApiError
+from preble.discovery.kubernetes_api import CONFLICT, NOT_FOUND, ApiError
 from preble.discovery.pods import NOT_READY
 from support.members import Followed, followed
 from support.waiting import eventually
@@ -114,15 +117,3 @@ async def test_the_api_refuses_a_write_over_a_version_that_has_passed(cluster: C
     await cluster.ask("PUT", epp, {**first, "spec": {"holderIdentity": "b"}})
     assert await cluster.refusal("PUT", epp, {**first, "spec": {"holderIdentity": "c"}}) == CONFLICT
     assert (await cluster.get("leases", "epp"))["spec"]["holderIdentity"] == "b"
-
-
-async def test_the_api_has_forgotten_its_first_version(cluster: Cluster) -> None:
-    if not cluster.is_real:
-        pytest.skip("`tests/discovery/test_kubernetes.py` has the stand-in forget versions")
-    watch = f"{cluster.path('leases')}?watch=true&resourceVersion=1&timeoutSeconds=1"
-    try:
-        said = await cluster.ask("GET", watch)
-    except ApiError as error:
-        assert error.status == GONE
-    else:
-        assert (said["type"], said["object"]["code"]) == ("ERROR", GONE)

@@ -79,13 +79,18 @@ class KubernetesSource(Source):
                 since = self._missing_since
                 wait_s = None if since is None else since + self._grace_s - loop.time()
                 if wait_s is not None and wait_s <= 0:
-                    wait_s, named = None, named._replace(members=())
+                    wait_s = None
+                    if named.members:
+                        problems = (*named.problems, f"its replicas were kept for {self._grace_s:g} s")
+                        named = named._replace(members=(), problems=problems)
                 yield named
         finally:
             await _ended(following)
 
     def _tell_problems(self, named: Named) -> None:
-        if named.problems:
+        if named.is_missing and not named.members:
+            self.failed(ConfigError("; ".join(named.problems)), "it names no replica")
+        elif named.problems:
             self.failed(ConfigError("; ".join(named.problems)))
         else:
             self.worked()

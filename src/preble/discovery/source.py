@@ -29,14 +29,12 @@ class Source(ABC):
         While a source cannot look, it yields nothing, so that what it named last stays.
         """
 
-    def failed(self, error: BaseException) -> float:
+    def failed(self, error: BaseException, consequence: str = "the replicas known so far stay") -> float:
         """Note that a look has failed; each new reason is logged. Return the seconds until the next try."""
         reason = (str(error) or type(error).__name__)[:200]
         if reason != self.error:
             self.error = reason
-            structlog.get_logger().warning(
-                "members_unknown", source=self.name, error=reason, consequence="the replicas known so far stay"
-            )
+            structlog.get_logger().warning("members_unknown", source=self.name, error=reason, consequence=consequence)
         return self._backoff.next_s()
 
     def worked(self) -> None:
