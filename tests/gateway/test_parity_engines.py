@@ -63,8 +63,8 @@ async def test_both_engines_make_the_gateways_ids_and_cache_what_it_predicts(url
         gateway.serving.scheduler.check()
 
 
-async def test_sglang_alone_makes_the_gateways_ids_of_tools_too(urls: tuple[str, str]) -> None:
-    async with before(urls[1:]) as gateway:
+async def test_sglang_alone_makes_the_gateways_ids_of_tools_too(sglang_url: str) -> None:
+    async with before((sglang_url,)) as gateway:
         assert report_of(gateway, "sglang").outcome is ParityOutcome.VERIFIED
         assert list(findings_of(gateway, "sglang")) == list(Check)
 
