@@ -62,10 +62,11 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """`core`: compiled or plain. `cpu_s`: of the scheduler process. `idle`: a minute after the last request."""
+    """`core`: compiled or plain. `cpu_s`: of the scheduler process."""
 
     core: str
     seed: int
+    budget_mib: int
     cpu_s: float
     in_flight_afterwards: int
     samples: list[Sample]
@@ -167,13 +168,14 @@ def _numbers(url: str) -> dict[str, float]:
     return numbers
 
 
-def run(num_requests: int) -> Result:
+def run(num_requests: int, budget_mib: int) -> Result:
     """Send the requests, and look at the memory now and then."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
         replicas = [option for _ in range(REPLICAS) for option in ("--replica", _replica())]
         command = [sys.executable, "-m", "preble", "serve", *replicas, "--engine", "openai", "--port", "0"]
         settings = {"PREBLE_SCHEDULER_SOCKET": str(path), "PREBLE_WORKERS": "1"}
+        settings["PREBLE_SCHEDULER__INDEX_BUDGET_MIB"] = str(budget_mib)
         gateway = subprocess.Popen(
             [*command, "--log-level", "error"], stdout=subprocess.PIPE, text=True, env=os.environ | settings
         )
@@ -182,13 +184,13 @@ def run(num_requests: int) -> Result:
             url = gateway.stdout.readline().split()[-1]
             while _numbers(url)["preble_replica_up"] < REPLICAS:
                 time.sleep(0.1)
-            return _soaked(url, Carrier(path), num_requests)
+            return _soaked(url, Carrier(path), num_requests, budget_mib)
         finally:
             gateway.terminate()
             gateway.wait()
 
 
-def _soaked(url: str, carrier: Carrier, num_requests: int) -> Result:
+def _soaked(url: str, carrier: Carrier, num_requests: int, budget_mib: int) -> Result:
     samples: list[Sample] = []
     sample_each = max(AT_ONCE, num_requests // SAMPLES // AT_ONCE * AT_ONCE)
     for first in range(1, num_requests + AT_ONCE + 1, AT_ONCE):
@@ -209,7 +211,7 @@ def _soaked(url: str, carrier: Carrier, num_requests: int) -> Result:
     numbers = _numbers_while_alive(url, carrier)
     core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"
     cpu_s = round(numbers["preble_process_cpu_seconds_total"], 1)
-    return Result(core, SEED, cpu_s, int(numbers.get("preble_in_flight", 0)), samples)
+    return Result(core, SEED, budget_mib, cpu_s, int(numbers.get("preble_in_flight", 0)), samples)
 
 
 def _numbers_while_alive(url: str, carrier: Carrier) -> dict[str, float]:
@@ -236,18 +238,20 @@ def table(result: Result) -> str:
         for sample in result.samples
     ]
     columns = ("requests", "scheduler process", "of it the index", "the rest", "tokens in the index")
-    caption = f"{result.core.capitalize()} core, {result.cpu_s:.0f} s of CPU time, seed {result.seed}."
+    budget = f"an index budget of {result.budget_mib} MiB ({result.budget_mib * 2**20 / 1e6:.0f} MB)"
+    caption = f"{result.core.capitalize()} core, {budget}, {result.cpu_s:.0f} s of CPU time, seed {result.seed}."
     return markdown(Table(columns, rows, caption=caption))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=REQUESTS, help="how many [default: %(default)s]")
+    parser.add_argument("--budget-mib", type=int, default=256, help="of the index [default: %(default)s]")
     parser.add_argument("--json", type=Path, help="where to write the result; the page stays as it is")
     parser.add_argument("--fill", action="store_true", help="only fill the page in")
     arguments = parser.parse_args()
     if not arguments.fill:
-        result = run(arguments.requests)
+        result = run(arguments.requests, arguments.budget_mib)
         formatted = msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n"
         if arguments.json is not None:
             Path("/dev/stdout" if str(arguments.json) == "-" else arguments.json).write_bytes(formatted)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from support.scripts import script
@@ -30,9 +31,20 @@ def test_the_tables_and_values_of_the_page_are_those_of_the_kept_results(perform
 def test_the_figures_of_the_sizing_page_are_those_of_the_kept_result() -> None:
     sizing = script("benchmarks/repro/sizing.py")
     page, made = sizing.PAGE.read_text(encoding="utf-8"), sizing.made()
-    assert set(made) == set(script("benchmarks/repro/page.py").names(page))
+    assert set(made) == set(script("benchmarks/repro/page.py").names(page)) - {"soak"}
     assert sizing.filled(page, made) == page, "fill it in: python benchmarks/repro/sizing.py --fill"
     assert sizing.least([{"replicas": 4, "rate": 9000.0}, {"replicas": 4, "rate": 5512.0}], 4) == "5,500"
+
+
+def test_the_figures_of_the_soak_are_those_of_the_kept_result_and_nothing_grows_without_end() -> None:
+    soak = script("benchmarks/repro/soak.py")
+    page, kept = soak.PAGE.read_text(encoding="utf-8"), msgspec.json.decode(soak.RESULT.read_bytes(), type=soak.Result)
+    assert "soak" in script("benchmarks/repro/page.py").names(page)
+    assert soak.filled(page, {"soak": soak.table(kept)}) == page, "fill it in: python benchmarks/repro/soak.py --fill"
+    rest = [sample.resident_mb - sample.index_mb for sample in kept.samples]
+    index = [sample.index_mb for sample in kept.samples]
+    assert index[len(index) // 2] == pytest.approx(index[-1], rel=0.05), "the budget was reached in the first half"
+    assert rest[-1] - rest[-4] < 0.05 * rest[-1], "the bar: the rest does not grow"
 
 
 def test_the_kept_results_cover_small_and_large_clusters(performance: ModuleType) -> None:

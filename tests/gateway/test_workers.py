@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -383,6 +384,24 @@ async def test_no_process_and_no_socket_outlives_the_first_one(tmp_path: Path, m
         await gateway.process.wait()
         await eventually(lambda: not any(is_alive(pid) for pid in pids))
     await asyncio.to_thread(folder.rmdir)  # it is empty
+
+
+def test_a_start_removes_what_gateways_have_left_of_which_all_processes_were_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(mkdtemp())  # a socket's path is short
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for name in ("preble-dead", "preble-lives", "other-dead"):
+        (folder / name).mkdir()
+    (folder / "preble-own").mkdir()
+    (folder / "preble-own" / "file").touch()
+    with socket.socket(socket.AF_UNIX) as lives, socket.socket(socket.AF_UNIX) as dead:
+        lives.bind(str(folder / "preble-lives" / "scheduler.sock"))
+        lives.listen()
+        dead.bind(str(folder / "preble-dead" / "scheduler.sock"))
+        with supervisor._socket_path(GatewayConfig()) as path:
+            assert path.parent.parent == folder
+        assert {one.name for one in folder.iterdir()} == {"preble-lives", "other-dead", "preble-own"}
 
 
 async def test_no_process_outlives_the_first_one_that_dies_while_they_start() -> None:

@@ -202,7 +202,7 @@ class _Orders:
 
 async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> None:
     config = start.settings.config
-    orders.orphaned = partial(_remove, start.path)
+    orders.orphaned = partial(remove_socket, start.path)
     serving = await Serving.start(config, log_losses=log_losses, process=start.name)
     try:
         app = App(config, serving, start.settings.keys)
@@ -218,8 +218,8 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
         await serving.close()
 
 
-def _remove(path: Path) -> None:
-    """Remove the socket, and its folder if we made it: the first process, which would do so, has died."""
+def remove_socket(path: Path) -> None:
+    """Remove the socket, and its folder if we made it. For when the first process, which would do so, has died."""
     with contextlib.suppress(OSError):
         if path.is_socket():
             path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import tempfile
@@ -24,11 +25,12 @@ from preble.gateway.http.keys import KeyRing
 from preble.gateway.reloading import Contents, contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine
-from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop
+from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop, remove_socket
 from preble.gateway.workers.worker import NotNow, Worker
 from preble.web.server.listening import listen_shared
 from preble.web.server.open_files import raise_open_files_limit
 
+_SOCKET = "scheduler.sock"
 _MARGIN_S = 15.0
 """How long a process may take to end after the grace for running requests."""
 
@@ -65,13 +67,23 @@ def _socket_path(config: GatewayConfig) -> Iterator[Path]:
     if config.scheduler_socket is not None:
         yield Path(config.scheduler_socket).expanduser()
         return
+    _remove_dead()
     try:
         folder = tempfile.TemporaryDirectory(prefix=PRIVATE, ignore_cleanup_errors=True)
     except OSError as error:
         text = f"no folder for the scheduler's socket can be made: {error.strerror or error}"
         raise ConfigError(f"{text}; set TMPDIR to a folder that can be written, or set scheduler_socket") from error
     with folder:
-        yield Path(folder.name) / "scheduler.sock"
+        yield Path(folder.name) / _SOCKET
+
+
+def _remove_dead() -> None:
+    """Remove the private sockets, with their folders, of gateways of which every process was killed."""
+    with contextlib.suppress(OSError):
+        for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*/{_SOCKET}"):
+            with socket.socket(socket.AF_UNIX) as asking:
+                if asking.connect_ex(str(path)) == errno.ECONNREFUSED:
+                    remove_socket(path)
 
 
 class _Workers:
