@@ -1,4 +1,4 @@
-"""What docs/bursts.md compares: workloads, clusters, rates, and what counts as served well."""
+"""Cases that the grid runs: the paper's workloads and others, clusters and caches of several sizes, and their SLOs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from preble.core.policies.registry import policy_names
-from preble.core.replica.waiting_queue import QueueOrder
 from preble.lab.compare import ComparePlan
 from preble.lab.metrics.capacity import CapacitySlo
-from preble.lab.sim import Failure, FailureKind, SimConfig
+from preble.lab.sim import SimConfig
 from preble.lab.workloads import WorkloadPlan
 from preble.profiles import load_profile
 
@@ -21,7 +20,6 @@ DATA = Path(os.environ.get("PREBLE_DATA", "data"))
 """Where the real traces are. Results have it in their workloads' names, so kept ones have `data`."""
 ABLATION = ("e2_per_request", "e2_rebalance")
 EVERY_POLICY = tuple(name for name in policy_names() if name not in ABLATION)
-FEW = ("preble", "e2", "sticky_until_saturated", "llmd_blend", "lmetric", "least_load", "round_robin")
 BASIC = ("preble", "e2", "least_load", "round_robin")
 SEEDS = (10, 11, 12, 13)
 THREE = SEEDS[:3]
@@ -88,8 +86,6 @@ class Case:
 PAPER = "1.5 to 14.5, 2 to 10"
 PAPER_PROGRAMMING = "1.56 to 1.8, 3 to 4"
 _FOUR = "4 x A6000, Mistral-7B"
-LOSS_S = 20.0
-"""When a replica is lost, where one is."""
 
 
 def _main() -> Iterator[Case]:
@@ -127,15 +123,6 @@ def _harm() -> Iterator[Case]:
     )
     yield case(
         "on-off", "on-off bursts", "toolbench", 2500, (12, 20, 30, 40, 50), workload_options={"arrivals": "onoff"}
-    )
-    yield Case(
-        "lost",
-        "a replica lost",
-        "loss",
-        "toolbench",
-        2500,
-        (25, 35, 45),
-        cluster={"failures": (Failure(LOSS_S, FailureKind.LOST, "r1"),)},
     )
 
 
@@ -179,43 +166,6 @@ def _paper() -> Iterator[Case]:
             "programming": (10, 20, 30),
             "longdoc": (0.8, 2, 3.5, 5),
         },
-    )
-
-
-def _parts() -> Iterator[Case]:
-    """Recorded arrivals, and E2E's parts one by one."""
-    yield Case(
-        "azure",
-        "tool use + video at Azure's arrivals, 4 x A6000",
-        "azure",
-        "toolbench@{data}/traces/azure2023_code.csv.gz[200:2200]+video@{data}/traces/azure2023_conv.csv.gz[200:2200]",
-        3000,
-        (3, 4, 6, 8),
-        ttft_s=15.0,
-        policies=FEW,
-        seeds=THREE,
-    )
-    skewed = {"zipf": 1.1, "num_prefixes": 320}
-    yield Case(
-        "ablation",
-        "tool use with Zipf 1.1, 4 x A6000",
-        "ablation",
-        "toolbench",
-        2500,
-        (20, 30, 40, 50),
-        policies=("e2_per_request", "e2_rebalance", "e2", "preble", "round_robin", "least_load"),
-        workload_options=skewed,
-    )
-    yield Case(
-        "ablation-groups",
-        "the same with priority groups in each replica",
-        "ablation",
-        "toolbench",
-        2500,
-        (20, 30, 40, 50),
-        policies=BASIC,
-        workload_options=skewed,
-        cluster={"order": QueueOrder.GROUPS},
     )
 
 
@@ -266,30 +216,14 @@ def _caches() -> Iterator[Case]:
 
 
 def _traffic() -> Iterator[Case]:
-    """Recorded traces, which are played once, and mixes, every policy."""
-
-    def recorded(name: str, title: str, trace: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
-        source = f"{{data}}/traces/{trace}.jsonl.gz"
-        source = f"{source}@{source}[0:{requests}]"
-        return Case(name, title, "traffic", source, requests, rates, seeds=SEEDS[:1], **other)
+    """Mixes, every policy."""
 
     def mix(name: str, title: str, source: str, requests: int, rates: tuple[float, ...], **other: Any) -> Case:
         return Case(name, title, "traffic", source, requests, rates, seeds=SEEDS[:2], **other)
 
-    yield recorded(
-        "mooncake",
-        "Mooncake, 8 x A100",
-        "mooncake_conversation_0-30min",
-        1500,
-        (1.5, 3.0, 4.5),
-        ttft_s=30.0,
-        replicas=8,
-        profile="a100-mistral-7b",
-    )
-    yield recorded("servegen", "ServeGen", "servegen_mlarge_30min", 4000, (25.0, 35.0, 45.0))
     yield mix("tools-and-video", "tool use + video", "toolbench:3+video:1", 2000, (8, 13, 18), ttft_s=15.0)
     yield mix("talk-and-chat", "conversations + chat", "multiturn+unshared", 2500, (15, 25, 35))
 
 
-_CASES = (*_main(), *_harm(), *_paper(), *_parts(), *_fleets(), *_caches(), *_traffic())
+_CASES = (*_main(), *_harm(), *_paper(), *_fleets(), *_caches(), *_traffic())
 CASES = MappingProxyType({case.name: case for case in _CASES})

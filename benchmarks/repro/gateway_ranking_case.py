@@ -31,7 +31,7 @@ WORKLOADS = MappingProxyType(
         "video": WorkloadPlan(source="video", requests=300, rps=7.0, seed=11),
     }
 )
-"""Each arrives within 45 s. Of the seeds of docs/bursts.md, those under which the policies differ most."""
+"""Each arrives within 45 s. Of the seeds 10 to 13, those under which the policies differ most."""
 
 SHIFTS = (None, *range(19))
 """A policy is simulated with the arrivals as planned, and with these seeds of what they are shifted by."""

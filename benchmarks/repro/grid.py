@@ -56,8 +56,6 @@ BLOCK_TOKENS = 64
 """Four times vLLM's block: a simulation takes less than half as long, and what is cached differs by a few tokens."""
 ROOM_TOKENS = 20_000
 """KV of a replica beside what is meant for prefixes: the requests that run need it."""
-LASTING_GROUPS = ("four", "harm", "2", "70b", "fleets", "caches", "traffic")
-"""The groups of cases that make sense in a run that lasts: all but losses, recorded arrivals and ablations."""
 SCREEN_GROUPS = ("four", "harm")
 WARM_LOAD = 0.6
 """How busy the replicas are in the warm-up, in which every prefix is computed once."""
@@ -233,10 +231,8 @@ def _purer() -> Iterator[Cell]:
 
 
 def _cases() -> Iterator[Cell]:
-    """The cases that the bursts have, too: the paper's workloads, other sizes, GPUs and mixes; no recorded traces."""
+    """The paper's workloads, other sizes, GPUs and mixes."""
     for case in EVALUATED.values():
-        if case.group not in LASTING_GROUPS or "{data}" in case.source:
-            continue
         plan = case.plan(DATA)
         [workload] = plan.workloads.values()
         yield Cell(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,7 +15,6 @@ from preble.lab.sim import SimConfig, simulate
 from preble.lab.sim.bound import carried_rate, least_gpu_s
 from preble.lab.workloads import Stream
 from preble.lab.workloads.streams import stream_workload
-from preble.profiles import load_profile
 
 pytestmark = pytest.mark.slow
 
@@ -83,16 +81,6 @@ def test_what_changes_or_fits_nowhere_has_no_such_bound() -> None:
             carried_rate([stream], config(), patience_s=0.0)
     with pytest.raises(ConfigError, match="0 replicas"):
         carried_rate([TWO], config(replicas=0), patience_s=0.0)
-
-
-def test_the_page_on_bursts_quotes_the_bound_of_videos_and_documents() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "bursts.md").read_text(encoding="utf-8")
-    cluster = SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=4)
-    videos = Stream(prefixes=116, prefix_tokens=9800, question_tokens=65, output_tokens=4)
-    documents = Stream(prefixes=40, prefix_tokens=23_400, question_tokens=60, output_tokens=16)
-    for name, stream in (("video", videos), ("documents", documents)):
-        found = carried_rate([stream], cluster, patience_s=2.0)
-        assert f"<!-- value:carried-{name} -->{found:.1f}<!-- end -->" in page
 
 
 def some_profile(rng: Random) -> CostProfile:
