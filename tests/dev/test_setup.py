@@ -134,7 +134,7 @@ def test_a_wheel_that_cannot_be_had_is_named_with_what_helps_and_the_rest_is_set
     lock = tmp_path / "missing.lock"
     lock.write_text("nobody-has-this==2.13.0+cpu\n")
     missing = replace(recipe, name="missing", lock=lock, without="`ENGINE=emulator` needs none")
-    monkeypatch.setattr(setup, "ENGINES", {"missing": missing, "thing": recipe})
+    monkeypatch.setattr(setup, "ENGINES", {"missing": missing, "thing": recipe})  # the real ones are gigabytes
     monkeypatch.setattr(setup, "make_model", lambda *_: None)
     assert setup.main(["missing", "thing", "--root", str(tmp_path)]) == setup.EXIT_UNSUPPORTED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no wheel" in line]
@@ -165,7 +165,7 @@ def test_what_takes_long_is_said_again_and_again(
     setup: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     speak = sys.modules["environments.speak"]
-    monkeypatch.setattr(speak, "SILENCE_S", 0.01)
+    monkeypatch.setattr(speak, "SILENCE_S", 0.01)  # ships 10 s
     said = ""
     with speak.still("thing", "unpacking"):
         while said.count("thing: unpacking") < 2:

@@ -127,7 +127,7 @@ async def test_an_address_for_past_events_that_zmq_refuses_has_none() -> None:
 
 
 async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscription, "MAX_MESSAGE_BYTES", 1_000)
+    monkeypatch.setattr(kv_subscription, "MAX_MESSAGE_BYTES", 1_000)  # ships 16 MiB
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher, capture_logs() as logs:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(f"tcp://127.0.0.1:{port}"))
@@ -166,7 +166,7 @@ async def subscribed_to(peer: Peer) -> AsyncIterator[Subscription]:
 
 
 async def test_a_publisher_that_falls_silent_for_good_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.05)
+    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.05)  # ships 5 s
     async with subscribed_to(peer := Peer(GREETING + READY)) as subscription:
         while not subscription.is_lost():
             assert await subscription.wait(PATIENCE_S)

@@ -82,7 +82,7 @@ async def test_a_replica_that_is_down_is_in_the_picture_with_its_error(serve: Se
 
 
 async def test_the_stream_ends_with_the_key_and_with_the_gateway(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    monkeypatch.setattr(live, "EVERY_S", 0.01)  # ships 1 s
     async with replicas(1) as [one], serve([one], auth=AUTH) as gateway:
         config, keys = gateway.gateway.config, gateway.gateway.keys
         for end in ("key", "gateway"):
@@ -98,8 +98,8 @@ async def test_the_stream_ends_with_the_key_and_with_the_gateway(serve: Serve, m
 
 
 async def test_so_many_may_watch_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_MAX_WATCHING", 1)
-    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    monkeypatch.setattr(live, "_MAX_WATCHING", 1)  # ships 32
+    monkeypatch.setattr(live, "EVERY_S", 0.01)  # ships 1 s
     async with replicas(1) as [one], serve([one]) as gateway:
         async with gateway.http.get("/ui/events") as watching:
             await anext(pictures(watching))
@@ -123,7 +123,7 @@ async def test_all_who_watch_get_the_same_picture(serve: Serve, monkeypatch: pyt
             taken += 1
             return picture()
 
-        monkeypatch.setattr(live, "EVERY_S", 1000.0)
+        monkeypatch.setattr(live, "EVERY_S", 1000.0)  # ships 1 s: here each picture is made once
         monkeypatch.setattr(gateway.gateway.serving, "picture", counted)
         found = await asyncio.gather(*(first_picture(gateway) for _ in range(5)))
         assert taken == 1 and all(one == found[0] for one in found)

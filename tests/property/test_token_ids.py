@@ -33,7 +33,7 @@ def written(values: list[Any], space: str) -> bytes:
 @given(values=st.lists(IDS, min_size=1), space=SPACES, piece=st.sampled_from([16, 100, 2**16]))
 def test_ids_are_those_that_were_sent(values: list[int], space: str, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "_PIECE_BYTES", piece)
+        patch.setattr(bodies, "_PIECE_BYTES", piece)  # ships 64 KiB
         assert decode_prompts(Raw(written(values, space)), LIMITS) == [pack_tokens(values)]
 
 
@@ -62,5 +62,5 @@ def test_a_list_with_anything_else_is_refused(
 ) -> None:
     values = list(chain([1], before, [other], after))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(RequestError):
-        patch.setattr(bodies, "_PIECE_BYTES", piece)
+        patch.setattr(bodies, "_PIECE_BYTES", piece)  # ships 64 KiB
         decode_prompts(Raw(written(values, space)), LIMITS)

@@ -189,7 +189,7 @@ async def test_a_message_that_cannot_be_written_leaves_no_request_behind(tmp_pat
 async def test_a_front_end_connects_again_whatever_has_gone_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_PULSE_S", 0.01)
+    monkeypatch.setattr(link, "_PULSE_S", 0.01)  # ships 1 s
     async with host(tmp_path) as (one, _):
         readings = one.front_end._link._readings
 

@@ -278,7 +278,7 @@ async def is_cut_off(folder: Path, *sent: bytes) -> None:
 
 
 async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(frames, "MOST_BYTES", 100_000)  # ships 256 MiB
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(ADMIT, PLACE)
         await eventually(lambda: serving.num_in_flight == 1)
@@ -296,7 +296,7 @@ async def test_a_carrier_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypat
 
 
 async def test_a_carrier_that_falls_silent_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_SILENT_S", 0.2)
+    monkeypatch.setattr(host, "_SILENT_S", 0.2)  # ships 15 s
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier, connected(path, b"") as mute:
         carrier.send(ADMIT, PLACE)
         assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]

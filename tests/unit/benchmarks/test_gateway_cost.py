@@ -153,7 +153,7 @@ async def test_the_replica_of_the_gateways_benchmark_stores_and_evicts_in_steps(
     gateway: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = import_module("gateway_parts.cache")
-    monkeypatch.setattr(cached, "NUM_BLOCKS", 1_000)
+    monkeypatch.setattr(cached, "NUM_BLOCKS", 1_000)  # the benchmark has 31,250
     import_module("gateway_parts.prompts").train_tokenizer(tmp_path)
     cache = cached.PublishedCache(cached.PromptTokenizer(tmp_path))
     for first in (0, 50_000):

@@ -120,7 +120,7 @@ class NothingHere:
 
 
 def test_what_exceeds_the_limit_of_a_peer_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "MOST_IN_FLIGHT", 2)
+    monkeypatch.setattr(member, "MOST_IN_FLIGHT", 2)  # ships 200,000
     sent: list[Message] = []
     me = member.GroupMember(PeerId("me"), cast(Any, NothingHere()), sent.append)
     for _ in range(2):

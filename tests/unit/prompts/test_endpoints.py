@@ -404,7 +404,7 @@ def test_each_byte_before_the_model_is_searched_once() -> None:
 
 
 def test_a_form_that_names_no_model_for_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_load, "MOST_BEFORE_MODEL", 1 << 20)
+    monkeypatch.setattr(by_load, "MOST_BEFORE_MODEL", 1 << 20)  # ships 32 MiB
     head = UploadHead(FORM, 0)
     head.add(bytes(1 << 20))
     with pytest.raises(RequestError, match="first 1 MiB name no model; send the field `model` before the file"):
