@@ -215,6 +215,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         missing = [block for block in blocks if block not in self.truth.get(replica_id, set())]
         if replica_id is None or not missing:
             return
+        capacity = self.replicas[replica_id].kv_capacity_tokens
+        if capacity is not None and BLOCK * (len(self.truth[replica_id]) + len(missing)) > capacity:
+            return  # an engine evicts first, and what it reports never exceeds its cache
         first = len(missing[0]) - BLOCK
         event = BlocksStored(
             replica_id,
