@@ -35,6 +35,7 @@ preble.load_profile(7)
 """
 
 
+@pytest.mark.slow
 def test_a_comparison_in_a_script_without_a_main_guard_says_what_to_write(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(UNGUARDED)

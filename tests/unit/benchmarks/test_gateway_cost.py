@@ -118,6 +118,7 @@ async def once_stored(events: AsyncIterator[KvEvent]) -> AsyncIterator[KvEvent]:
             return
 
 
+@pytest.mark.slow
 async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
     gateway: ModuleType, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ async def test_the_replica_of_the_gateways_benchmark_publishes_what_it_caches(
         server.close()
 
 
+@pytest.mark.slow
 async def test_the_replica_of_the_gateways_benchmark_stores_and_evicts_in_steps(
     gateway: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

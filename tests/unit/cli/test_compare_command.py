@@ -40,6 +40,7 @@ def test_programs_get_the_result_on_stdout() -> None:
     assert {run["workload"]["requests"] for run in data["runs"]} == {10}
 
 
+@pytest.mark.slow
 def test_the_same_command_makes_nothing_again_and_draws_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/preble", "compare", "--seed", "1"])
     file, page = tmp_path / "result.json", tmp_path / "page.html"

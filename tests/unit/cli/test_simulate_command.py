@@ -46,6 +46,7 @@ def test_the_same_seed_prints_the_same_bytes() -> None:
     assert json.loads(first)["summary"]["errors"] == 0
 
 
+@pytest.mark.slow
 def test_its_decision_log_explains_and_replays(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     first, second = (

@@ -53,6 +53,7 @@ def test_programs_get_every_number_and_what_was_asked_for(trace: str, tmp_path: 
     assert json.loads(file.read_bytes()) == json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_the_page_is_written_beside_the_tables(trace: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     page = tmp_path / "study.html"

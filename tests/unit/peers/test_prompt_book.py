@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def read_all(book: PromptBook, names: list[PromptName]) -> PackedTokens | None:
     return book.read(name)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(prompts=st.lists(st.tuples(st.integers(0, 2), lengths, st.integers(0, 2), lengths), max_size=8))
 def test_whoever_heard_all_before_reads_every_prompt(prompts: list[tuple[int, int, int, int]]) -> None:

@@ -205,6 +205,7 @@ def shares_of(policy: str, bad_until_s: float, until_s: float, counted_from_s: f
     return {replica: counts[replica] / counts.total() for replica in free_at}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["preble", "e2"])
 def test_no_replica_is_starved_for_ever_by_a_bad_hour(policy: str) -> None:
     assert shares_of(policy, bad_until_s=400.0, until_s=400.0, counted_from_s=200.0)["r0"] < 0.15

@@ -143,6 +143,7 @@ def test_a_replica_that_has_only_finished_short_answers_is_not_lighter_for_it() 
     assert load_s[A] == pytest.approx(load_s[B])
 
 
+@pytest.mark.slow
 def test_without_shared_prompts_e2_is_as_fast_as_least_load() -> None:
     profile = load_profile("a6000-mistral-7b")
     workload = WorkloadPlan(source="unshared", requests=500, rps=15.0).make()

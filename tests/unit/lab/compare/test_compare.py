@@ -101,6 +101,7 @@ def test_a_run_is_that_of_preble_simulate(result: CompareResult) -> None:
     assert run.computed_tokens == sum(totals.prefill_tokens for totals in alone.replicas.values())
 
 
+@pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_file(result: CompareResult, tmp_path: Path) -> None:
     compare_policies(small(), path=tmp_path / "one.json", jobs=1)
     compare_policies(small(), path=tmp_path / "two.json", jobs=2)
@@ -143,6 +144,7 @@ def test_what_fails_on_a_cluster_fails_in_every_run() -> None:
     assert failed.standings[0].bound is Bound.BELOW
 
 
+@pytest.mark.slow
 def test_a_trace_can_come_at_its_own_times(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     write_trace(trace, WorkloadPlan(source="tool_use", requests=5, rps=2.0).make())
@@ -172,6 +174,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(result: CompareResult, t
     assert [file.name for file in path.parent.iterdir()] == ["result.json"]
 
 
+@pytest.mark.slow
 def test_a_search_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     searched = small(rates=(), policies=("e2", "least_load"), seeds=(0,), loads=(0.5,))
     whole = Ticks()
@@ -264,6 +267,7 @@ def large() -> ComparePlan:
     return small(rates=tuple(float(rate) for rate in range(5, 300)))
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_keeps_what_was_done_and_leaves_no_process(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     script = tmp_path / "killed.py"
@@ -361,6 +365,7 @@ def test_a_search_asks_for_what_is_not_known_yet() -> None:
     assert follow(start_step(4), {4.0: True, 8.0: False}.get) == ([4.0, 8.0], lattice_rate(20))
 
 
+@pytest.mark.slow
 def test_rates_are_searched_and_then_compared_at_shares_of_the_best_capacity() -> None:
     found = compare_policies(small(rates=(), loads=(0.5, 0.9), seeds=(0,), slo=CapacitySlo(ttft_p99_s=0.5)), jobs=1)
     best = found.standings[0]
@@ -504,6 +509,7 @@ def test_an_slo_that_nothing_keeps_or_nothing_breaks_is_said(result: CompareResu
     assert "do not fill the replicas" in caution(lax, "tools")
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else_and_names_everything(result: CompareResult) -> None:
     page = compare_page(result)
     assert curve_drawing(result, "tools", TTFT_MEAN).inline("s0-3-") in page  # drawn again, to the byte

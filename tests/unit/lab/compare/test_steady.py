@@ -189,6 +189,7 @@ def result() -> CompareResult:
     return compare_policies(plan(), jobs=1)
 
 
+@pytest.mark.slow
 def test_a_rate_that_the_cluster_carries_settles_and_one_beyond_it_ends_early_and_is_refused(
     result: CompareResult,
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_rate_that_the_cluster_carries_settles_and_one_beyond_it_ends_early_an
     assert not caution(result, "pure")
 
 
+@pytest.mark.slow
 def test_the_page_and_the_tables_tell_whether_runs_settle(result: CompareResult) -> None:
     table = rate_table(result, "pure", 60.0)
     assert table.columns[-1] == "settles" and all(row[-1].startswith("not steady (") for row in table.rows)

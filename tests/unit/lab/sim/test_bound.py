@@ -265,6 +265,7 @@ def test_a_popular_prefix_is_held_rather_than_one_that_is_asked_for_now_and_then
     assert steady_rate(often, config(kv_tokens=112), patience_s=0.0) > 1000 / (4 + 96 / 8)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_no_policy_computes_less_than_the_bound_without_end(seed: int) -> None:

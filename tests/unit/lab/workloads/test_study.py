@@ -237,6 +237,7 @@ def test_there_are_no_tables_of_what_no_workload_has() -> None:
     assert both is not None and both.rows[0] == ("bare", *("-" for _ in both.columns[1:]))
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_and_a_line_for_each_workload() -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     session = Workload("talks", tuple(SESSIONS[:4]), "two of them")
@@ -247,6 +248,7 @@ def test_the_page_has_the_tables_and_a_line_for_each_workload() -> None:
         assert expected in words
 
 
+@pytest.mark.slow
 def test_a_page_leaves_out_what_no_workload_has() -> None:
     pytest.importorskip("matplotlib", reason="the page is drawn with matplotlib (the extra `plot`)")
     bare = study(Workload("bare", (WorkloadRequest("0", (SYSTEM,), 1),)))
