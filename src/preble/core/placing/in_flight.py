@@ -30,7 +30,7 @@ class InFlightTable:
         self._rebalancer = cluster.rebalancer
         self._tracker = tracker
         self._timing = timing
-        self._running = RunningAnswers(cluster)
+        self._running = RunningAnswers(cluster, timing)
         self._entries: dict[RequestId, InFlightRequest] = {}
         self.num_assumed = 0
 

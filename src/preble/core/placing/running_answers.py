@@ -2,8 +2,8 @@
 
 Only answers that end tell their length, the long ones last of all. So after a start, or where long answers are new,
 all would look short. Nobody counts the tokens of a running answer here, but the time since its first token tells about
-how many there are. An answer that has outlived its expectation is expected to be longer, and its prefix's later ones
-with it (`PrefixHistory.note_running`).
+how many there are, less what prompts took meanwhile: a long prompt holds all answers up. An answer that has outlived
+its expectation is expected to be longer, and its prefix's later ones with it (`PrefixHistory.note_running`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
+from preble.core.placing.timing_samples import TimingSamples
 from preble.core.replica_index import ReplicaIndex
 
 OUTLIVED: Final = 2.0
@@ -31,8 +32,9 @@ class RunningAnswers:
     Their expectation more than doubles then, so that each outlives it no more often than the logarithm of its length.
     """
 
-    def __init__(self, cluster: ClusterState) -> None:
+    def __init__(self, cluster: ClusterState, timing: TimingSamples) -> None:
         self._cluster = cluster
+        self._timing = timing
         self._table = cluster.replicas
         self._row: deque[InFlightRequest] = deque()
         self._seconds = 0.0
@@ -43,11 +45,11 @@ class RunningAnswers:
         self._row.append(entry)
 
     def ended(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
-        """The answer is complete; learn what a token takes, whatever else the replica did meanwhile."""
-        if entry.first_token_at is None or output_tokens < 2:
+        """The answer is complete; learn what a token takes."""
+        if entry.batch is None or output_tokens < 2:
             return
         kept = max(1.0 - output_tokens / MEMORY_TOKENS, 0.0)
-        self._seconds = self._seconds * kept + now - entry.first_token_at
+        self._seconds = self._seconds * kept + self._timing.decoding_s(entry, now)
         self._tokens = self._tokens * kept + output_tokens - 1
 
     def withdraw(self, entry: InFlightRequest) -> None:
@@ -64,8 +66,7 @@ class RunningAnswers:
                 self._look_at(entry, now)
 
     def _look_at(self, entry: InFlightRequest, now: float) -> None:
-        assert entry.first_token_at is not None
-        took_s = now - entry.first_token_at
+        took_s = self._timing.decoding_s(entry, now)
         limit = OUTLIVED * max(entry.expected_output_tokens, 1)
         if took_s * self._tokens < limit * self._seconds:  # most; the rest takes a little longer
             return

@@ -70,6 +70,15 @@ class TimingSamples:
         if entry.undisturbed and replica.num_placed == entry.number:
             entry.ttft_s = now - entry.placed_at
 
+    def decoding_s(self, entry: InFlightRequest, now: float) -> float:
+        """Seconds since the request's first token that no prompt took on its replica, at least.
+
+        A prompt that is waiting may be computed for the most part, and that part has held this answer up too.
+        """
+        assert entry.first_token_at is not None
+        others_s = self._replicas[entry.replica].prefills_s - entry.prefills_s
+        return max(now - entry.first_token_at - others_s - self._table.waiting_prefill_s[entry.replica], 0.0)
+
     def finished(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request ended well and still counts on its replica. `cached_tokens`: as reported, None if it is not."""
         self._note_prefill(entry, cached_tokens, now)

@@ -93,3 +93,11 @@ def test_the_row_holds_no_more_than_what_runs() -> None:
         ask(made, f"q{i}", float(i))
         made.on_finish(RequestId(f"q{i}"), 5, i + 0.5)
     assert len(made._in_flight._running._row) <= LOOKS
+
+
+def test_an_answer_that_a_long_prompt_holds_up_has_not_outlived_its_expectation() -> None:
+    made = begun()
+    made.place(Request(RequestId("long"), Request.of("long", run_of(2, 3000)).prompt, avoid=frozenset({B})), 0.0)
+    made.on_first_token(RequestId("long"), 3.0)
+    ask(made, "late", 3.0)
+    assert expected(made) == DEFAULT_OUTPUT_TOKENS
