@@ -21,7 +21,6 @@ import msgspec
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.summary import Distribution, distribution
 from preble.lab.sim import SimConfig, SimResult, simulate
@@ -48,13 +47,12 @@ class Arm(msgspec.Struct, frozen=True):
     name: str
     policy: str
     colour: str
-    rebalance: RebalanceSettings = RebalanceSettings()
     window_s: float = 180.0
 
 
 ARMS = (
     Arm("e2", "e2", "#0b6e4f"),
-    Arm("e2 without replication", "e2", "#d98e04", RebalanceSettings(replicate=False)),
+    Arm("e2 without replication", "e2?replicate=false", "#d98e04"),
     Arm("e2 without rebalancing", "e2_per_request", "#c8385a"),
     Arm("round robin", "round_robin", "#3d6fb6"),
     Arm("least load", "least_load", "#8a93a0"),
@@ -134,7 +132,6 @@ def run(arm: Arm) -> ArmResult:
         kv_tokens=KV_TOKENS,
         seed=SEED,
         window_s=arm.window_s,
-        rebalance=arm.rebalance,
         sample_s=2.0,
     )
     return condense(arm, simulate(config, asked), ranks)

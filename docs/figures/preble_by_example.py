@@ -21,8 +21,9 @@ import e2_scenario as scenario  # noqa: E402
 from page import fenced, filled, markdown  # noqa: E402
 
 from preble.core.types import Candidate, RequestId  # noqa: E402
+from preble.core.types.life import Started  # noqa: E402
 from preble.decisions.explain import explain  # noqa: E402
-from preble.decisions.recent import RecentDecisions  # noqa: E402
+from preble.decisions.recent import PlacedAt, RecentDecisions  # noqa: E402
 from preble.lab.report import PALETTE, Drawing, Table, draw  # noqa: E402
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def costs_table(step: scenario.Step) -> Table:
 def explained(step: scenario.Step) -> str:
     """What `preble explain` prints about this placement."""
     recent = RecentDecisions("preble", 1)
-    recent.placed(step.placement, step.ask.at)
+    recent.on(PlacedAt(step.placement, step.ask.at), Started(), step.ask.at)
     return explain(recent.of_request(step.ask.name)[0])
 
 

@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from preble import __version__
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import CostFactors, RefitSettings
-from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import HotPrefix, ReplicaState, SchedulerState
 from preble.core.policies.cost_table import CostTable
@@ -32,11 +30,7 @@ from preble.core.types import (
     EventsLost,
     PackedHashes,
     PackedTokens,
-    PeerEnded,
-    PeerFirstToken,
-    PeerHeld,
     PeerId,
-    PeerPlaced,
     Placement,
     PrefixReplication,
     Reason,
@@ -47,6 +41,23 @@ from preble.core.types import (
     Tier,
     pack_tokens,
 )
+from preble.core.types.events import (
+    NotPlaced,
+    PeerForgotten,
+    PeerHeld,
+    PeerPlaced,
+    PeerReported,
+    Placed,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Reported,
+    SchedulerEvent,
+    SchedulerListener,
+    Stored,
+    TimerEvent,
+    TrustChanged,
+)
+from preble.core.types.life import Ended, FirstToken, Moved, Outcome
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.errors import ConfigError, NoReplicaError, PrebleError, PromptTooLong, UnknownRequest
@@ -108,23 +119,29 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "CostTable",
+    "Ended",
     "Engine",
     "EngineInfo",
     "EventsLost",
     "Failure",
     "FailureKind",
+    "FirstToken",
     "Fleet",
     "GlobalScheduler",
     "HotPrefix",
     "LaunchOptions",
+    "Moved",
     "NoReplicaError",
+    "NotPlaced",
+    "Outcome",
     "PackedHashes",
     "PackedTokens",
-    "PeerEnded",
-    "PeerFirstToken",
+    "PeerForgotten",
     "PeerHeld",
     "PeerId",
     "PeerPlaced",
+    "PeerReported",
+    "Placed",
     "Placement",
     "Policy",
     "PrebleError",
@@ -132,21 +149,27 @@ __all__ = [
     "PromptPiece",
     "PromptTooLong",
     "Reason",
-    "RebalanceSettings",
     "RefitSettings",
+    "ReplicaAdded",
     "ReplicaId",
     "ReplicaIndex",
+    "ReplicaRemoved",
     "ReplicaSpec",
     "ReplicaState",
     "ReplicaView",
+    "Reported",
     "Request",
     "RequestId",
+    "SchedulerEvent",
     "SchedulerListener",
     "SchedulerState",
     "Segment",
     "SimConfig",
     "SimResult",
+    "Stored",
     "Tier",
+    "TimerEvent",
+    "TrustChanged",
     "UnknownRequest",
     "Workload",
     "WorkloadPlan",

@@ -14,18 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.policies.registry import policy_names
 from preble.core.types import BlockHash, BlocksEvicted, ReplicaId
-from preble.core.types.life import FIRST_TOKEN, Ended, Lost, Outcome, Progress
+from preble.core.types.life import Ended, Lost, Outcome
 from preble.decisions.lines import (
     AddReplicaLine,
     Event,
     EvictedLine,
-    FinishLine,
-    FirstTokenLine,
     PlaceLine,
     RemoveReplicaLine,
+    ReportLine,
     StoredLine,
     TimerLine,
 )
@@ -58,10 +56,9 @@ def config(policy: str) -> SimConfig:
     return SimConfig(
         profile=PROFILE,
         replicas=3,
-        policy=policy,
+        policy=policy + ("?min_requests=2&interval_s=0.25" if policy.startswith("e2") else ""),
         kv_tokens=2000,
         window_s=2.0,
-        rebalance=RebalanceSettings(min_requests=2, interval_s=0.25),
         dispatch_s=0.002,
         failures=SCRIPT,
     )
@@ -79,7 +76,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_the_log_has_everything_that_goes_through_the_door(log: Path) -> None:
     events = events_of(log)
     assert {type(event) for event in events} == {
-        *(AddReplicaLine, RemoveReplicaLine, PlaceLine, FirstTokenLine, FinishLine),
+        *(AddReplicaLine, RemoveReplicaLine, PlaceLine, ReportLine),
         *(StoredLine, EvictedLine, TimerLine),
     }
     placed = Counter(event.id for event in events if isinstance(event, PlaceLine))
@@ -163,12 +160,10 @@ class _Player:
         match event:
             case PlaceLine():
                 self._placed[event.id] = self._dispatcher.place(event.request(), Terms(event.id))
-            case FirstTokenLine():
-                self._placed[event.id].report(FIRST_TOKEN)
-            case FinishLine():
-                placed = self._placed.pop(event.id)
-                placed.report(Progress(event.output_tokens, event.cached_tokens))
-                placed.end()
+            case ReportLine(id=request_id, fact=Ended() as end):
+                self._placed.pop(request_id).report(end)
+            case ReportLine(id=request_id, fact=fact):
+                self._placed[request_id].report(fact)
             case StoredLine():
                 self._rotation.apply([event.event()])
             case EvictedLine():

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from preble.config import GatewayConfig, RebalanceConfig, ReplicaConfig, knobs
+from preble.config import GatewayConfig, ReplicaConfig, knobs
 from preble.config.load import load
 from preble.config.reference import reference_page
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.errors import ConfigError
 
 URL = "http://127.0.0.1:8101"
@@ -30,10 +27,6 @@ def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit()
     for knob in knobs(GatewayConfig):
         assert knob.text and knob.why, knob.key
         assert knob.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
-
-
-def test_what_can_be_configured_of_rebalancing_has_the_schedulers_own_default() -> None:
-    assert msgspec.structs.asdict(RebalanceConfig()).items() <= dataclasses.asdict(RebalanceSettings()).items()
 
 
 def test_defaults_need_only_a_replica() -> None:
@@ -82,7 +75,11 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ('replicas = ["http://a:1", "http://A:1/"]', "http://a:1 is given twice"),
         ("replicas = []", "no replica given"),
         ('replicas = ["http://a:1"]\n[health]\nretry_min_s = 9.0', "retry_min_s is larger"),
-        ('replicas = ["http://a:1"]\n[rebalance]\ncalm = 2.0', "rebalance.calm is larger"),
+        ('replicas = ["http://a:1"]\npolicy = "e2?calm=2"', "need 1 <= calm <= threshold"),
+        ('replicas = ["http://a:1"]\npolicy = "e2?calms=2"', "e2 has no setting 'calms'; it has: threshold, calm"),
+        ('replicas = ["http://a:1"]\npolicy = "e2?calm=nan"', "e2 cannot use 'calm=nan': give a value such as 1.25"),
+        ('replicas = ["http://a:1"]\npolicy = "e2?replicate=no"', "give a value such as True"),
+        ('replicas = ["http://a:1"]\npolicy = "preble?calm=1"', "policy 'preble' has no settings"),
         ('replicas = ["http://a:1"]\npolicy = "best"', "unknown policy 'best'; choose one of preble, "),
         ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
         ("port =", "not valid TOML: Invalid value (at line 1, the last)"),

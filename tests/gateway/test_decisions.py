@@ -23,7 +23,7 @@ from preble.config import (
     ParityConfig,
     ReplicaConfig,
 )
-from preble.decisions.lines import AddReplicaLine, FinishLine, PlaceLine, RemoveReplicaLine
+from preble.decisions.lines import VERSION, AddReplicaLine, PlaceLine, RemoveReplicaLine, ReportLine
 from preble.decisions.names import unpack_text
 from preble.decisions.reader import LogReader
 from preble.gateway.server import serving
@@ -199,7 +199,7 @@ async def test_the_gateways_log_replays_to_the_same_placements(tmp_path: Path, t
     log = LogReader(path)
     events = [numbered.event for numbered in log]
     assert (log.header.tokens, log.ended_at) == (tokens, None)
-    assert {AddReplicaLine, PlaceLine, FinishLine, RemoveReplicaLine} <= set(map(type, events))
+    assert {AddReplicaLine, PlaceLine, ReportLine, RemoveReplicaLine} <= set(map(type, events))
     result = Replay(LogReader(path)).run()
     assert (result.difference, result.ended_at) == (None, None)
     assert result.compared == sum(isinstance(event, PlaceLine) for event in events) >= 12
@@ -285,4 +285,4 @@ async def test_a_log_that_is_there_is_kept_beside_the_new_one(tmp_path: Path) ->
     path.write_text("old")
     await logged_run(path)
     assert (tmp_path / "decisions.jsonl.1").read_text() == "old"
-    assert LogReader(path).header.version == 1
+    assert LogReader(path).header.version == VERSION

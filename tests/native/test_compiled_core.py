@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.reader import LogReader
 from preble.decisions.settings import SchedulerSettings
@@ -51,9 +50,9 @@ def test_the_core_is_what_this_run_is_to_test(name: str) -> None:
     assert path is not None and path.endswith(".so" if os.environ.get("PREBLE_TEST_NATIVE") == "1" else ".py")
 
 
-@pytest.mark.parametrize("policy", ["preble", "e2"])
+@pytest.mark.parametrize("policy", ["preble", "e2?threshold=2&replicate=false"])
 def test_a_decision_log_is_read_and_replayed(tmp_path: Path, policy: str) -> None:
-    settings = SchedulerSettings(policy=policy, rebalance=RebalanceSettings(threshold=2.0))
+    settings = SchedulerSettings(policy=policy)
     recording = Recording(settings)
     scheduler = recording.scheduler
     for name in ("a", "b"):
@@ -71,7 +70,7 @@ def test_what_a_comparison_runs_reaches_another_process() -> None:
     plan = ComparePlan(
         workloads={"tools": WorkloadPlan(source="tool_use", requests=12)},
         policies=("preble",),
-        cluster=SimConfig(profile=PROFILE, rebalance=RebalanceSettings(threshold=2.0)),
+        cluster=SimConfig(profile=PROFILE, window_s=90.0),
     )
     cell = plan.cell(Arm("tools", "preble", 3), 1.5)
     assert pickle.loads(pickle.dumps(cell)) == cell

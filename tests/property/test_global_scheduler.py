@@ -17,11 +17,7 @@ from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
-    PeerEnded,
-    PeerFirstToken,
-    PeerHeld,
     PeerId,
-    PeerPlaced,
     ReplicaId,
     ReplicaSpec,
     Request,
@@ -29,6 +25,8 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
+from preble.core.types.events import PeerHeld, PeerPlaced, PeerReported
+from preble.core.types.life import Ended, FirstToken
 
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (100, 0.1)), 0.0, 0.01, 0.001, 0.0, 64)
 BLOCK = 3
@@ -174,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Also twice, after the end, on a replica that is unknown here, or where no such prompt fits."""
         replica_id = ReplicaId(f"r{to}")
         tokens = pack_tokens(prompt) if is_known else None
-        event = PeerPlaced(*request, replica_id, len(prompt), matched, tokens)
+        event = PeerReported(*request, PeerPlaced(replica_id, len(prompt), matched, tokens))
         is_new = request not in self.over and request not in self.assumed
         fits = replica_id in self.replicas and 0 < len(prompt) <= (self.replicas[replica_id].kv_capacity_tokens or 20)
         assert self.scheduler.assume(event, self.now) == (is_new and fits)
@@ -183,12 +181,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(request=peer_requests)
     def peer_first_token(self, request: tuple[PeerId, RequestId]) -> None:
-        assert self.scheduler.assume(PeerFirstToken(*request), self.now) == (request in self.assumed)
+        assert self.scheduler.assume(PeerReported(*request, FirstToken()), self.now) == (request in self.assumed)
 
-    @rule(request=peer_requests, output=st.sampled_from([-1, 0, 1, 20]))
+    @rule(request=peer_requests, output=st.sampled_from([0, 1, 20]))
     def peer_ends(self, request: tuple[PeerId, RequestId], output: int) -> None:
         """Also before the placement, which then does not count."""
-        assert self.scheduler.assume(PeerEnded(*request, output), self.now) == (request in self.assumed)
+        assert self.scheduler.assume(PeerReported(*request, Ended(output_tokens=output)), self.now) == (
+            request in self.assumed
+        )
         self.assumed.pop(request, None)
         self.over.add(request)
 

@@ -436,8 +436,9 @@ async def test_the_decision_log_says_which_gateway_decided(fakes: list[FakeRepli
             await eventually(lambda: b.num_assumed == 0)
         lines = {name: [json.loads(line) for line in log.read_text().splitlines()] for name, log in logs.items()}
         assert [of_it[0]["gateway"] for of_it in lines.values()] == ["a", "b"]
-        told = [line for line in lines["b"] if line["kind"].startswith("peer_")]
-        assert [line["kind"] for line in told[:2]] == ["peer_placed", "peer_ended"]
+        told = [line for line in lines["b"] if line.get("peer")]
+        assert [line["kind"] for line in told[:2]] == ["peer_placed", "report"]
+        assert told[1]["fact"] == {"fact": "ended"} and told[1]["peer"] == a.group.me
         assert told[0]["peer"] == a.group.me and told[0]["prompt"]
 
 

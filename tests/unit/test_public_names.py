@@ -19,13 +19,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 
 PUBLIC_NAMES = """
     BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate CapacitySlo Choice
-    ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Engine EngineInfo
-    EventsLost Failure FailureKind Fleet GlobalScheduler HotPrefix LaunchOptions NoReplicaError PackedHashes
-    PackedTokens PeerEnded PeerFirstToken PeerHeld PeerId PeerPlaced Placement Policy PrebleError PrefixReplication
-    PromptPiece PromptTooLong Reason RebalanceSettings RefitSettings ReplicaId ReplicaIndex ReplicaSpec ReplicaState
-    ReplicaView Request RequestId SchedulerListener SchedulerState Segment SimConfig SimResult Tier UnknownRequest
-    Workload WorkloadPlan WorkloadRequest __version__ choose_by compare_policies load_profile make_policy
-    make_workload pack_tokens policy_names profile_names read_trace simulate workload_names write_trace
+    ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Ended Engine
+    EngineInfo EventsLost Failure FailureKind FirstToken Fleet GlobalScheduler HotPrefix LaunchOptions Moved
+    NoReplicaError NotPlaced Outcome PackedHashes PackedTokens PeerForgotten PeerHeld PeerId PeerPlaced PeerReported
+    Placed Placement Policy PrebleError PrefixReplication PromptPiece PromptTooLong Reason RefitSettings
+    ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView Reported Request
+    RequestId SchedulerEvent SchedulerListener SchedulerState Segment SimConfig SimResult Stored Tier TimerEvent
+    TrustChanged UnknownRequest Workload WorkloadPlan WorkloadRequest __version__ choose_by compare_policies
+    load_profile make_policy make_workload pack_tokens policy_names profile_names read_trace simulate workload_names
+    write_trace
 """.split()  # noqa: SIM905
 
 

@@ -11,7 +11,7 @@ from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConf
 from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
-from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+from preble.config.scheduling import DecisionsConfig, SchedulerConfig, TokenizerConfig
 from preble.config.selection import SelectionConfig
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "PeersConfig",
     "PickerConfig",
     "QueueConfig",
-    "RebalanceConfig",
     "ReplicaConfig",
     "RequestLogConfig",
     "RetryConfig",

@@ -13,7 +13,7 @@ from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConf
 from preble.config.peers import PeersConfig
 from preble.config.picker import PickerConfig
 from preble.config.replicas import EjectionConfig, HealthConfig, ParityConfig, ReplicaConfig, RetryConfig
-from preble.config.scheduling import DecisionsConfig, RebalanceConfig, SchedulerConfig, TokenizerConfig
+from preble.config.scheduling import DecisionsConfig, SchedulerConfig, TokenizerConfig
 from preble.config.selection import SelectionConfig
 from preble.core.policies.registry import policy_names
 
@@ -42,7 +42,8 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Annotated[
         str,
         about(
-            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}; or `module:Class`, yours.",
+            f"How replicas are chosen: {', '.join(f'`{name}`' for name in policy_names())}; or `module:Class`, yours. "
+            "Settings of `e2` follow its name: `e2?threshold=2&min_requests=4`.",
             why="first in our evaluation; `e2` is the paper's",
         ),
     ] = policy_names()[0]
@@ -95,7 +96,6 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     peers: PeersConfig = PeersConfig()
     tokenizing: TokenizerConfig = TokenizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    rebalance: RebalanceConfig = RebalanceConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     auth: AuthConfig = AuthConfig()
     browsers: BrowsersConfig = BrowsersConfig()

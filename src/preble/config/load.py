@@ -221,8 +221,6 @@ def _check_whole(config: GatewayConfig) -> None:
         raise ConfigError(f"replica {twice} is given twice; name each replica once")
     if config.health.retry_min_s > config.health.retry_max_s:
         raise ConfigError("health.retry_min_s is larger than health.retry_max_s; make it the smaller one")
-    if config.rebalance.calm > config.rebalance.threshold:
-        raise ConfigError("rebalance.calm is larger than rebalance.threshold; make it the smaller one")
     for origin in config.browsers.origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"browsers.origins: {origin!r} is no origin; write https://HOST[:PORT], in small letters")

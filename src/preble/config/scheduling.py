@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from msgspec import Struct
 
 from preble.config.knobs import about
-from preble.core.cluster.rebalance import RebalanceSettings
 
 
 class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,61 +99,6 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             why="a profile that is off by a factor of two is right after a minute or two (docs/decisions/0006)",
         ),
     ] = True
-
-
-_REBALANCE = RebalanceSettings()
-
-
-class RebalanceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When the policies that rebalance, `e2` and `e2_rebalance`, move load: docs/decisions/0004. Others ignore it."""
-
-    threshold: Annotated[
-        float,
-        about(
-            "Th_bal: how many times the lightest replica's load a replica must have to shed load.",
-            why="the published code's",
-            ge=1,
-        ),
-    ] = _REBALANCE.threshold
-    calm: Annotated[
-        float,
-        about("The ratio at which it stops; not above `threshold`.", why="lower, so that it does not oscillate", ge=1),
-    ] = _REBALANCE.calm
-    queue_growth: Annotated[
-        float,
-        about(
-            "The factor by which a prefix's queueing must grow between the two halves of the window for a replication.",
-            why="the paper's: that it doubles",
-            ge=1,
-        ),
-    ] = _REBALANCE.queue_growth
-    min_requests: Annotated[
-        int,
-        about(
-            "Requests of a prefix in a half of the window for its mean queueing to count.",
-            unit="requests",
-            why="the mean of a few is chance",
-            ge=1,
-        ),
-    ] = _REBALANCE.min_requests
-    retire_below: Annotated[
-        float,
-        about(
-            "A prefix loses a replica when each of the others would get less than this part of the request rate at "
-            "which the prefix was replicated.",
-            why="half, so that it is not replicated again at once",
-            ge=0,
-        ),
-    ] = _REBALANCE.retire_below
-    interval_s: Annotated[
-        float,
-        about(
-            "Between two searches for what to replicate or retire.",
-            unit="s",
-            why="short against the window, rare against requests",
-            gt=0,
-        ),
-    ] = _REBALANCE.interval_s
 
 
 class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """The decision log's lines: JSON, one object per line, distinguished by `kind`; see docs/reference/decision-log.md.
 
-Each function here makes the line for one call that changes a scheduler, from the call's own values.
+`line_of` makes the line for one call that changes a scheduler, from its event.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from preble.core.types import (
     CacheCleared,
     Candidate,
     EventsLost,
-    PeerEnded,
-    PeerEvent,
-    PeerFirstToken,
-    PeerHeld,
     PeerId,
-    PeerPlaced,
     Placement,
     Reason,
     ReplicaId,
@@ -34,10 +29,26 @@ from preble.core.types import (
     RequestId,
     Tier,
 )
+from preble.core.types.events import (
+    NotPlaced,
+    PeerForgotten,
+    PeerHeld,
+    PeerPlaced,
+    PeerReported,
+    Placed,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Reported,
+    SchedulerEvent,
+    Stored,
+    TimerEvent,
+    TrustChanged,
+)
+from preble.core.types.life import Ended, FirstToken, Moved
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.settings import SchedulerSettings
 
-VERSION = 1
+VERSION = 2
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -120,19 +131,12 @@ class PlaceLine(_Event, frozen=True, tag="place"):
         return request
 
 
-class MoveLine(_Event, frozen=True, tag="move"):
+class ReportLine(_Event, frozen=True, tag="report"):
+    """What has happened to a placed request. `peer`: the gateway that placed it, "" for this one."""
+
     id: str
-    to: str
-
-
-class FirstTokenLine(_Event, frozen=True, tag="first_token"):
-    id: str
-
-
-class FinishLine(_Event, frozen=True, tag="finish"):
-    id: str
-    output_tokens: Count
-    cached_tokens: Count | None = None
+    fact: Moved | FirstToken | Ended
+    peer: str = ""
 
 
 class PeerPlacedLine(_Event, frozen=True, tag="peer_placed"):
@@ -146,35 +150,16 @@ class PeerPlacedLine(_Event, frozen=True, tag="peer_placed"):
     prompt: str | None = None
     namespace: str = ""
 
-    def event(self) -> PeerPlaced:
+    def event(self) -> PeerReported:
         """Raises: ValueError: the prompt is unreadable."""
-        return PeerPlaced(
-            PeerId(self.peer),
-            RequestId(self.id),
+        fact = PeerPlaced(
             ReplicaId(self.replica),
             self.num_prompt_tokens,
             self.matched_tokens,
             None if self.prompt is None else unpack_text(self.prompt),
             self.namespace,
         )
-
-
-class PeerFirstTokenLine(_Event, frozen=True, tag="peer_first_token"):
-    peer: str
-    id: str
-
-    def event(self) -> PeerFirstToken:
-        return PeerFirstToken(PeerId(self.peer), RequestId(self.id))
-
-
-class PeerEndedLine(_Event, frozen=True, tag="peer_ended"):
-    peer: str
-    id: str
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-
-    def event(self) -> PeerEnded:
-        return PeerEnded(PeerId(self.peer), RequestId(self.id), self.output_tokens, self.cached_tokens)
+        return PeerReported(PeerId(self.peer), RequestId(self.id), fact)
 
 
 class PeerHeldLine(_Event, frozen=True, tag="peer_held"):
@@ -275,15 +260,10 @@ class FullLine(_Line, frozen=True, tag="full"):
     """The log has reached its size limit; this is the last line."""
 
 
-PeerLine = PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine | PeerHeldLine
 Event = (
     PlaceLine
-    | MoveLine
-    | FirstTokenLine
-    | FinishLine
+    | ReportLine
     | PeerPlacedLine
-    | PeerFirstTokenLine
-    | PeerEndedLine
     | PeerHeldLine
     | PeerForgottenLine
     | StoredLine
@@ -320,9 +300,34 @@ def header_line(
     )
 
 
-def as_it_is(names: LogNames, line: Event) -> Event:
-    """Return a line that has nothing to rename."""
-    return line
+def line_of(names: LogNames, now: float, event: SchedulerEvent) -> Event:
+    match event:
+        case Placed(request, placement):
+            return _place_line(names, now, request, placement_row(placement), None)
+        case NotPlaced(request, error):
+            return _place_line(names, now, request, None, type(error).__name__)
+        case Reported(request_id, fact):
+            return ReportLine(t=now, id=request_id, fact=fact)
+        case PeerReported(peer, request_id, PeerPlaced() as placed):
+            return _peer_placed_line(names, now, peer, request_id, placed)
+        case PeerReported(peer, request_id, fact):
+            return ReportLine(t=now, id=request_id, fact=fact, peer=peer)  # type: ignore[arg-type]
+        case PeerHeld(peer, replica, prompt, namespace):
+            hidden = names.tokens(prompt), names.namespace(namespace)
+            return PeerHeldLine(t=now, peer=peer, replica=replica, prompt=hidden[0], namespace=hidden[1])
+        case PeerForgotten(peer):
+            return PeerForgottenLine(t=now, peer=peer)
+        case Stored(stored, located):
+            return _stored_line(names, now, stored, located)
+        case ReplicaAdded(spec):
+            return AddReplicaLine(t=now, replica=spec)
+        case ReplicaRemoved(replica):
+            return RemoveReplicaLine(t=now, replica=replica)
+        case TrustChanged(replica, trusted):
+            return TrustLine(t=now, replica=replica, trusted=trusted)
+        case TimerEvent():
+            return TimerLine(t=now)
+    return _evicted_line(names, now, event)
 
 
 def candidate_row(candidate: Candidate) -> CandidateRow:
@@ -341,8 +346,8 @@ def placement_row(placement: Placement) -> PlacementRow:
     return PlacementRow(placement.replica_id, placement.reason, int(placement.matched_tokens), candidates)
 
 
-def place_line(
-    names: LogNames, now: float, request: Request, placement: Placement | None, error: str | None
+def _place_line(
+    names: LogNames, now: float, request: Request, placement: PlacementRow | None, error: str | None
 ) -> PlaceLine:
     return PlaceLine(
         t=now,
@@ -354,40 +359,27 @@ def place_line(
         max_output_tokens=request.max_output_tokens,
         model=request.model,
         keeps_kv=request.keeps_kv,
-        placement=placement_row(placement) if placement is not None else None,
+        placement=placement,
         error=error,
     )
 
 
-def assumed_line(
-    names: LogNames, now: float, event: PeerEvent
-) -> PeerPlacedLine | PeerFirstTokenLine | PeerEndedLine | PeerHeldLine:
-    if isinstance(event, PeerHeld):
-        prompt, namespace = names.tokens(event.prompt), names.namespace(event.namespace)
-        return PeerHeldLine(t=now, peer=event.peer, replica=event.replica_id, prompt=prompt, namespace=namespace)
-    if isinstance(event, PeerFirstToken):
-        return PeerFirstTokenLine(t=now, peer=event.peer, id=event.request_id)
-    if isinstance(event, PeerEnded):
-        return PeerEndedLine(
-            t=now,
-            peer=event.peer,
-            id=event.request_id,
-            output_tokens=event.output_tokens,
-            cached_tokens=event.cached_tokens,
-        )
+def _peer_placed_line(
+    names: LogNames, now: float, peer: PeerId, request_id: RequestId, placed: PeerPlaced
+) -> PeerPlacedLine:
     return PeerPlacedLine(
         t=now,
-        peer=event.peer,
-        id=event.request_id,
-        replica=event.replica_id,
-        num_prompt_tokens=event.num_prompt_tokens,
-        matched_tokens=event.matched_tokens,
-        prompt=None if event.prompt is None else names.tokens(event.prompt),
-        namespace=names.namespace(event.namespace),
+        peer=peer,
+        id=request_id,
+        replica=placed.replica_id,
+        num_prompt_tokens=placed.num_prompt_tokens,
+        matched_tokens=placed.matched_tokens,
+        prompt=None if placed.prompt is None else names.tokens(placed.prompt),
+        namespace=names.namespace(placed.namespace),
     )
 
 
-def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool) -> StoredLine:
+def _stored_line(names: LogNames, now: float, event: BlocksStored, located: bool) -> StoredLine:
     return StoredLine(
         t=now,
         replica=event.replica_id,
@@ -400,7 +392,7 @@ def stored_line(names: LogNames, now: float, event: BlocksStored, located: bool)
     )
 
 
-def evicted_line(
+def _evicted_line(
     names: LogNames, now: float, event: CacheChange
 ) -> EvictedLine | DemotedLine | SharedLine | ClearedLine | EventsLostLine:
     if isinstance(event, EventsLost):

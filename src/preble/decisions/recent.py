@@ -80,6 +80,14 @@ class Followed(Protocol):
     placed_at: float
 
 
+@dataclass(slots=True)
+class PlacedAt:
+    """A placement and its time, of which no more is known."""
+
+    placement: Placement
+    placed_at: float
+
+
 class RecentDecisions:
     """The last `limit` decisions, fewer on a cluster of more than 25 replicas. O(1) a decision.
 

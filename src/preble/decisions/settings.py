@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import RefitSettings
 from preble.core.placing.scheduler import GlobalScheduler
@@ -13,7 +12,7 @@ from preble.plugins.policies import make_policy
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The arguments of `GlobalScheduler`, by their names; `policy` by name, `refit` with its settings.
+    """The arguments of `GlobalScheduler`, by their names; `policy` by name, with its own settings if it has any.
 
     Each log has them in its header.
     """
@@ -24,7 +23,6 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     report_grace_s: float = 1.0
     belief_ttl_s: float = 600.0
     index_budget_bytes: int | None = None
-    rebalance: RebalanceSettings = RebalanceSettings()
     refit: bool = False
 
 
@@ -41,6 +39,5 @@ def make_scheduler(settings: SchedulerSettings, profile: CostProfile, policy: Po
         report_grace_s=settings.report_grace_s,
         belief_ttl_s=settings.belief_ttl_s,
         index_budget_bytes=settings.index_budget_bytes,
-        rebalance=settings.rebalance,
         refit=RefitSettings() if settings.refit else None,
     )

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from preble.decisions.lines import DroppedLine, FullLine, Header, Line
+from preble.core.types.events import SchedulerEvent
+from preble.decisions.lines import DroppedLine, FullLine, Header, Line, line_of
 from preble.decisions.names import LogNames
 from preble.errors import ConfigError
 
@@ -113,11 +113,8 @@ class LogWriter:
         """Lines that are not in the file and never will be."""
         return self._num_refused + self._num_lost
 
-    def write(self, make_line: Callable[..., Line], *values: Any, size: int = 0) -> None:
-        """Have the line `make_line(names, *values)` written, soon. O(1), unless it waits for room.
-
-        The values must not change any more. `size`: bytes of prompts among them.
-        """
+    def write(self, event: SchedulerEvent, now: float, *, size: int = 0) -> None:
+        """Have the line of an event written, soon. O(1), unless it waits for room. `size`: bytes of prompts in it."""
         while self._waits and self._is_queue_full:
             self._progress.wait()
             self._progress.clear()
@@ -126,7 +123,7 @@ class LogWriter:
             self._unsaid_refused += 1
             return
         self._put_bytes += size + ENTRY_BYTES
-        self._queue.put(_Entry(make_line, values, size + ENTRY_BYTES, self._unsaid_refused))
+        self._queue.put(_Entry(event, now, size + ENTRY_BYTES, self._unsaid_refused))
         self._unsaid_refused = 0
 
     @property
@@ -165,7 +162,7 @@ class LogWriter:
     def _lines(self, entry: _Entry) -> list[bytes]:
         lines = [self._encoded(DroppedLine(count=entry.refused_before))] if entry.refused_before else []
         try:
-            lines.append(self._encoded(entry.make_line(self._names, *entry.values)))
+            lines.append(self._encoded(line_of(self._names, entry.now, entry.event)))
         except Exception:  # noqa: BLE001 (the thread's root: a value that cannot be written must not end the log)
             self._log.exception("decision_log_line_failed")
             lines.append(self._encoded(DroppedLine(count=1)))
@@ -207,7 +204,7 @@ class LogWriter:
 class _Entry:
     """One line to be made and written. `refused_before`: lines that found no room in the queue just before it."""
 
-    make_line: Callable[..., Line]
-    values: tuple[Any, ...]
+    event: SchedulerEvent
+    now: float
     size: int
     refused_before: int

@@ -16,23 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import (
-    BlocksStored,
-    CacheChange,
-    PeerEnded,
-    PeerEvent,
-    PeerFirstToken,
+from preble.core.types import PeerId, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.core.types.events import (
     PeerHeld,
-    PeerId,
     PeerPlaced,
-    Placement,
-    ReplicaId,
-    ReplicaSpec,
-    Request,
-    RequestId,
+    PeerReported,
+    Placed,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Reported,
+    SchedulerEvent,
 )
-from preble.errors import NoReplicaError, PromptTooLong
-from preble.peers.packets import Again, Beat, Ended, FirstToken, Held, Left, Message, PlacedRequest, Tokens, Unknown
+from preble.core.types.life import FIRST_TOKEN, Ended, FirstToken, Moved
+from preble.peers import packets as m
+from preble.peers.packets import Again, Beat, Held, Left, Message, PlacedRequest, Tokens, Unknown
 from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptName
 
 BEAT_S = 1.0
@@ -115,34 +112,38 @@ class GroupMember:
 
     # -- what the scheduler does --------------------------------------------------------------------------------------
 
-    def placed(self, request: Request, placement: Placement, now: float) -> None:
-        """Tell the peers."""
-        self._start(request, placement.replica_id, placement.matched_tokens)
+    def on(self, event: SchedulerEvent, now: float) -> None:
+        """Tell the peers what happens to our requests. They follow KV events, and check replicas, themselves."""
+        match event:
+            case Placed(request, placement):
+                self._start(request, placement.replica_id, placement.matched_tokens)
+            case Reported(request_id, fact):
+                self._report(self._own[request_id], fact)
+            case ReplicaAdded(spec):
+                self._replica_added(spec)
+            case ReplicaRemoved(replica_id):
+                self._replica_removed(replica_id)
 
-    def moved(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
-        """Tell the peers, as an end and another placement."""
-        own = self._own[request_id]
-        self._end(own, 0, None)
-        self._start(own.request, to, None)
-
-    def first_token(self, request_id: RequestId, now: float) -> None:
-        """Tell the peers, the first time only."""
-        own = self._own[request_id]
-        if not own.has_token:
+    def _report(self, own: _Own, fact: Moved | FirstToken | Ended) -> None:
+        """Tell the peers: a move as an end and another placement, a first token the first time only."""
+        if isinstance(fact, Moved):
+            self._end(own, Ended())
+            self._start(own.request, fact.replica_id, None)
+        elif isinstance(fact, Ended):
+            self._end(own, fact)
+            if fact.output_tokens and own.replica_id in self._silent:
+                self._remember(own)
+        elif not own.has_token:
             own.has_token = True
-            self._tell(FirstToken(own.number))
+            self._tell(m.Reported(own.number, fact))
 
-    def finished(self, request_id: RequestId, output_tokens: int, cached_tokens: int | None, now: float) -> None:
-        """Tell the peers."""
-        own = self._own[request_id]
-        self._end(own, output_tokens, cached_tokens)
-        if output_tokens and own.replica_id in self._silent:
-            self._computed.append(own)
-            self._computed_tokens += own.request.num_prompt_tokens
-            while self._computed_tokens > _REMEMBERED_TOKENS:
-                self._computed_tokens -= self._computed.popleft().request.num_prompt_tokens
+    def _remember(self, own: _Own) -> None:
+        self._computed.append(own)
+        self._computed_tokens += own.request.num_prompt_tokens
+        while self._computed_tokens > _REMEMBERED_TOKENS:
+            self._computed_tokens -= self._computed.popleft().request.num_prompt_tokens
 
-    def replica_added(self, spec: ReplicaSpec, now: float) -> None:
+    def _replica_added(self, spec: ReplicaSpec) -> None:
         """Forget which requests peers have there, so that their next beats make us ask for these again."""
         if not spec.reports_events:
             self._silent.add(spec.replica_id)
@@ -150,7 +151,7 @@ class GroupMember:
             for number in _on(spec.replica_id, peer.elsewhere):
                 del peer.elsewhere[number]
 
-    def replica_removed(self, replica_id: ReplicaId, now: float) -> None:
+    def _replica_removed(self, replica_id: ReplicaId) -> None:
         """Tell the peers that our requests there ended. Theirs may go on: perhaps only we have lost the replica."""
         self._silent.discard(replica_id)
         self._computed = deque(own for own in self._computed if own.replica_id != replica_id)
@@ -159,28 +160,7 @@ class GroupMember:
             for number in _on(replica_id, peer.live):
                 peer.elsewhere[number] = peer.live.pop(number)
         for own in [own for own in self._own.values() if own.replica_id == replica_id]:
-            self._end(own, 0, None)
-
-    def not_placed(self, request: Request, error: NoReplicaError | PromptTooLong, now: float) -> None:
-        """Nothing to send."""
-
-    def assumed(self, event: PeerEvent, now: float) -> None:
-        """Nothing to send: its own gateway does."""
-
-    def peer_forgotten(self, peer: PeerId, now: float) -> None:
-        """Nothing to send: others notice by themselves."""
-
-    def stored(self, event: BlocksStored, located: bool, now: float) -> None:
-        """Nothing to send: every gateway follows all KV events."""
-
-    def evicted(self, event: CacheChange, now: float) -> None:
-        """Nothing to send, as above."""
-
-    def trust_changed(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
-        """Nothing to send: every gateway checks for itself."""
-
-    def timer_ran(self, now: float) -> None:
-        """Nothing to send."""
+            self._end(own, Ended())
 
     def _start(self, request: Request, replica_id: ReplicaId, matched_tokens: int | None) -> None:
         own = _Own(self._next_number, request, replica_id, matched_tokens)
@@ -188,9 +168,9 @@ class GroupMember:
         self._own[request.request_id] = self._numbers[own.number] = own
         self._tell_placed(own)
 
-    def _end(self, own: _Own, output_tokens: int, cached_tokens: int | None) -> None:
+    def _end(self, own: _Own, end: Ended) -> None:
         del self._own[own.request.request_id], self._numbers[own.number]
-        self._tell(Ended(own.number, output_tokens, cached_tokens))
+        self._tell(m.Reported(own.number, end))
 
     def _tell(self, message: Message) -> None:
         if self._peers:  # else nobody hears it; a new peer gets everything
@@ -212,7 +192,7 @@ class GroupMember:
             )
         )
         if own.has_token:
-            self._send(FirstToken(own.number))
+            self._send(m.Reported(own.number, FIRST_TOKEN))
 
     def _name(self, request: Request, *, whole: bool = False) -> PromptName:
         """Return the prompt's name for the next message. Sends the pieces that the name builds on."""
@@ -269,10 +249,8 @@ class GroupMember:
                 prompt = self._book.read(PromptName(head, tail))
                 if prompt and sender not in self._known_to:  # else we have heard of it when it was placed
                     self._scheduler.assume(PeerHeld(sender, ReplicaId(replica), prompt, namespace), now)
-            case FirstToken(number):
-                self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
-            case Ended():
-                self._take_end(sender, peer, message, now)
+            case m.Reported(number, fact):
+                self._take_report(sender, peer, number, fact, now)
             case Beat():
                 self._take_beat(sender, peer, message, now)
             case Again(asked, numbers) if asked == self.me:
@@ -304,25 +282,19 @@ class GroupMember:
         if prompt is None:
             self.num_unknown += 1
             self._send(Unknown((message.head,)))
-        event = PeerPlaced(
-            sender,
-            _id(message.number),
-            ReplicaId(message.replica),
-            message.num_prompt_tokens,
-            message.matched_tokens,
-            prompt,
-            message.namespace,
+        fact = PeerPlaced(
+            ReplicaId(message.replica), message.num_prompt_tokens, message.matched_tokens, prompt, message.namespace
         )
-        if self._scheduler.assume(event, now):
+        if self._scheduler.assume(PeerReported(sender, _id(message.number), fact), now):
             peer.live[message.number] = message.replica
         elif message.number not in peer.live:
             peer.elsewhere[message.number] = message.replica
 
-    def _take_end(self, sender: PeerId, peer: _Peer, message: Ended, now: float) -> None:
-        peer.live.pop(message.number, None)
-        peer.elsewhere.pop(message.number, None)
-        end = PeerEnded(sender, _id(message.number), message.output_tokens, message.cached_tokens)
-        self._scheduler.assume(end, now)
+    def _take_report(self, sender: PeerId, peer: _Peer, number: int, fact: FirstToken | Ended, now: float) -> None:
+        if isinstance(fact, Ended):
+            peer.live.pop(number, None)
+            peer.elsewhere.pop(number, None)
+        self._scheduler.assume(PeerReported(sender, _id(number), fact), now)
 
     def _take_beat(self, sender: PeerId, peer: _Peer, beat: Beat, now: float) -> None:
         """End the peer's requests that are over, and ask for those that we missed."""
@@ -331,10 +303,10 @@ class GroupMember:
         in_flight = {*beat.waiting, *beat.decoding}
         for number in [*peer.live, *peer.elsewhere]:
             if number < beat.next_number and number not in in_flight:
-                self._take_end(sender, peer, Ended(number), now)
+                self._take_report(sender, peer, number, Ended(), now)
         for number in beat.decoding:
             if number in peer.live:
-                self._scheduler.assume(PeerFirstToken(sender, _id(number)), now)
+                self._take_report(sender, peer, number, FIRST_TOKEN, now)
         missed = sorted(in_flight - peer.live.keys() - peer.elsewhere.keys())
         room = max(0, MOST_IN_FLIGHT - len(peer.live) - len(peer.elsewhere))  # we would ignore any more
         if (asked := missed[: min(room, _MOST_ASKED)]) and sender in self._known_to:

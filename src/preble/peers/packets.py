@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from preble.core.types import TOKEN_BYTES, PeerId
+from preble.core.types.life import Ended, FirstToken
 
-VERSION = 2
+VERSION = 3
 MAX_PACKET_BYTES = 1024 * 1024
 """The default limit of a NATS server."""
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -56,14 +57,11 @@ class Held(_Message, frozen=True, tag="h"):
     namespace: Annotated[str, Meta(max_length=512)] = ""
 
 
-class FirstToken(_Message, frozen=True, tag="f"):
-    number: Number
+class Reported(_Message, frozen=True, tag="r"):
+    """What has happened to a request that the sender has placed."""
 
-
-class Ended(_Message, frozen=True, tag="e"):
     number: Number
-    output_tokens: Number = 0
-    cached_tokens: Number | None = None
+    fact: FirstToken | Ended
 
 
 class Beat(_Message, frozen=True, tag="b"):
@@ -112,7 +110,7 @@ class Left(_Message, frozen=True, tag="l"):
     """The sender stops, and has nothing in flight any more."""
 
 
-Message = Tokens | PlacedRequest | Held | FirstToken | Ended | Beat | Again | Unknown | Ejected | Used | Left
+Message = Tokens | PlacedRequest | Held | Reported | Beat | Again | Unknown | Ejected | Used | Left
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
@@ -189,8 +187,8 @@ def split(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
 def decode(body: bytes) -> Packet:
     """Return the packet. Raises: BadPacket.
 
-    >>> decode(encode(PeerId("east"), 1, (FirstToken(7),))).messages
-    (FirstToken(number=7),)
+    >>> decode(encode(PeerId("east"), 1, (Reported(7, FirstToken()),))).messages
+    (Reported(number=7, fact=FirstToken()),)
     """
     try:
         packet = _decoder.decode(body)

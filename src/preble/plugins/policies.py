@@ -19,11 +19,11 @@ def policy_names() -> tuple[str, ...]:
 
 
 def make_policy(name: str) -> Policy:
-    """A new policy. `name`: one of `policy_names()`, or `module:Class`.
+    """A new policy. `name`: one of `policy_names()`, perhaps with settings (`e2?threshold=2`), or `module:Class`.
 
     Raises: ConfigError: there is no such policy, or it cannot be made; the message says why.
     """
-    if name in registry.policy_names():
+    if name.partition("?")[0] in registry.policy_names():
         return registry.make_policy(name)
     path = name if ":" in name else installed(ENTRY_POINTS).get(name)
     if path is None:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-import msgspec
 import structlog
 
 from preble.config import GatewayConfig
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.decisions.lines import header_line
 from preble.decisions.names import KEY_BYTES, LogNames
@@ -73,7 +71,6 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
         report_grace_s=config.scheduler.report_grace_s,
         belief_ttl_s=config.scheduler.belief_ttl_s,
         index_budget_bytes=config.scheduler.index_budget_mib * MiB,
-        rebalance=RebalanceSettings(**msgspec.structs.asdict(config.rebalance)),
         refit=config.scheduler.refit,
     )
 

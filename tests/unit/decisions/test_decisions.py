@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +28,19 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
+from preble.core.types.events import Stored, TimerEvent
 from preble.core.types.life import Ended, FirstToken, Outcome, Started
 from preble.decisions.explain import LEAST_DELAY, explain
 from preble.decisions.lines import (
-    FinishLine,
-    Line,
     PlaceLine,
-    TimerLine,
-    as_it_is,
+    ReportLine,
+    StoredLine,
     header_line,
-    stored_line,
+    line_of,
 )
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.reader import LogReader
-from preble.decisions.recent import CANDIDATES_PER_DECISION, RecentDecisions
+from preble.decisions.recent import CANDIDATES_PER_DECISION, PlacedAt, RecentDecisions
 from preble.decisions.settings import SchedulerSettings
 from preble.decisions.writer import MAX_PENDING_BYTES, LogFile, LogWriter
 from preble.errors import ConfigError, NoReplicaError, TraceFormatError
@@ -68,13 +67,19 @@ def test_equal_tokens_have_equal_names_wherever_they_are_and_other_keys_give_oth
     assert unpack_text(LogNames(b"x" * 32).tokens(pack_tokens([5]))) != unpack_text(SECRET.tokens(pack_tokens([5])))
 
 
+def stored_line(names: LogNames, event: BlocksStored) -> StoredLine:
+    line = line_of(names, 0.0, Stored(event, located=True))
+    assert isinstance(line, StoredLine)
+    return line
+
+
 def test_blocks_and_namespaces_are_never_written_as_they_are() -> None:
     event = BlocksStored(A, (7, b"seven"), 6, pack_tokens([1, 2]), 1, "adapter\x1fsalt")
-    line = stored_line(LogNames(), 0.0, event, located=True)
+    line = stored_line(LogNames(), event)
     assert 7 not in line.blocks and line.parent != 6 and "salt" not in line.namespace
     assert len({*line.blocks, line.parent}) == 3
-    assert line.namespace != stored_line(SECRET, 0.0, event, located=True).namespace != ""
-    assert stored_line(LogNames(), 0.0, BlocksStored(A, (), None, pack_tokens([]), 1), True).namespace == ""
+    assert line.namespace != stored_line(SECRET, event).namespace != ""
+    assert stored_line(LogNames(), BlocksStored(A, (), None, pack_tokens([]), 1)).namespace == ""
 
 
 @pytest.mark.parametrize("text", ["!", "AAAA", "", LogNames().tokens(b"12345678")[:-8], "eJxLTEoGAAJNASc="])
@@ -117,15 +122,15 @@ def lines_of(tmp_path: Path, sink: MemorySink) -> list[str]:
 def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Path) -> None:
     sink = GatedSink()
     log = writer(sink)
-    log.write(as_it_is, TimerLine(t=1.0))
+    log.write(TimerEvent(), 1.0)
     assert sink.asked.wait(60)
-    log.write(as_it_is, TimerLine(t=2.0), size=MAX_PENDING_BYTES)
+    log.write(TimerEvent(), 2.0, size=MAX_PENDING_BYTES)
     for _ in range(3):
-        log.write(as_it_is, TimerLine(t=3.0))
+        log.write(TimerEvent(), 3.0)
     assert log.num_dropped == 3
     sink.gate.set()
     wait(lambda: log.num_written == 2)
-    log.write(as_it_is, TimerLine(t=4.0))
+    log.write(TimerEvent(), 4.0)
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["TimerLine", "TimerLine", "DroppedLine", "TimerLine"]
     assert (log.num_written, log.num_dropped, sink.is_closed) == (3, 3, True)
@@ -137,10 +142,10 @@ def test_what_finds_no_room_is_dropped_counted_and_told_in_the_log(tmp_path: Pat
 def test_a_writer_that_waits_for_room_drops_nothing(tmp_path: Path) -> None:
     sink = GatedSink()
     log = writer(sink, waits=True)
-    log.write(as_it_is, TimerLine(t=1.0))
+    log.write(TimerEvent(), 1.0)
     assert sink.asked.wait(60)
-    log.write(as_it_is, TimerLine(t=2.0), size=MAX_PENDING_BYTES)
-    simulation = threading.Thread(target=log.write, args=(as_it_is, TimerLine(t=3.0)))
+    log.write(TimerEvent(), 2.0, size=MAX_PENDING_BYTES)
+    simulation = threading.Thread(target=log.write, args=(TimerEvent(), 3.0))
     simulation.start()
     simulation.join(0.05)
     assert simulation.is_alive(), "it waits"
@@ -164,13 +169,13 @@ def wait(condition: Callable[[], bool]) -> None:
 def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_reported(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink)
-    log.write(as_it_is, TimerLine(t=1.0))
+    log.write(TimerEvent(), 1.0)
     wait(lambda: log.num_written == 1)
     sink.broken = True
-    log.write(as_it_is, TimerLine(t=2.0))
+    log.write(TimerEvent(), 2.0)
     wait(lambda: log.num_dropped == 1)
     sink.broken = False
-    log.write(as_it_is, TimerLine(t=3.0))
+    log.write(TimerEvent(), 3.0)
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["TimerLine", "DroppedLine", "TimerLine"]
     assert (log.num_written, log.num_dropped) == (2, 1)
@@ -180,7 +185,7 @@ def test_a_log_ends_at_its_bound(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink, max_bytes=1400)
     for i in range(1000):
-        log.write(as_it_is, TimerLine(t=float(i)))
+        log.write(TimerEvent(), float(i))
     log.close(60.0)
     kinds = lines_of(tmp_path, sink)
     assert kinds[-1] == "FullLine" and set(kinds[:-1]) <= {"TimerLine"}
@@ -191,13 +196,11 @@ def test_a_log_ends_at_its_bound(tmp_path: Path) -> None:
 
 
 def test_a_line_that_cannot_be_made_is_a_gap_and_no_end(tmp_path: Path) -> None:
-    def broken(names: LogNames) -> Line:
-        raise KeyError("bug")
-
+    broken: Any = Stored(None, located=True)  # type: ignore[arg-type]
     sink = MemorySink()
     log = writer(sink)
-    log.write(broken)
-    log.write(as_it_is, TimerLine(t=1.0))
+    log.write(broken, 0.5)
+    log.write(TimerEvent(), 1.0)
     log.close(60.0)
     assert lines_of(tmp_path, sink) == ["DroppedLine", "TimerLine"]
 
@@ -207,7 +210,7 @@ def test_nothing_is_written_after_the_end() -> None:
     log = writer(sink)
     log.close(60.0)
     log.close(60.0)
-    log.write(as_it_is, TimerLine(t=1.0))
+    log.write(TimerEvent(), 1.0)
     assert (log.num_written, log.num_dropped) == (0, 1)
 
 
@@ -287,9 +290,9 @@ def with_line(path: Path, number: int, text: str) -> Path:
         (3, '{"kind":"timer","t":1,"x":2}', "unknown field `x`"),
         (3, '{"kind":"timer","t":"1"}', "Expected `float`"),
         (4, '{"kind":"timer","t":0.5}', "log.jsonl:4: time goes back, from 1.0 to 0.5"),
-        (5, '{"kind":"finish","t":3,"id":"other","output_tokens":1}', "request 'other' is not in flight"),
+        (5, '{"kind":"report","t":3,"id":"other","fact":{"fact":"ended"}}', "request 'other' is not in flight"),
         (5, '{"kind":"place","t":3,"id":"r","prompt":"!","num_prompt_tokens":1}', "log.jsonl:5: the token ids"),
-        (3, '{"kind":"move","t":1,"id":"q","to":"b"}', "log.jsonl:3: cannot move"),
+        (3, '{"kind":"report","t":1,"id":"q","fact":{"fact":"moved","replica_id":"b"}}', "log.jsonl:3: cannot move"),
     ],
 )
 def test_what_is_no_log_is_refused_with_file_and_line(log_path: Path, number: int, text: str, said: str) -> None:
@@ -300,8 +303,8 @@ def test_what_is_no_log_is_refused_with_file_and_line(log_path: Path, number: in
 
 def test_a_version_that_is_not_known_and_an_empty_file_are_refused(log_path: Path) -> None:
     header = log_path.read_text().splitlines()[0]
-    with pytest.raises(TraceFormatError, match="unknown version 2"):
-        LogReader(with_line(log_path, 1, header.replace('"version":1', '"version":2')))
+    with pytest.raises(TraceFormatError, match="unknown version 1"):
+        LogReader(with_line(log_path, 1, header.replace('"version":2', '"version":1')))
     log_path.write_text("")
     with pytest.raises(TraceFormatError, match="the log is empty"):
         LogReader(log_path)
@@ -315,7 +318,7 @@ def test_two_logs_in_one_file_are_refused(log_path: Path) -> None:
 
 def test_a_line_that_is_not_finished_is_left_out(log_path: Path) -> None:
     log_path.write_bytes(log_path.read_bytes()[:-5])
-    assert not [numbered for numbered in LogReader(log_path) if isinstance(numbered.event, FinishLine)]
+    assert not [numbered for numbered in LogReader(log_path) if isinstance(numbered.event, ReportLine)]
     assert Replay(LogReader(log_path)).run().compared == 2
 
 
@@ -380,14 +383,8 @@ def placement(request_id: str, candidates: int = 1) -> Placement:
     return Placement(RequestId(request_id), ReplicaId("r0"), Reason.EXPLORE, 0, 10, weighed)
 
 
-@dataclass
-class Kept:
-    placement: Placement
-    placed_at: float
-
-
-def keep(recent: RecentDecisions, placement: Placement, now: float) -> Kept:
-    placed = Kept(placement, now)
+def keep(recent: RecentDecisions, placement: Placement, now: float) -> PlacedAt:
+    placed = PlacedAt(placement, now)
     recent.on(placed, Started(), now)
     return placed
 

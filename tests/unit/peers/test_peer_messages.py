@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preble.core.types import PeerId
+from preble.core.types.life import Ended, FirstToken
 from preble.peers import member
 from preble.peers.packets import (
     MAX_PACKET_BYTES,
@@ -19,12 +20,11 @@ from preble.peers.packets import (
     BadPacket,
     Beat,
     Ejected,
-    Ended,
-    FirstToken,
     Held,
     Left,
     Message,
     PlacedRequest,
+    Reported,
     Tokens,
     Unknown,
     Used,
@@ -38,8 +38,8 @@ MESSAGES: tuple[Message, ...] = (
     Tokens(b"h" * 16, b"1234"),
     PlacedRequest(1, "r0", 100, None, b"", b"12345678", "salted"),
     Held("r0", b"h" * 16, b"1234", "salted"),
-    FirstToken(1),
-    Ended(1, 20, 16),
+    Reported(1, FirstToken()),
+    Reported(1, Ended(output_tokens=20, cached_tokens=16)),
     Beat(5, (1, 2), (3,), ("west",)),
     Again("west", (1, 2)),
     Unknown((b"h" * 16,)),
@@ -74,9 +74,11 @@ def test_an_envelope_that_is_none_says_why(packet: object, why: str) -> None:
     [
         (["", 1, []], "length"),
         (["east", -1, []], ">= 0"),
-        (["east", 1, [["f", -1]]], ">= 0"),
-        (["east", 1, [["f", "1"]]], "int"),
+        (["east", 1, [["r", -1, {"fact": "first_token"}]]], ">= 0"),
+        (["east", 1, [["r", "1", {"fact": "first_token"}]]], "int"),
         (["east", 1, [["?", 1]]], "Invalid value"),
+        (["east", 1, [["r", 1, {"fact": "moved", "replica_id": "a"}]]], "Invalid value"),
+        (["east", 1, [["r", 1, {"fact": "ended", "output_tokens": -1}]]], ">= 0"),
         (["east", 1, [["p", 1, "r0", 10, None, b"", b"123"]]], "no multiple of 4 bytes"),
         (["east", 1, [["u", [b"h" * 17]]]], "length"),
         (["east", 1, [["s", [["alice", 1, -1]], []]]], ">= 0"),

@@ -1,1 +1,1 @@
-"""The replicas' state: requests in flight, load in the window, rebalancing."""
+"""The replicas' state: requests in flight, load in the window."""

@@ -27,9 +27,8 @@ class InFlightRequest:
     `leaf`: the node at which its prompt ends, in use on the replica. `missed_tokens`: prompt tokens to compute there,
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
-    of them had last been used. `prefix`: see `Choice`. `eligible`: the replicas that could have got it. `is_assumed`:
-    another gateway has placed it. `has_ended`: it is no longer in flight. `noted_tokens`, `noted_at`: how many output
-    tokens of it `RunningAnswers` has noted, and when.
+    of them had last been used. `is_assumed`: another gateway has placed it. `has_ended`: it is no longer in flight.
+    `noted_tokens`, `noted_at`: how many output tokens of it `RunningAnswers` has noted, and when.
 
     What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
     no other prompt was waiting when it was placed. `num_decoding`, `decoding_tokens`: others in decode then, and their
@@ -44,7 +43,6 @@ class InFlightRequest:
         "confirmed_tokens",
         "confirmed_used_s",
         "decoding_tokens",
-        "eligible",
         "expected_output_tokens",
         "first_token_at",
         "has_ended",
@@ -57,7 +55,6 @@ class InFlightRequest:
         "number",
         "placed_at",
         "prefills_s",
-        "prefix",
         "replica",
         "request",
         "ttft_s",
@@ -77,8 +74,6 @@ class InFlightRequest:
         self.expected_output_tokens = 0
         self.confirmed_tokens = 0
         self.confirmed_used_s = now
-        self.prefix: Node | None = None
-        self.eligible: ReplicaSet = 0
         self.first_token_at: float | None = None
         self.is_assumed = False
         self.has_ended = False

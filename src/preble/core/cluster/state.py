@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from preble.core.cluster.load_window import LoadWindow
-from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.cluster.recomputation import Recomputation
 from preble.core.cluster.replicas import ReplicaTable
 from preble.core.cluster.speeds import ReplicaSpeeds
@@ -12,24 +11,23 @@ from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
 from preble.core.prefixes.radix_tree import Match, Node
-from preble.core.replica_index import ReplicaIndex, replicas_in
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import ReplicaSpec, Request, Tier
 
 
 class ClusterState:
-    """The replicas, what each caches, the load in the window, and where hot prefixes are served.
+    """The replicas, what each caches, and the load in the window.
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
-    `window`: work placed lately. `rebalancer`: replicas that shed load, and replicated prefixes. `speeds`: how much
-    slower a replica is than the others. `eviction_costs`: M of each replica. `tiers`: their other places.
+    `window`: work placed lately. `speeds`: how much slower a replica is than the others. `eviction_costs`: M of each
+    replica. `tiers`: their other places.
     """
 
-    def __init__(self, cost_model: CostModel, window_s: float, rebalance: RebalanceSettings) -> None:
+    def __init__(self, cost_model: CostModel, window_s: float) -> None:
         self.cost_model = cost_model
         self.replicas = ReplicaTable()
         self.index = PrefixIndex()
         self.window = LoadWindow(cost_model, window_s)
-        self.rebalancer = Rebalancer(rebalance, window_s)
         self.recomputation = Recomputation()
         self.speeds = ReplicaSpeeds()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
@@ -68,7 +66,6 @@ class ClusterState:
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget a replica on which nothing is in flight any more. O(its cache entries + requests in the window)."""
         self.window.remove_replica(replica)
-        self.rebalancer.remove_replica(replica)
         self.speeds.remove_replica(replica)
         self.index.remove_replica(replica)
         for place in self.tiers.remove_replica(replica):
@@ -104,29 +101,6 @@ class ClusterState:
         for replica, leaf in self.window.expire(now):
             self.index.forget_use(replica, leaf)
         self.speeds.update(now)
-
-    # -- what `Rebalancer.search` asks: only trusted replicas count, on others no match would ------------------------
-
-    @property
-    def eligible_replicas(self) -> list[ReplicaIndex]:
-        return replicas_in(self.replicas.trusted)
-
-    @property
-    def load_s(self) -> list[float]:
-        return self.window.load_s
-
-    def recompute_s(self, node: Node) -> float:
-        return self.cost_model.prefill_s(node.end)
-
-    def holders(self, node: Node) -> list[ReplicaIndex]:
-        return replicas_in(node.full_holders & self.replicas.trusted)
-
-    def window_requests(self, node: Node) -> int:
-        entries = (self.index.caches[replica].get(node) for replica in replicas_in(node.holders))
-        return sum(entry.recent_uses for entry in entries if entry is not None)
-
-    def load_below(self, node: Node) -> dict[Node, float]:
-        return self.window.load_below(node)
 
 
 def scoped_namespace(model: str, namespace: str) -> str:

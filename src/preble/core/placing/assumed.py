@@ -16,18 +16,9 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
-from preble.core.types import (
-    TOKEN_BYTES,
-    PackedTokens,
-    PeerEnded,
-    PeerEvent,
-    PeerFirstToken,
-    PeerHeld,
-    PeerId,
-    PeerPlaced,
-    Request,
-    RequestId,
-)
+from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId
+from preble.core.types.events import PeerEvent, PeerHeld, PeerPlaced
+from preble.core.types.life import Ended, FirstToken
 
 REMEMBERED_ENDS: Final = 4096
 """Of each peer: how many ids of its ended requests we remember."""
@@ -46,11 +37,22 @@ class AssumedRequests:
 
     def assume(self, event: PeerEvent, now: float) -> bool:
         """Take what another gateway reports; return whether it changed anything. See `GlobalScheduler.assume`."""
-        if isinstance(event, PeerPlaced):
-            return self._take_placed(event, now)
-        if isinstance(event, PeerFirstToken):
-            return self._take_first_token(event, now)
-        return self._take_held(event, now) if isinstance(event, PeerHeld) else self._take_ended(event, now)
+        if isinstance(event, PeerHeld):
+            return self._take_held(event, now)
+        peer, request_id, fact = event.peer, event.request_id, event.fact
+        if isinstance(fact, PeerPlaced):
+            return self._take_placed(peer, request_id, fact, now)
+        own = own_id(peer, request_id)
+        if isinstance(fact, Ended):
+            self._note_end(peer, request_id)
+        if own not in self._in_flight:
+            return False
+        entry = self._in_flight.get(own)
+        if isinstance(fact, FirstToken):
+            self._in_flight.first_token(entry, now, seen=False)
+        else:
+            self._in_flight.finish(entry, fact.output_tokens or 0, fact.cached_tokens, now)
+        return True
 
     def forget(self, peer: PeerId, now: float) -> int:
         """Forget all of a gateway. Return how many of its requests were in flight here. O(its requests)."""
@@ -61,32 +63,26 @@ class AssumedRequests:
             self._in_flight.finish(self._in_flight.get(own), 0, None, now)
         return len(here)
 
-    def _take_placed(self, event: PeerPlaced, now: float) -> bool:
-        num_tokens, prompt = event.num_prompt_tokens, event.prompt or PackedTokens(b"")
-        if event.replica_id not in self._replicas or not self._is_new(event):
+    def _take_placed(self, peer: PeerId, request_id: RequestId, fact: PeerPlaced, now: float) -> bool:
+        num_tokens, prompt = fact.num_prompt_tokens, fact.prompt or PackedTokens(b"")
+        own = own_id(peer, request_id)
+        is_known = own in self._in_flight or request_id in self._ended.get(peer, ())
+        if is_known or fact.replica_id not in self._replicas:
             return False
-        replica = self._replicas.replica(event.replica_id)
+        replica = self._replicas.replica(fact.replica_id)
         spec = self._replicas.specs[replica]
         if not 0 < num_tokens <= longest_prompt(spec) or len(prompt) not in (0, num_tokens * TOKEN_BYTES):
             return False
         self._tracker.expire(now)
-        own = own_id(event.peer, event.request_id)
-        request = Request(own, prompt, namespace=event.namespace, model=spec.model)
+        request = Request(own, prompt, namespace=fact.namespace, model=spec.model)
         match = self._cluster.match(request, spec.model)
-        matched = event.matched_tokens
+        matched = fact.matched_tokens
         if matched is None:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now, assumed_tokens=num_tokens)
-        self._live.setdefault(event.peer, set()).add(event.request_id)
-        return True
-
-    def _take_first_token(self, event: PeerFirstToken, now: float) -> bool:
-        own = own_id(event.peer, event.request_id)
-        if own not in self._in_flight:
-            return False
-        self._in_flight.first_token(self._in_flight.get(own), now, seen=False)
+        self._in_flight.start(request, replica, matched, prefill_s, match, now, assumed_tokens=num_tokens)
+        self._live.setdefault(peer, set()).add(request_id)
         return True
 
     def _take_held(self, event: PeerHeld, now: float) -> bool:
@@ -100,28 +96,13 @@ class AssumedRequests:
         self._tracker.expire(now)
         return self._tracker.computed_elsewhere(replica, request, self._cluster.match(request, model), now)
 
-    def _take_ended(self, event: PeerEnded, now: float) -> bool:
-        own = self._end(event)
-        if own is None:
-            return False
-        cached = None if event.cached_tokens is None else max(event.cached_tokens, 0)
-        self._in_flight.finish(self._in_flight.get(own), max(event.output_tokens, 0), cached, now)
-        return True
-
-    def _is_new(self, event: PeerPlaced) -> bool:
-        """Whether we have heard of neither its placement nor its end."""
-        own = own_id(event.peer, event.request_id)
-        return own not in self._in_flight and event.request_id not in self._ended.get(event.peer, ())
-
-    def _end(self, event: PeerEnded) -> RequestId | None:
-        """The request is over. Return the id under which it is in flight here, None if it is not."""
-        ended = self._ended.setdefault(event.peer, {})
-        ended[event.request_id] = None
+    def _note_end(self, peer: PeerId, request_id: RequestId) -> None:
+        """Remember that the request is over."""
+        ended = self._ended.setdefault(peer, {})
+        ended[request_id] = None
         if len(ended) > REMEMBERED_ENDS:
             del ended[next(iter(ended))]
-        self._live.get(event.peer, set()).discard(event.request_id)
-        own = own_id(event.peer, event.request_id)
-        return own if own in self._in_flight else None
+        self._live.get(peer, set()).discard(request_id)
 
 
 def own_id(peer: PeerId, request_id: RequestId) -> RequestId:

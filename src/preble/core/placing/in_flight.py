@@ -1,9 +1,8 @@
 """The requests in flight, and all that each of them counts for from its placement to its end.
 
-A request in flight is known to seven parts of the scheduler. `ReplicaTable` counts it on its replica, `LoadWindow` in
+A request in flight is known to six parts of the scheduler. `ReplicaTable` counts it on its replica, and `LoadWindow` in
 the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTracker` expects the replica to cache it.
-`Rebalancer` counts it for the prefix that decided its placement. `TimingSamples` measures how long its work takes, and
-`RunningAnswers` looks whether its answer is longer than expected.
+`TimingSamples` measures how long its work takes, and `RunningAnswers` looks whether its answer is longer than expected.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.prefixes.radix_tree import Match, Node
-from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.prefixes.radix_tree import Match
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Request, RequestId
 from preble.errors import UnknownRequest
 
@@ -27,7 +26,6 @@ class InFlightTable:
         self._replicas = cluster.replicas
         self._index = cluster.index
         self._window = cluster.window
-        self._rebalancer = cluster.rebalancer
         self._tracker = tracker
         self._timing = timing
         self._running = RunningAnswers(cluster, timing)
@@ -54,17 +52,14 @@ class InFlightTable:
         matched: int,
         prefill_s: float,
         match: Match,
-        prefix: Node | None,
-        eligible: ReplicaSet,
         now: float,
         *,
         assumed_tokens: int | None = None,
     ) -> None:
         """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
-        `match`: of the prompt with the trees as they are now. `prefix`: see `Choice`. `eligible`: the replicas
-        that could have got the request. `assumed_tokens`: if another gateway placed the request, the length of its
-        prompt, whose tokens may be unknown here. O(prompt tokens + depth).
+        `match`: of the prompt with the trees as they are now. `assumed_tokens`: if another gateway placed the request,
+        the length of its prompt, whose tokens may be unknown here. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
@@ -81,7 +76,6 @@ class InFlightTable:
         entry.expected_output_tokens = _rounded(output_tokens)
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
-        entry.prefix, entry.eligible = prefix, eligible
         entry.is_assumed = assumed_tokens is not None
         self.num_assumed += entry.is_assumed
         self._running.look(now)
@@ -98,10 +92,6 @@ class InFlightTable:
         self._timing.first_token(entry, now, seen=seen)
         if seen:
             self._running.begun(entry)
-        if entry.prefix is not None:
-            # Of an answer that is not streamed only the end is seen, and it says nothing of queueing.
-            queueing_s = now - entry.placed_at - entry.window_entry.prefill_s if seen else None
-            self._rebalancer.note_first_token(entry.prefix, queueing_s, now, entry.eligible)
         self._tracker.computed(entry, now)
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:

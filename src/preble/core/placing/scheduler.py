@@ -1,6 +1,6 @@
 """The global scheduler: the one interface of the global half.
 
-Source: Preble, "E2 Global Scheduler". For policies that rebalance, `on_timer` replicates prefixes after placement.
+Source: Preble, "E2 Global Scheduler".
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 from math import inf
 from random import Random
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.cluster.state import ClusterState, scoped_namespace
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostRefit, RefitSettings
 from preble.core.placing.assumed import AssumedRequests
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
-from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.policies.policy import Choice, Policy, failure_of
+from preble.core.policies.policy import Choice, Policy, Watching, failure_of
 from preble.core.policies.view import ClusterView
 from preble.core.types import (
     BlocksDemoted,
@@ -27,7 +25,6 @@ from preble.core.types import (
     CacheChange,
     CacheCleared,
     EventsLost,
-    PeerEvent,
     PeerId,
     Placement,
     PrefixReplication,
@@ -36,6 +33,21 @@ from preble.core.types import (
     Request,
     RequestId,
 )
+from preble.core.types.events import (
+    NotPlaced,
+    PeerEvent,
+    PeerForgotten,
+    Placed,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Reported,
+    SchedulerEvent,
+    SchedulerListener,
+    Stored,
+    TimerEvent,
+    TrustChanged,
+)
+from preble.core.types.life import FIRST_TOKEN, Ended, Moved
 from preble.errors import NoReplicaError, PolicyError, PrebleError, PromptTooLong, UnknownRequest
 
 
@@ -45,10 +57,10 @@ class GlobalScheduler:
     `now` must not go back. `seed`: of the generator that breaks ties. `window_s`: H, the time over which load and
     popularity are counted. `report_grace_s`: how long after a request's end a replica may still report what the request
     stored. `belief_ttl_s`: how long an unused prefix counts as cached on a replica that reports no evictions.
-    `rebalance`: for policies that rebalance; the paper's settings if None. `index_budget_bytes`: the most memory that
-    the prefix index may take, None for no limit. At the limit the index forgets what was used least recently. If that
-    is not enough, it takes in no new prefixes (`SchedulerState.num_unindexed` counts them), and such requests are
-    placed by load. `refit`: how to correct the cost model from live requests, None for not at all.
+    `index_budget_bytes`: the most memory that the prefix index may take, None for no limit. At the limit the index
+    forgets what was used least recently. If that is not enough, it takes in no new prefixes
+    (`SchedulerState.num_unindexed` counts them), and such requests are placed by load. `refit`: how to correct the cost
+    model from live requests, None for not at all.
     """
 
     def __init__(
@@ -61,14 +73,13 @@ class GlobalScheduler:
         report_grace_s: float = 1.0,
         belief_ttl_s: float = 600.0,
         index_budget_bytes: int | None = None,
-        rebalance: RebalanceSettings | None = None,
         refit: RefitSettings | None = None,
     ) -> None:
         self.policy = policy
         self._index_budget_bytes = index_budget_bytes
         self._listeners: list[SchedulerListener] = []
         self._rng = Random(seed)
-        self._cluster = ClusterState(cost_model, window_s, rebalance or RebalanceSettings())
+        self._cluster = ClusterState(cost_model, window_s)
         self._replicas = self._cluster.replicas
         self._tracker = CacheTracker(
             self._cluster,
@@ -80,6 +91,10 @@ class GlobalScheduler:
         timing = TimingSamples(self._cluster, self._refit)
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
         self._assumed = AssumedRequests(self._cluster, self._tracker, self._in_flight)
+        self._watching = policy if isinstance(policy, Watching) else None
+        if self._watching is not None:
+            self._watching.watch(self._cluster)
+            self.listen(self._watching)
 
     def __repr__(self) -> str:
         num_replicas, num_in_flight = self._replicas.serving("").bit_count(), len(self._in_flight)
@@ -88,6 +103,10 @@ class GlobalScheduler:
     def listen(self, listener: SchedulerListener) -> None:
         """Report each later call that changes the scheduler to `listener`."""
         self._listeners.append(listener)
+
+    def _tell(self, event: SchedulerEvent, now: float) -> None:
+        for listener in self._listeners:
+            listener.on(event, now)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -104,11 +123,9 @@ class GlobalScheduler:
         try:
             placement = self._place(request, now)
         except (NoReplicaError, PromptTooLong) as error:
-            for listener in self._listeners:
-                listener.not_placed(request, error, now)
+            self._tell(NotPlaced(request, error), now)
             raise
-        for listener in self._listeners:
-            listener.placed(request, placement, now)
+        self._tell(Placed(request, placement), now)
         return placement
 
     def _place(self, request: Request, now: float) -> Placement:
@@ -125,8 +142,7 @@ class GlobalScheduler:
             )
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
-        prefix = match.node_at(choice.prefix_tokens) if choice.prefix_tokens else None
-        self._in_flight.start(request, choice.replica, matched, prefill_s, match, prefix, eligible, now)
+        self._in_flight.start(request, choice.replica, matched, prefill_s, match, now)
         return Placement(
             request.request_id,
             self._replicas.replica_id(choice.replica),
@@ -158,9 +174,8 @@ class GlobalScheduler:
         match = self._cluster.match(request, request.model)
         matched = self._tracker.trusted_tokens(replica, request, match)
         prefill_s = self._cluster.cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, None, 0, now)
-        for listener in self._listeners:
-            listener.moved(request_id, to, now)
+        self._in_flight.start(request, replica, matched, prefill_s, match, now)
+        self._tell(Reported(request_id, Moved(to)), now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token has arrived, so the prompt is computed. Further calls change nothing.
@@ -168,8 +183,7 @@ class GlobalScheduler:
         Raises: UnknownRequest: the request is not in flight.
         """
         self._in_flight.first_token(self._in_flight.get(request_id), now)
-        for listener in self._listeners:
-            listener.first_token(request_id, now)
+        self._tell(Reported(request_id, FIRST_TOKEN), now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
@@ -181,8 +195,7 @@ class GlobalScheduler:
         Raises: UnknownRequest: it is not in flight.
         """
         self._in_flight.finish(self._in_flight.get(request_id), output_tokens, cached_tokens, now)
-        for listener in self._listeners:
-            listener.finished(request_id, output_tokens, cached_tokens, now)
+        self._tell(Reported(request_id, Ended(output_tokens=output_tokens, cached_tokens=cached_tokens)), now)
 
     # -- what other gateways report -----------------------------------------------------------------------------------
 
@@ -194,15 +207,13 @@ class GlobalScheduler:
         request or replica, and one that makes no sense.
         """
         changed = self._assumed.assume(event, now)
-        for listener in self._listeners:
-            listener.assumed(event, now)
+        self._tell(event, now)
         return changed
 
     def forget_peer(self, peer: PeerId, now: float) -> int:
         """Another gateway is gone: its requests in flight no longer count. Returns how many there were."""
         num_forgotten = self._assumed.forget(peer, now)
-        for listener in self._listeners:
-            listener.peer_forgotten(peer, now)
+        self._tell(PeerForgotten(peer), now)
         return num_forgotten
 
     # -- what replicas report -----------------------------------------------------------------------------------------
@@ -217,8 +228,7 @@ class GlobalScheduler:
             replica = self._replicas.replica(event.replica_id)
             model = self._replicas.specs[replica].model
             located = self._tracker.stored(replica, event, scoped_namespace(model, event.namespace), now)
-        for listener in self._listeners:
-            listener.stored(event, located, now)
+        self._tell(Stored(event, located), now)
         return located
 
     def on_evicted(self, event: CacheChange, now: float) -> None:
@@ -235,8 +245,7 @@ class GlobalScheduler:
                 self._tracker.shared(replica, event, now)
             else:
                 self._tracker.evicted(replica, event, now)
-        for listener in self._listeners:
-            listener.evicted(event, now)
+        self._tell(event, now)
 
     # -- replicas -----------------------------------------------------------------------------------------------------
 
@@ -245,8 +254,7 @@ class GlobalScheduler:
         if spec.replica_id in self._replicas:
             raise ValueError(f"there is a replica {spec.replica_id!r} already")
         self._tracker.add_replica(self._cluster.add_replica(spec), now)
-        for listener in self._listeners:
-            listener.replica_added(spec, now)
+        self._tell(ReplicaAdded(spec), now)
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
         """A replica left or died: forget it. Returns our requests there, now out of flight: they may be placed again.
@@ -259,8 +267,7 @@ class GlobalScheduler:
         orphans = self._in_flight.remove_replica(replica)
         self._tracker.remove_replica(replica)
         self._cluster.remove_replica(replica)
-        for listener in self._listeners:
-            listener.replica_removed(replica_id, now)
+        self._tell(ReplicaRemoved(replica_id), now)
         return orphans
 
     def set_trust(self, replica_id: ReplicaId, trusted: bool, now: float) -> None:
@@ -273,47 +280,33 @@ class GlobalScheduler:
         if replica_id not in self._replicas:
             raise NoReplicaError(f"there is no replica {replica_id!r} to trust or not")
         self._replicas.set_trust(self._replicas.replica(replica_id), trusted)
-        for listener in self._listeners:
-            listener.trust_changed(replica_id, trusted, now)
+        self._tell(TrustChanged(replica_id, trusted), now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
         earliest = min(self._tracker.next_timer(), self._cluster.window.next_expiry)
-        search_at = self._cluster.rebalancer.next_search()
-        if search_at is not None:
-            earliest = min(earliest, search_at)
+        if self._watching is not None and (watched_at := self._watching.next_timer()) is not None:
+            earliest = min(earliest, watched_at)
         corrected_at = self._refit.due_at if self._refit is not None else None
         if corrected_at is not None:
             earliest = min(earliest, corrected_at)
         return None if earliest == inf else earliest
 
     def on_timer(self, now: float) -> list[PrefixReplication]:
-        """Do what is due: expire the window, pending reports and old estimates; rebalance; correct the cost model.
+        """Do what is due: expire the window, pending reports and old estimates; correct the cost model; the policy's.
 
         Returns the prefixes that were replicated or retired. The caller only reports them.
         """
         self._tracker.expire(now)
-        changes = self._rebalance(now)
+        changes = self._watching.on_timer(now) if self._watching is not None else []
         self._tracker.expire_old(now)
         corrected = self._refit.refit(now) if self._refit is not None else None
         if corrected is not None:
             self._cluster.use(corrected)
-        for listener in self._listeners:
-            listener.timer_ran(now)
+        self._tell(TimerEvent(), now)
         return changes
-
-    def _rebalance(self, now: float) -> list[PrefixReplication]:
-        search_at = self._cluster.rebalancer.next_search()
-        if search_at is None or search_at > now:
-            return []
-        return [
-            PrefixReplication(
-                self._replicas.replica_id(change.replica), change.node.end, change.added, change.num_replicas
-            )
-            for change in self._cluster.rebalancer.search(self._cluster, now)
-        ]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -330,7 +323,12 @@ class GlobalScheduler:
     def snapshot(self) -> SchedulerState:
         """The scheduler's state now, as one value. O(replicas)."""
         return take_snapshot(
-            self._cluster, self._tracker, self._in_flight, self._refit, index_budget_bytes=self._index_budget_bytes
+            self._cluster,
+            self._tracker,
+            self._in_flight,
+            self._refit,
+            index_budget_bytes=self._index_budget_bytes,
+            num_replicated=self._watching.num_replicated if self._watching is not None else 0,
         )
 
     def hottest(self, at_most: int) -> list[HotPrefix]:

@@ -72,8 +72,8 @@ class SchedulerState:
     `index_budget_bytes`: its memory budget, None for no limit. `enough_index_bytes`: about what it takes where the KV
     caches of known size are all full and share nothing. `num_unindexed`: prompts and reports so far that the
     budget had no room for.
-    `num_replicated_prefixes`: prefixes that rebalancing serves from replicas of its choice. `cost_factors`: by what
-    live requests have corrected the cost profile; ones where it is not corrected. `window_s`: of the load
+    `num_replicated_prefixes`: prefixes that the policy (`e2`) serves from replicas of its choice. `cost_factors`: by
+    what live requests have corrected the cost profile; ones where it is not corrected. `window_s`: of the load
     window. `replicas`: in the order of their indexes.
     """
 
@@ -97,6 +97,7 @@ def take_snapshot(
     refit: CostRefit | None,
     *,
     index_budget_bytes: int | None,
+    num_replicated: int,
 ) -> SchedulerState:
     """Return the state of the scheduler that these are parts of. O(replicas)."""
     return SchedulerState(
@@ -107,7 +108,7 @@ def take_snapshot(
         index_budget_bytes=index_budget_bytes,
         enough_index_bytes=_enough_index_bytes(cluster.replicas),
         num_unindexed=tracker.num_unindexed,
-        num_replicated_prefixes=cluster.rebalancer.num_replicated,
+        num_replicated_prefixes=num_replicated,
         cost_factors=refit.factors if refit is not None else CostFactors(),
         window_s=cluster.window.window_s,
         replicas={

@@ -1,38 +1,32 @@
 """What a placement policy is.
 
-A policy chooses from a read-only `ClusterView`; all bookkeeping stays in `GlobalScheduler`, so that every policy is
-compared on equal terms.
+A policy chooses from a read-only `ClusterView`; the bookkeeping that all need stays in `GlobalScheduler`, so that every
+policy is compared on equal terms. What one alone needs is its own: see `Watching`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from preble.core.cluster.state import ClusterState
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import Candidate, Reason
+from preble.core.types import Candidate, PrefixReplication, Reason
+from preble.core.types.events import SchedulerEvent
 from preble.errors import PolicyError
 
 
 class Choice:
-    """A policy's decision.
+    """A policy's decision. `candidates`: what it weighed, for logs and explanations."""
 
-    `candidates`: what it weighed, for logs and explanations. `prefix_tokens`: the length of the prefix because of which
-    it chose the replica, 0 if there is none; the rebalancer watches how long that prefix's requests queue, and may
-    replicate it.
-    """
+    __slots__ = ("candidates", "reason", "replica")
 
-    __slots__ = ("candidates", "prefix_tokens", "reason", "replica")
-
-    def __init__(
-        self, replica: ReplicaIndex, reason: Reason, candidates: Sequence[Candidate] = (), prefix_tokens: int = 0
-    ) -> None:
+    def __init__(self, replica: ReplicaIndex, reason: Reason, candidates: Sequence[Candidate] = ()) -> None:
         self.replica = replica
         self.reason = reason
         self.candidates = candidates
-        self.prefix_tokens = prefix_tokens
 
 
 class Policy(Protocol):
@@ -46,6 +40,33 @@ class Policy(Protocol):
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """Choose a replica for `view.request`, one of `view.replicas`. `rng` breaks ties."""
+        ...
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A policy with books of its own: it also hears of everything that changes its scheduler, and has a timer.
+
+    `num_replicated`: prefixes that it serves from replicas of its own choice.
+    """
+
+    @property
+    def num_replicated(self) -> int: ...
+
+    def watch(self, cluster: ClusterState) -> None:
+        """The policy's scheduler begins, with this cluster, of which it must change nothing. Called once, first."""
+        ...
+
+    def on(self, event: SchedulerEvent, now: float) -> None:
+        """See `SchedulerListener`. A request's own event comes before those of other listeners."""
+        ...
+
+    def next_timer(self) -> float | None:
+        """When `on_timer` has something to do next; None if nothing is pending."""
+        ...
+
+    def on_timer(self, now: float) -> list[PrefixReplication]:
+        """Do what is due. Return the prefixes that were replicated or retired, to be reported."""
         ...
 
 

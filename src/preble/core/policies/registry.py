@@ -6,7 +6,8 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from preble.core.policies.baselines import LeastLoad, PowerOfTwo, RandomChoice, RoundRobin
-from preble.core.policies.e2 import E2
+from preble.core.policies.e2.policy import E2
+from preble.core.policies.e2.rebalance import settings_of
 from preble.core.policies.policy import Policy
 from preble.core.policies.preble import Preble
 from preble.core.policies.routers.aibrix import AibrixPreble
@@ -60,7 +61,16 @@ def reads_token_ids(name: str) -> bool:
 
 
 def make_policy(name: str) -> Policy:
-    """A new policy. Raises: ConfigError: there is none of that name."""
-    if name not in _POLICIES:
-        raise ConfigError(f"unknown policy {name!r}; choose one of {', '.join(_POLICIES)}")
-    return _POLICIES[name]()
+    """A new policy. `name`: with its settings, if it has any: `e2?threshold=2&min_requests=4`.
+
+    Raises: ConfigError: there is none of that name, or it has no such setting.
+    """
+    plain, _, settings = name.partition("?")
+    if plain not in _POLICIES:
+        raise ConfigError(f"unknown policy {plain!r}; choose one of {', '.join(_POLICIES)}")
+    policy = _POLICIES[plain]()
+    if settings:
+        if not isinstance(policy, E2):
+            raise ConfigError(f"policy {plain!r} has no settings, so remove {settings!r}")
+        policy.use(name, settings_of(settings))
+    return policy

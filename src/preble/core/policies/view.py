@@ -52,37 +52,42 @@ class ClusterView:
     A policy may look at it in two ways. `candidates` has an object for each replica: easy to write. `replicas` are
     the same replicas as indexes, ascending, and the lists are by index: fast, for policies that weigh hundreds of
     replicas. Do not write to the lists; what they hold for other indexes means nothing.
+
+    For policies that `watch`: `match`, where the prompt leads in the tree; `eligible`, the same replicas as a set, and
+    `trusted`, those of them whose matches count; `now`.
     """
 
     __slots__ = (
         "_cluster",
         "_key_holders",
-        "_match",
         "_matched",
         "_matched_everywhere",
         "_matched_replica",
-        "_now",
         "_num_tokens",
         "_prefill_s",
         "_prefill_tokens",
         "_prefix_match",
         "_table",
-        "_trusted",
         "_window",
+        "eligible",
+        "match",
+        "now",
         "replicas",
         "request",
+        "trusted",
     )
 
     def __init__(self, request: Request, eligible: ReplicaSet, match: Match, cluster: ClusterState, now: float) -> None:
         table = cluster.replicas
         self.request = request
         self.replicas: list[ReplicaIndex] = table.live_replicas if eligible == table.live else replicas_in(eligible)
-        self._trusted = eligible & table.trusted
-        self._match = match
+        self.eligible = eligible
+        self.trusted = eligible & table.trusted
+        self.match = match
         self._cluster = cluster
         self._table = table
         self._window = cluster.window
-        self._now = now
+        self.now = now
         self._num_tokens = request.num_prompt_tokens
         self._prefix_match: PrefixMatch | None = None
         self._key_holders: list[ReplicaIndex] | None = None
@@ -172,7 +177,7 @@ class ClusterView:
     @property
     def expected_output_tokens(self) -> float:
         """Length of the answer to expect, from earlier answers to what this prompt begins with. O(depth)."""
-        return self._cluster.expected_output_tokens(self._match.path)
+        return self._cluster.expected_output_tokens(self.match.path)
 
     @property
     def output_tokens_in_flight(self) -> list[int]:
@@ -183,8 +188,8 @@ class ClusterView:
     def requests_per_s(self) -> float:
         """Mean rate of requests in the window to all of `replicas`. O(1) where they are the whole cluster."""
         if len(self.replicas) == len(self._table.live_replicas):
-            return self._window.requests_per_s(self._now)
-        return self._window.requests_per_s(self._now, self.replicas)
+            return self._window.requests_per_s(self.now)
+        return self._window.requests_per_s(self.now, self.replicas)
 
     def pieces(self, until: int, beyond: int = 0) -> list[PromptPiece]:
         """What the trees know of the prompt: the pieces that reach beyond token `beyond`, up to token `until`.
@@ -192,13 +197,13 @@ class ClusterView:
         O(depth).
         """
         found = []
-        for node in self._match.path:
+        for node in self.match.path:
             if node.start >= until:
                 break
             if node.end <= beyond:
                 continue
             holders = (node.full_holders & self._table.live).bit_count()
-            found.append(PromptPiece(node.start, node.end, holders, node.history, self._now))
+            found.append(PromptPiece(node.start, node.end, holders, node.history, self.now))
         return found
 
     @property
@@ -209,16 +214,16 @@ class ClusterView:
     @property
     def known_tokens(self) -> int:
         """Leading prompt tokens in the trees, whether or not a replica caches them; never the last token."""
-        return min(self._match.num_tokens, max(self._num_tokens - 1, 0))
+        return min(self.match.num_tokens, max(self._num_tokens - 1, 0))
 
     def _cached_prefix(self) -> PrefixMatch:
         """The part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
         found = self._prefix_match
         if found is None:
-            among = self._trusted
+            among = self.trusted
             if self._cluster.tiers:
                 among |= self._cluster.tiers.reachable(among)
-            found = self._prefix_match = prefix_match(self._match, self._cluster.index.caches, among)
+            found = self._prefix_match = prefix_match(self.match, self._cluster.index.caches, among)
         return found
 
     @property
@@ -238,7 +243,7 @@ class ClusterView:
         if found is None:
             holders = self._cached_prefix().key_holders
             if self._cluster.tiers:
-                holders = self._cluster.tiers.with_owners(holders) & self._trusted
+                holders = self._cluster.tiers.with_owners(holders) & self.trusted
             found = self._key_holders = replicas_in(holders)
         return found
 
@@ -247,18 +252,6 @@ class ClusterView:
         """Where the key portion ends, in tokens from the prompt's start; 0 if no replica caches anything of it."""
         node = self._cached_prefix().key_node
         return 0 if node is None else node.end
-
-    def replicated_on(self) -> tuple[int, list[ReplicaIndex]] | None:
-        """The tokens of the replicated prefix that the prompt begins with, and the replicas that serve it.
-
-        None if no such prefix is replicated.
-        """
-        found = self._cluster.rebalancer.replicas_of(self._match.path)
-        if found is None:
-            return None
-        node, replicas = found
-        allowed = [replica for replica in replicas if self._trusted >> replica & 1]
-        return (node.end, allowed) if allowed else None
 
     def held_tokens(self, replica: ReplicaIndex) -> int:
         """KV tokens that the replica caches or is about to cache."""
@@ -271,7 +264,7 @@ class ClusterView:
         counts for another `report_grace_s`.
         """
         cache = self._cluster.index.caches[replica]
-        return cache.in_use_tokens + self._num_tokens - in_use_on(self._match, cache)
+        return cache.in_use_tokens + self._num_tokens - in_use_on(self.match, cache)
 
     def has_room(self, replica: ReplicaIndex, missed_tokens: float) -> bool:
         """Whether the replica can cache these tokens and evict nothing."""
@@ -286,10 +279,6 @@ class ClusterView:
         load_s = self.load_s
         return min(load_s) if len(self.replicas) == len(load_s) else min([load_s[replica] for replica in self.replicas])
 
-    def sheds(self, replica: ReplicaIndex) -> bool:
-        """True if the replica is too loaded, compared with the lightest, to be exploited. O(replicas)."""
-        return self._cluster.rebalancer.sheds(replica, self.load_s[replica], self.lightest_load_s())
-
     def decode_ratio(self, replica: ReplicaIndex) -> float:
         """Share of decoding in L; 0 where there is no load."""
         load_s = self._window.load_s[replica]
@@ -303,7 +292,7 @@ class ClusterView:
         if self._matched_everywhere:
             return self._matched_everywhere[replica]
         if replica != self._matched_replica:
-            held = self._held_on(replica) if self._trusted >> replica & 1 else 0
+            held = self._held_on(replica) if self.trusted >> replica & 1 else 0
             self._matched = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
             self._matched_replica = replica
         return self._matched
@@ -311,8 +300,8 @@ class ClusterView:
     def _held_on(self, replica: ReplicaIndex) -> int:
         caches = self._cluster.index.caches
         if self._cluster.tiers:
-            return self._cluster.tiers.matched_on(replica, self._match, caches)
-        return matched_on(self._match, caches[replica])
+            return self._cluster.tiers.matched_on(replica, self.match, caches)
+        return matched_on(self.match, caches[replica])
 
     @property
     def has_tiers(self) -> bool:
@@ -329,10 +318,10 @@ class ClusterView:
         return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
 
     def _loads(self, replica: ReplicaIndex) -> list[tuple[Tier, int]]:
-        if not self._trusted >> replica & 1:
+        if not self.trusted >> replica & 1:
             return []
         size = self._table.block_size[replica]
-        return self._cluster.tiers.loads(replica, self._match, self._num_tokens, size, self._cluster.index.caches)
+        return self._cluster.tiers.loads(replica, self.match, self._num_tokens, size, self._cluster.index.caches)
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
@@ -347,7 +336,7 @@ class ClusterView:
             return [self.matched_on(replica) for replica in replicas]
         sizes, index = self._table.block_size, self._cluster.index
         held = [0] * len(sizes)
-        for mask, tokens in matched_tokens(self._match, index.caches, self._trusted, index.crowded):
+        for mask, tokens in matched_tokens(self.match, index.caches, self.trusted, index.crowded):
             size, usable = sizes[0], usable_tokens(tokens, self._num_tokens, sizes[0])
             if mask == self._table.live and sizes.count(size) == len(sizes):
                 held = [usable] * len(sizes)
@@ -413,7 +402,7 @@ class ClusterView:
             excess = round(outputs[replica]) - room
             if excess > 0:
                 evictions = self._cluster.eviction_costs[replica]
-                costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self._match.path)
+                costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self.match.path)
         return costs_s
 
 

@@ -16,7 +16,7 @@ from preble.integrations.settings import require_version
 
 KNOWN_VERSION = "2.60"
 ROUTER = "preble.integrations.ray.router.PrebleRouter"
-SETTINGS = ("policy", "profile", "tokenizer", "seed", "scheduler", "rebalance", "tokenizing", "decisions", "limits")
+SETTINGS = ("policy", "profile", "tokenizer", "seed", "scheduler", "tokenizing", "decisions", "limits")
 STATS_S = 1.0
 """How often Ray passes on where the replicas' KV events are. Its own default of 10 s leaves new replicas without."""
 

@@ -17,6 +17,8 @@ from preble.core.types import (
     ReplicaId,
     RequestId,
 )
+from preble.core.types.events import PeerReported
+from preble.core.types.life import Ended, FirstToken, Moved
 from preble.decisions.lines import (
     AddReplicaLine,
     ClearedLine,
@@ -24,17 +26,13 @@ from preble.decisions.lines import (
     Event,
     EventsLostLine,
     EvictedLine,
-    FinishLine,
-    FirstTokenLine,
-    MoveLine,
-    PeerEndedLine,
-    PeerFirstTokenLine,
     PeerForgottenLine,
     PeerHeldLine,
     PeerPlacedLine,
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
+    ReportLine,
     SharedLine,
     StoredLine,
     TimerLine,
@@ -160,16 +158,26 @@ def _compare_stored(scheduler: GlobalScheduler, number: int, line: StoredLine) -
     return Difference(number, None, known[line.located], known[located])
 
 
+def report(
+    scheduler: GlobalScheduler, peer: PeerId, request_id: RequestId, fact: Moved | FirstToken | Ended, now: float
+) -> None:
+    """Report a logged fact. Raises: UnknownRequest."""
+    if isinstance(fact, Moved):
+        scheduler.move(request_id, fact.replica_id, now)
+    elif peer:
+        scheduler.assume(PeerReported(peer, request_id, fact), now)
+    elif isinstance(fact, FirstToken):
+        scheduler.on_first_token(request_id, now)
+    else:
+        scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
+
+
 def _tell(scheduler: GlobalScheduler, event: Event) -> None:
     """Play an event without a result to compare."""
     match event:
-        case MoveLine(t=t, id=request_id, to=to):
-            scheduler.move(RequestId(request_id), ReplicaId(to), t)
-        case FirstTokenLine(t=t, id=request_id):
-            scheduler.on_first_token(RequestId(request_id), t)
-        case FinishLine(t=t, id=request_id, output_tokens=output_tokens, cached_tokens=cached_tokens):
-            scheduler.on_finish(RequestId(request_id), output_tokens, t, cached_tokens=cached_tokens)
-        case PeerPlacedLine() | PeerFirstTokenLine() | PeerEndedLine() | PeerHeldLine():
+        case ReportLine(t=t, id=request_id, fact=fact, peer=peer):
+            report(scheduler, PeerId(peer), RequestId(request_id), fact, t)
+        case PeerPlacedLine() | PeerHeldLine():
             scheduler.assume(event.event(), event.t)
         case PeerForgottenLine(t=t, peer=peer):
             scheduler.forget_peer(PeerId(peer), t)

@@ -16,27 +16,24 @@ import msgspec
 
 from preble.core.costs.model import CostModel
 from preble.core.types import PeerId, ReplicaId, ReplicaSpec, RequestId
+from preble.core.types.life import Ended, Moved
 from preble.decisions.lines import (
     AddReplicaLine,
     Event,
-    FinishLine,
-    FirstTokenLine,
-    MoveLine,
-    PeerEndedLine,
-    PeerFirstTokenLine,
     PeerForgottenLine,
     PeerHeldLine,
     PeerPlacedLine,
     PlaceLine,
     PlacementRow,
     RemoveReplicaLine,
+    ReportLine,
     TrustLine,
     placement_row,
 )
 from preble.decisions.reader import LogReader, Numbered
 from preble.decisions.settings import make_scheduler
 from preble.errors import PrebleError
-from preble.lab.replay.replay import check_policy, place
+from preble.lab.replay.replay import check_policy, place, report
 
 
 class ReplicaShare(msgspec.Struct):
@@ -92,10 +89,10 @@ class _Tally:
         share.work_s += self._model.prefill_s(missed, placement.matched_tokens)
         self._where[line.id] = placement.replica
 
-    def finished(self, line: FinishLine) -> None:
-        replica = self._where.pop(line.id, None)
+    def ended(self, request_id: str, output_tokens: int) -> None:
+        replica = self._where.pop(request_id, None)
         if replica is not None:
-            self._shares[replica].work_s += self._model.decode_s(line.output_tokens)
+            self._shares[replica].work_s += self._model.decode_s(output_tokens)
 
     def outcome(self, policy: str, *, as_logged: bool) -> PolicyOutcome:
         shares = self._shares.values()
@@ -127,8 +124,8 @@ def logged_outcome(path: Path) -> PolicyOutcome:
             case PlaceLine(placement=placement):
                 assert placement is not None
                 tally.placed(event, placement, placement)
-            case FinishLine():
-                tally.finished(event)
+            case ReportLine(id=request_id, fact=Ended() as end, peer=""):
+                tally.ended(request_id, end.output_tokens or 0)
     return tally.outcome(log.header.settings.policy, as_logged=True)
 
 
@@ -181,16 +178,10 @@ class _Run:
                 self._scheduler.set_trust(ReplicaId(replica), trusted, event.t)
             case PlaceLine():
                 self._place(event)
-            case MoveLine(id=request_id, to=to):
-                self._logged[request_id] = to
-            case FirstTokenLine(id=request_id) if request_id in self._in_flight:
-                self._scheduler.on_first_token(RequestId(request_id), event.t)
-            case FinishLine():
-                self._finish(event)
-            case PeerPlacedLine() | PeerFirstTokenLine() | PeerHeldLine():
+            case ReportLine():
+                self._report(event)
+            case PeerPlacedLine() | PeerHeldLine():
                 self._scheduler.assume(event.event(), event.t)
-            case PeerEndedLine():
-                self._scheduler.assume(dataclasses.replace(event.event(), cached_tokens=None), event.t)
             case PeerForgottenLine(peer=peer):
                 self._scheduler.forget_peer(PeerId(peer), event.t)
 
@@ -206,13 +197,24 @@ class _Run:
         self._logged[line.id] = logged.replica
         self._in_flight.add(line.id)
 
-    def _finish(self, line: FinishLine) -> None:
-        if self._logged.pop(line.id, None) is None:
-            raise ValueError(f"request {line.id!r} is not in flight")
-        self.tally.finished(line)
-        if line.id in self._in_flight:
-            self._in_flight.discard(line.id)
-            self._scheduler.on_finish(RequestId(line.id), line.output_tokens, line.t)
+    def _report(self, line: ReportLine) -> None:
+        fact, request_id = line.fact, line.id
+        if isinstance(fact, Ended):  # what is cached there says nothing of another placement
+            fact = Ended(output_tokens=fact.output_tokens)
+        if line.peer:
+            report(self._scheduler, PeerId(line.peer), RequestId(request_id), fact, line.t)
+            return
+        if isinstance(fact, Moved):
+            self._logged[request_id] = fact.replica_id
+            return
+        if isinstance(fact, Ended):
+            if self._logged.pop(request_id, None) is None:
+                raise ValueError(f"request {request_id!r} is not in flight")
+            self.tally.ended(request_id, fact.output_tokens or 0)
+        if request_id in self._in_flight:
+            report(self._scheduler, PeerId(""), RequestId(request_id), fact, line.t)
+            if isinstance(fact, Ended):
+                self._in_flight.discard(request_id)
 
     def _remove(self, replica: str, now: float) -> None:
         """End the requests that were lost with the replica in the log; drop those that are on it only here."""

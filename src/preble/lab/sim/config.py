@@ -7,7 +7,6 @@ from enum import StrEnum
 
 import msgspec
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.costs.model import CostProfile
 from preble.core.costs.refit import CostFactors, scaled
 from preble.core.replica.waiting_queue import QueueOrder
@@ -99,7 +98,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `replicas`: r0, r1, ... at the start. `profile`: its cost profile. `kv_tokens`: KV cache of one, None for the
     profile's. `block_size`, `max_batch_tokens`, `max_running`, `order`: of the local scheduler. `seed`: breaks the
-    policy's ties. `window_s`: H. `rebalance`: for policies that rebalance. `dispatch_s`: from a placement to the
+    policy's ties. `window_s`: H. `dispatch_s`: from a placement to the
     request's arrival at the replica. `event_delay_s`: from the end of an iteration to its KV events' arrival at the
     scheduler, None for replicas that report nothing. `sample_s`: between two samples of the timeline, None for none.
     `failures`: what happens to replicas, in any order.
@@ -120,7 +119,6 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     order: QueueOrder = QueueOrder.FCFS
     seed: int = 0
     window_s: float = 180.0
-    rebalance: RebalanceSettings = RebalanceSettings()
     dispatch_s: float = 0.0
     event_delay_s: float | None = 0.001
     sample_s: float | None = None
@@ -171,7 +169,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def scheduler_settings(self) -> SchedulerSettings:
         """What it says of the global scheduler."""
-        return SchedulerSettings(policy=self.policy, seed=self.seed, window_s=self.window_s, rebalance=self.rebalance)
+        return SchedulerSettings(policy=self.policy, seed=self.seed, window_s=self.window_s)
 
     @property
     def told_profile(self) -> CostProfile:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from preble.core.cluster.load_window import LoadWindow
-from preble.core.cluster.rebalance import Rebalancer, RebalanceSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.e2.rebalance import Rebalancer, RebalanceSettings
 from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import Reason, ReplicaId, Request, RequestId, pack_tokens
 from support.by_hand import A, B, run_of, scheduler_of
@@ -273,8 +273,8 @@ def test_an_answer_of_which_only_the_end_is_seen_says_nothing_of_queueing() -> N
     """16 requests that share a prefix and are answered at once, streamed or not; decoding takes long."""
 
     def replications(streamed: bool) -> int:
-        settings = {"window_s": 40.0, "rebalance": RebalanceSettings(min_requests=4, interval_s=1.0)}
-        made = scheduler_of("e2", A, B, model=CostModel(PROFILE_OF_DECODES), settings=settings)
+        policy = "e2?min_requests=4&interval_s=1"
+        made = scheduler_of(policy, A, B, model=CostModel(PROFILE_OF_DECODES), settings={"window_s": 40.0})
         changes = 0
         for i in range(16):
             made.place(Request.of(f"q{i}", [*range(200), 1000 + i]), float(i))

@@ -5,25 +5,21 @@ from __future__ import annotations
 from random import Random
 
 from preble.core.placing.assumed import REMEMBERED_ENDS
-from preble.core.types import (
-    PeerEnded,
-    PeerFirstToken,
-    PeerHeld,
-    PeerId,
-    PeerPlaced,
-    ReplicaId,
-    Request,
-    RequestId,
-    pack_tokens,
-)
+from preble.core.types import PeerId, ReplicaId, Request, RequestId, pack_tokens
+from preble.core.types.events import PeerHeld, PeerPlaced, PeerReported
+from preble.core.types.life import Ended, FirstToken
 from support.by_hand import A, B, scheduler_of
 
 EAST = PeerId("east")
 PROMPT = pack_tokens(Random(0).sample(range(30_000), 400))
 
 
-def placed(request_id: str = "theirs", on: ReplicaId = A, *, known: bool = True) -> PeerPlaced:
-    return PeerPlaced(EAST, RequestId(request_id), on, 400, 0, PROMPT if known else None)
+def of(request_id: str, fact: PeerPlaced | FirstToken | Ended) -> PeerReported:
+    return PeerReported(EAST, RequestId(request_id), fact)
+
+
+def placed(request_id: str = "theirs", on: ReplicaId = A, *, known: bool = True) -> PeerReported:
+    return of(request_id, PeerPlaced(on, 400, 0, PROMPT if known else None))
 
 
 def test_a_prompt_that_another_gateway_has_just_placed_attracts_the_same_prompt() -> None:
@@ -54,16 +50,16 @@ def test_theirs_are_counted_apart_from_ours() -> None:
 def test_the_first_token_ends_the_wait_and_the_end_ends_it_all() -> None:
     scheduler = scheduler_of("preble", A)
     scheduler.assume(placed(), 0.0)
-    assert scheduler.assume(PeerFirstToken(EAST, RequestId("theirs")), 0.5)
+    assert scheduler.assume(of("theirs", FirstToken()), 0.5)
     assert scheduler.snapshot().replicas[A].waiting_prefill_tokens == 0
-    assert scheduler.assume(PeerEnded(EAST, RequestId("theirs"), 20), 1.0)
+    assert scheduler.assume(of("theirs", Ended(output_tokens=20)), 1.0)
     assert scheduler.snapshot().replicas[A].num_requests == 0
     scheduler.check()
 
 
 def test_an_end_that_comes_first_keeps_its_placement_from_counting() -> None:
     scheduler = scheduler_of("preble", A)
-    assert not scheduler.assume(PeerEnded(EAST, RequestId("theirs")), 0.0)
+    assert not scheduler.assume(of("theirs", Ended()), 0.0)
     assert not scheduler.assume(placed(), 0.1)
     assert scheduler.snapshot().num_assumed == 0
 
@@ -71,7 +67,7 @@ def test_an_end_that_comes_first_keeps_its_placement_from_counting() -> None:
 def test_only_so_many_ends_are_remembered() -> None:
     scheduler = scheduler_of("preble", A)
     for number in range(REMEMBERED_ENDS + 1):
-        scheduler.assume(PeerEnded(EAST, RequestId(str(number))), 0.0)
+        scheduler.assume(of(str(number), Ended()), 0.0)
     assert scheduler.assume(placed("0"), 0.1)
     assert not scheduler.assume(placed("1"), 0.1)
 
@@ -81,7 +77,7 @@ def test_a_replica_that_leaves_gives_back_our_requests_only() -> None:
     scheduler.place(Request(RequestId("ours"), PROMPT), 0.0)
     scheduler.assume(placed(), 0.0)
     assert [request.request_id for request in scheduler.remove_replica(A, 1.0)] == ["ours"]
-    assert not scheduler.assume(PeerEnded(EAST, RequestId("theirs"), 1), 2.0)
+    assert not scheduler.assume(of("theirs", Ended(output_tokens=1)), 2.0)
     scheduler.check()
 
 

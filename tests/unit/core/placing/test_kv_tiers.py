@@ -24,8 +24,9 @@ from preble.core.types import (
     Tier,
     pack_tokens,
 )
+from preble.core.types.life import Started
 from preble.decisions.explain import explain
-from preble.decisions.recent import RecentDecisions
+from preble.decisions.recent import PlacedAt, RecentDecisions
 from support.by_hand import A, B, scheduler_of
 
 PROFILE = CostProfile(
@@ -230,7 +231,7 @@ def test_the_explanation_shows_what_is_loaded() -> None:
     store(made)
     made.on_evicted(BlocksDemoted(A, (14, 13), Tier.HOST), 0.0)
     recent = RecentDecisions(made.policy.name, limit=25)
-    recent.placed(place(made), 1.0)
+    recent.on(PlacedAt(place(made), 1.0), Started(), 1.0)
     (decision,) = recent.latest(1)
     assert "to load" in explain(decision)
     assert any(line.split()[-6:-4] == ["64", "32"] for line in explain(decision).splitlines())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from preble.core.placing.cache_tracker import CacheTracker
-from preble.core.placing.listener import SchedulerListener
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksEvicted,
     BlocksStored,
     CacheCleared,
-    PeerFirstToken,
     PeerId,
     ReplicaId,
     ReplicaSpec,
@@ -22,20 +20,32 @@ from preble.core.types import (
     RequestId,
     pack_tokens,
 )
+from preble.core.types.events import (
+    NotPlaced,
+    PeerForgotten,
+    PeerReported,
+    Placed,
+    ReplicaAdded,
+    ReplicaRemoved,
+    Reported,
+    SchedulerEvent,
+    Stored,
+    TimerEvent,
+    TrustChanged,
+)
+from preble.core.types.life import Ended, FirstToken, Moved
 from preble.errors import NoReplicaError, UnknownRequest
 from support.by_hand import A, B, scheduler_of
 
 
 class Notes:
-    """A listener that notes the name and arguments of each call."""
+    """A listener that notes each event and its time."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[object, ...]]] = []
+        self.calls: list[tuple[SchedulerEvent, float]] = []
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *arguments: self.calls.append((name, arguments))
+    def on(self, event: SchedulerEvent, now: float) -> None:
+        self.calls.append((event, now))
 
 
 def listened_to() -> tuple[GlobalScheduler, Notes]:
@@ -57,7 +67,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
     made.on_evicted(evicted, 3.0)
     made.on_finish(RequestId("first"), 4, 3.5, cached_tokens=1)
     made.set_trust(A, False, 4.0)
-    unknown = PeerFirstToken(PeerId("east"), RequestId("theirs"))
+    unknown = PeerReported(PeerId("east"), RequestId("theirs"), FirstToken())
     made.assume(unknown, 4.5)
     made.forget_peer(PeerId("east"), 4.5)
     made.on_timer(5.0)
@@ -69,24 +79,24 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
     made.add_replica(spec, 8.0)
     made.on_evicted(CacheCleared(ReplicaId("c")), 9.0)
     assert notes.calls == [
-        ("placed", (first, placement, 1.0)),
-        ("moved", ("first", other, 1.5)),
-        ("first_token", ("first", 2.0)),
-        ("stored", (stored, True, 2.5)),
-        ("evicted", (evicted, 3.0)),
-        ("finished", ("first", 4, 1, 3.5)),
-        ("trust_changed", (A, False, 4.0)),
-        ("assumed", (unknown, 4.5)),
-        ("peer_forgotten", ("east", 4.5)),
-        ("timer_ran", (5.0,)),
-        ("replica_removed", (A, 6.0)),
-        ("replica_removed", (B, 6.0)),
-        ("not_placed", (second, nobody.value, 7.0)),
-        ("replica_added", (spec, 8.0)),
-        ("evicted", (CacheCleared(ReplicaId("c")), 9.0)),
+        (Placed(first, placement), 1.0),
+        (Reported(first.request_id, Moved(other)), 1.5),
+        (Reported(first.request_id, FirstToken()), 2.0),
+        (Stored(stored, True), 2.5),
+        (evicted, 3.0),
+        (Reported(first.request_id, Ended(output_tokens=4, cached_tokens=1)), 3.5),
+        (TrustChanged(A, False), 4.0),
+        (unknown, 4.5),
+        (PeerForgotten(PeerId("east")), 4.5),
+        (TimerEvent(), 5.0),
+        (ReplicaRemoved(A), 6.0),
+        (ReplicaRemoved(B), 6.0),
+        (NotPlaced(second, nobody.value), 7.0),
+        (ReplicaAdded(spec), 8.0),
+        (CacheCleared(ReplicaId("c")), 9.0),
     ]
-    declared = {name for name, value in vars(SchedulerListener).items() if callable(value) and name[0] != "_"}
-    assert declared == {name for name, _ in notes.calls}
+    kinds = {type(event) for event, _ in notes.calls}
+    assert kinds <= set(get_args(SchedulerEvent)) and len(kinds) == 12
 
 
 @pytest.mark.parametrize(

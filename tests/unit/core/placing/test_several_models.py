@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from preble.core.cluster.rebalance import RebalanceSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy, policy_names
 from preble.core.types import BlocksStored, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
@@ -77,8 +76,8 @@ def hot_prefix(*models: str, drained: tuple[ReplicaId, ...] = ()) -> list[tuple[
 
     `drained`: those that get no more requests when its last one comes.
     """
-    settings = RebalanceSettings(threshold=1e9, calm=1e9, min_requests=4, interval_s=1.0)
-    made = GlobalScheduler(make_policy("e2"), MODEL, window_s=40.0, belief_ttl_s=1e9, rebalance=settings)
+    policy = make_policy("e2?threshold=1e9&calm=1e9&min_requests=4&interval_s=1")
+    made = GlobalScheduler(policy, MODEL, window_s=40.0, belief_ttl_s=1e9)
     for name, model in zip("abc", models, strict=False):
         made.add_replica(ReplicaSpec(ReplicaId(name), block_size=1, model=model), 0.0)
     for name, prompt, avoid in (("load", run_of(9, 50), A), ("first", DOC, B)):

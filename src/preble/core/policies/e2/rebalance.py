@@ -1,7 +1,5 @@
 """Move load off heavy replicas, and replicate a prefix that is too popular for one, after placement.
 
-Only policies that ask for it use this: `e2`. The default policy weighs copies when it places.
-
 Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; ours: docs/decisions/0004):
 
 - *redirect*, on the request path, O(1): a request would exploit a replica that is Th_bal times as loaded as the
@@ -14,13 +12,23 @@ Three mechanisms, from fast to slow (Preble, "Post-assignment load adjustment"; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.errors import ConfigError
 
+_SETTINGS: Final = (
+    "threshold",
+    "calm",
+    "queue_growth",
+    "min_requests",
+    "retire_below",
+    "interval_s",
+    "replicate",
+)
 _FORGET_PARTS = 8
 """Number of searches in which each prefix is checked once: is it still in use?"""
 
@@ -48,6 +56,39 @@ class RebalanceSettings:
     def __post_init__(self) -> None:
         if not 1.0 <= self.calm <= self.threshold:
             raise ValueError(f"need 1 <= calm <= threshold, got calm {self.calm}, threshold {self.threshold}")
+        if self.queue_growth < 1 or self.min_requests < 1 or self.interval_s <= 0:
+            raise ValueError("need queue_growth and min_requests of 1 or more, and an interval_s above 0")
+
+
+def settings_of(text: str) -> RebalanceSettings:
+    """Read settings as in `threshold=2&replicate=false`. Raises: ConfigError: there is none of that name; it is wrong.
+
+    >>> settings_of("min_requests=4&replicate=false").replicate
+    False
+    """
+    known, given = RebalanceSettings(), dict[str, Any]()
+    for part in text.split("&"):
+        name, _, value = part.partition("=")
+        if name not in _SETTINGS:
+            raise ConfigError(f"e2 has no setting {name!r}; it has: {', '.join(_SETTINGS)}")
+        try:
+            given[name] = _read(value, getattr(known, name))
+        except ValueError as error:
+            raise ConfigError(f"e2 cannot use {part!r}: give a value such as {getattr(known, name)}") from error
+    try:
+        return replace(known, **given)
+    except ValueError as error:
+        raise ConfigError(f"e2: {error}") from error
+
+
+def _read(text: str, default: Any) -> Any:
+    """Raises: ValueError."""
+    if isinstance(default, bool):
+        return ("false", "true").index(text.lower()) == 1
+    number = type(default)(text)
+    if not 0 <= number < inf:
+        raise ValueError(text)
+    return number
 
 
 class _Half:
@@ -144,7 +185,7 @@ class Rebalancer:
     `num_replicated`: prefixes that are served by replicas of the rebalancer's choice: several, or one that is left.
     """
 
-    def __init__(self, settings: RebalanceSettings, window_s: float) -> None:
+    def __init__(self, settings: RebalanceSettings, window_s: float = inf) -> None:
         self.settings = settings
         self._half_s = window_s / 2
         self._prefixes: dict[Node, _Prefix] = {}
@@ -153,6 +194,10 @@ class Rebalancer:
         self._shedding = 0
         self.num_replicated = 0
         self._next_search: float | None = None
+
+    def begin(self, window_s: float) -> None:
+        """Compare the halves of a window of this length."""
+        self._half_s = window_s / 2
 
     # -- on the request path ------------------------------------------------------------------------------------------
 
