@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from support.scripts import script
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "failures.md").read_text(encoding="utf-8")
 HOW = ("as they come", "in turns")
@@ -35,12 +37,13 @@ def test_the_figures_are_those_of_the_kept_result() -> None:
     assert all(failed <= 0.02 * 200 for failed, _, _ in default), "the bar"
 
 
-def test_the_figures_of_restarts_are_those_of_the_kept_result_and_nothing_was_lost() -> None:
-    kept = msgspec.json.decode((ROOT / "benchmarks" / "results" / "restarts.json").read_bytes())
-    figures = (kept["requests"], kept["streams"], kept["restarts"], len(kept["lost"]))
-    times = (f"{kept['p99_s']} s", f"{kept['slowest_s']} s")
-    assert "| " + " | ".join(map(str, (*figures, *times))) + " |" in PAGE
-    assert (kept["lost"], kept["restarts"], set(kept["statuses"])) == ([], 5, {0}), "the bar"
+def test_the_figures_of_upgrades_are_those_of_the_kept_result() -> None:
+    upgrades = script("benchmarks/repro/upgrades.py")
+    kept = msgspec.json.decode(upgrades.RESULT.read_bytes(), type=upgrades.Result)
+    made = {"upgrades": upgrades.table(kept)}
+    assert upgrades.filled(PAGE, made) == PAGE, "fill it in: python benchmarks/repro/upgrades.py --fill"
+    assert made.keys() <= set(script("benchmarks/repro/page.py").names(PAGE))
+    assert kept.upgrades == 5
 
 
 def test_the_figures_of_the_flood_are_those_of_the_kept_result() -> None:

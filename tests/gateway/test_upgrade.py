@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from gateway.fakes import FakeReplica, gated, replicas
 from support.load import load
@@ -23,6 +24,7 @@ from support.processes import tree
 from support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+DRAIN_S = 0.2
 CONFIG = """
 workers = {workers}
 replicas = ["{url}"]
@@ -30,7 +32,7 @@ engine = "openai"
 policy = "{policy}"
 port = 0
 [timeouts]
-drain_s = 0.2
+drain_s = {drain_s}
 shutdown_s = 0.1
 [parity]
 enabled = false
@@ -71,7 +73,7 @@ class Gateway:
 
 def write(folder: Path, fake: FakeReplica, workers: int, policy: str) -> Path:
     config = folder / "preble.toml"
-    config.write_text(CONFIG.format(workers=workers, url=fake.url, policy=policy), encoding="utf-8")
+    config.write_text(CONFIG.format(drain_s=DRAIN_S, workers=workers, url=fake.url, policy=policy), encoding="utf-8")
     return config
 
 
@@ -134,6 +136,31 @@ async def test_an_upgrade_loses_no_request_and_uses_what_is_installed_by_then(
         assert (await held).status == 200
         await eventually(lambda: has_ended(gateway.first))
         assert gateway.logged("Traceback") == []
+
+
+async def test_a_gateway_that_leaves_does_not_close_the_idle_connection_of_a_client(tmp_path: Path) -> None:
+    """The client may be sending a request there."""
+    ask = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n" + b'{"prompt": "a"}'
+    async with replicas(1) as [fake], running(tmp_path, fake, 0) as gateway:
+        url = URL(gateway.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(ask)
+        assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        fake.script.append(gated)
+        async with gateway.client() as http:
+            held = asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"}))
+            await eventually(lambda: fake.running == 1)
+            await gateway.upgrade()
+            fake.gate.set()
+            assert (await held).status == 200
+            assert (await held).headers["connection"] == "close"
+        await asyncio.sleep(
+            2 * DRAIN_S
+        )  # until it would close it, of which nothing tells; a shorter wait fails nothing
+        writer.write(ask)
+        assert b"connection: close" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await eventually(lambda: has_ended(gateway.first))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

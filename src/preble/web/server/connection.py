@@ -62,6 +62,9 @@ class BoundedConnection(HttpToolsProtocol):
     """Says which POSTs are served by callbacks."""
     opened: Callable[[], None] | None = None
     """Called when a connection has opened."""
+    leaves_idle = False
+    """Whether the end of the server leaves idle connections to their clients, who may be sending: they end with the
+    next answer, or when they have been idle for long."""
     _served: Answering | None = None
     """The request that is served now, if it is by callbacks."""
     _send_by = _head_by = _idle_until = inf
@@ -141,6 +144,8 @@ class BoundedConnection(HttpToolsProtocol):
         A client that has just connected is sending its request, which would be lost with the connection.
         """
         self._is_ending = True
+        if self.leaves_idle and not self._is_answering():
+            return
         if self._is_answering() or not (self.cycle is None or bytes_unread(self.transport)):
             super().shutdown()
             return

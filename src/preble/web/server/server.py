@@ -48,10 +48,11 @@ class Server(uvicorn.Server):
         settings: dict[str, object] = {"limit": limit, "opened": staticmethod(self._sweep_on)}
         settings["accept"] = accept and staticmethod(accept)
         self._exiting = asyncio.Event()
+        self._connection_class: type[BoundedConnection] = type("Connection", (BoundedConnection,), settings)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=type("Connection", (BoundedConnection,), settings),
+                http=self._connection_class,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -102,6 +103,7 @@ class Server(uvicorn.Server):
     def leave(self, grace_s: float) -> None:
         """Accept no more, since another process does; at the end running requests may continue for `grace_s`."""
         self.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._connection_class.leaves_idle = True  # also of those that are open
         for one in self.servers:
             one.close()
 
