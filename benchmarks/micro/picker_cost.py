@@ -61,10 +61,12 @@ class Arm:
 
 
 @asynccontextmanager
-async def started_picker(urls: list[str], args: list[str], folder: Path) -> AsyncIterator[tuple[ReplicaProcess, int]]:
+async def started_picker(
+    urls: list[str], args: list[str], folder: Path, preble: tuple[str, ...] = (sys.executable, "-m", "preble")
+) -> AsyncIterator[tuple[ReplicaProcess, int]]:
     """`preble epp` with every replica joined, and its port for gateways."""
     [port] = free_ports(1)
-    argv = [sys.executable, "-m", "preble", "epp", "--port", "0", "--grpc-port", str(port), *args]
+    argv = [*preble, "epp", "--port", "0", "--grpc-port", str(port), *args]
     for url in urls:
         argv += ["--replica", url]
     process = ReplicaProcess("picker", Command(tuple(argv), dict(os.environ), None), folder / "picker.log")
@@ -166,8 +168,9 @@ def table(rows: list[Cost]) -> str:
     return "\n".join([*lines, f"{'each event more':26}" + "".join(f" {cost:9.0f}" for cost in each)])
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def arguments(text: str | None) -> argparse.Namespace:
+    """The options of a command that `text` explains."""
+    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=48, help="requests of each kind in a round (default: 48)")
     parser.add_argument("--rounds", type=int, default=6, help="rounds; the cheapest counts (default: 6)")
     parser.add_argument("--seed", type=int, default=0)
@@ -178,7 +181,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args = arguments()
+    args = arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         rows = uvloop.run(measure(args, Path(folder)))
     head = {

@@ -248,6 +248,19 @@ async def test_keys_are_asked_for_and_do_not_reach_the_replicas(pick: Pick) -> N
         assert "x-preble-replica" not in headers, "where it went is for admins"
 
 
+async def test_headers_by_which_a_client_would_speak_as_a_router_do_not_reach_the_replicas(pick: Pick) -> None:
+    given = {"x-override-priority": "9", "x-preble-replica": "a", "x-request-id": "mine"}
+    async with replicas(1) as fakes, pick(fakes) as picking:
+        exchange = picking.exchange()
+        assert (await exchange.placed(headers=given)).removed == ["x-override-priority", "x-preble-replica"]
+        exchange.abort()
+        page = picking.exchange()
+        await page.head("/v1/models", given, method="GET", ends=True)
+        decision = await page.decision()
+        assert isinstance(decision, Sent) and decision.removed == ["x-override-priority", "x-preble-replica"]
+        page.abort()
+
+
 async def test_the_engines_own_key_is_sent_to_them(pick: Pick) -> None:
     async with replicas(1) as fakes, pick(fakes, auth=AuthConfig(engine_api_key="theirs")) as picking:
         exchange = picking.exchange()

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,9 @@ async def test_health_says_ready_from_the_first_replica_on(pick: Pick) -> None:
 
 
 async def test_who_watches_a_health_hears_when_it_changes_until_the_picker_ends() -> None:
-    async with replicas(1) as [fake], grpc_end_of(fake.url) as (gateway, context, channel):
+    async with replicas(1) as [fake], AsyncExitStack() as stack:
         await fake.stop()
-        await eventually(lambda: not gateway.serving.replicas)
+        gateway, context, channel = await stack.enter_async_context(grpc_end_of(fake.url))
         watch = HealthStub(channel).Watch
         calls = {name: watch(HealthCheckRequest(service=name)) for name in ("", "readiness", "something")}
         heard = {name: (await call.read()).status for name, call in calls.items()}

@@ -355,7 +355,7 @@ RAW_TASKS = {
     "integrations/ray/direct.py:__init__",
     "integrations/ray/example.py:send",
     "integrations/ray/placing.py:_place",
-    "picker/calls.py:_opened",
+    "picker/calls.py:_begun",
     "serving/link/host.py:_in_background",
     # awaited where they are made, or by what they are made for
     "gateway/handover.py:begin",

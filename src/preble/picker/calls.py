@@ -1,20 +1,58 @@
-"""gRPC calls over asyncio: a server of methods, each a coroutine that reads and writes encoded messages."""
+"""gRPC calls over asyncio: a server of methods, each a coroutine that reads and writes encoded messages.
+
+What a peer may take of one connection is bounded in `http2`; here is what all may take together. Whoever makes us hold
+the most is left first, so a peer that takes much makes room for the others by its own end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from math import inf
 from socket import socket
+from types import MappingProxyType
 from typing import cast
 
 import structlog
+from h2.errors import ErrorCodes
 
 from preble.picker.http2 import Connection, ProtocolError, Status, Stream
 
-_MOST_PENDING_BYTES = 256 * 1024
+MOST_CONNECTIONS = 512
+"""Beyond them the connection that has been open for longest without a stream makes room."""
+MOST_HELD_BYTES = 48 * 1024 * 1024
+"""The most that all connections may make us hold. A stream counts, too: 6,144 of them, more than may be in flight."""
+HANDSHAKE_S = 10.0
+"""The most time that a TLS handshake may take."""
+TICK_S = 1.0
+"""The limits of `http2` that have to do with time are meant for ticks of one second."""
+TELL_EVERY_S = 60.0
+"""Between two log lines about the same refusal."""
+_MOST_PENDING_BYTES = 64 * 1024
 """A method that writes more than the peer takes waits."""
+_PIECE_BYTES = 16 * 1024
+_MOST_FRAMES = 64
+"""After a piece of input with more frames others have their turn."""
 _ABORT_S = 5.0
+_END_S = 5.0
+"""So long a peer that is left may take to read why."""
+
+
+class Refusal(StrEnum):
+    """Why the server refuses something to a peer: the values of a metric's label."""
+
+    PROTOCOL = "protocol"
+    FLOOD = "flood"
+    MEMORY = "memory"
+    SILENT = "silent"
+    CONNECTIONS = "connections"
+    MESSAGE = "message"
+
+
+_REFUSALS = MappingProxyType({ErrorCodes.ENHANCE_YOUR_CALM: Refusal.FLOOD, ErrorCodes.SETTINGS_TIMEOUT: Refusal.SILENT})
 
 
 class CallError(Exception):
@@ -28,11 +66,12 @@ class CallError(Exception):
 class Call:
     """One call, as its method sees it."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, peer: _Peer, stream: Stream) -> None:
+        self._peer = peer
         self._stream = stream
         self._waiter: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None
-        stream.changed = self._changed
+        stream.changed = self.changed
 
     async def read(self) -> bytes | None:
         """Return the next message, None after the last one."""
@@ -46,14 +85,21 @@ class Call:
     async def write(self, message: bytes) -> None:
         """Send a message. Waits while the peer takes nothing."""
         self._stream.send(message)
-        while self._stream.num_pending > _MOST_PENDING_BYTES:
+        while self._stream.num_pending > _MOST_PENDING_BYTES or self._peer.is_full:
             await self._change()
+
+    @property
+    def num_alike(self) -> int:
+        """How many earlier calls of this method the connection has."""
+        own, streams = self._stream, self._peer.connection.streams.values()
+        return sum(stream.path == own.path and stream.id < own.id for stream in streams)
 
     async def _change(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """The stream has changed, or the peer takes bytes again."""
         if self._stream.is_reset and self.task is not None:
             self.task.cancel()
         elif self._waiter is not None and not self._waiter.done():
@@ -64,38 +110,94 @@ Method = Callable[[Call], Awaitable[None]]
 
 
 class _Peer(asyncio.Protocol):
-    """One connection."""
+    """One connection. `is_full`: the peer reads nothing of what we write. `counted`: `held`, as the server has it."""
 
     def __init__(self, server: CallServer) -> None:
         self._server = server
         self._is_woken = False
-        self._calls: set[asyncio.Task[None]] = set()
+        self._input = b""
+        self._reads = True
+        self._end: asyncio.TimerHandle | None = None
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        self.is_full = False
+        self.counted = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that the peer makes us hold."""
+        return len(self._input) + self.connection.held
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", transport)
-        self.connection = Connection(self._opened, self._wake)
-        self._server.peers.add(self)
+        self.connection = Connection(self._begun, self._wake)
+        self._server.entered(self)
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        try:
-            self.connection.receive(data)
-        except ProtocolError as error:
-            structlog.get_logger().warning("call_protocol_error", error=str(error))
-            self._write()
-            self._transport.close()
+        waits = bool(self._input)
+        self._input += data
+        if not waits:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Take input in by pieces, so that small frames hold up nobody."""
+        while self._input and self._end is None:
+            piece, self._input = self._input[:_PIECE_BYTES], self._input[_PIECE_BYTES:]
+            try:
+                num_frames = self.connection.receive(piece)
+            except ProtocolError as error:
+                self.end(error.code, str(error))
+                return
+            self._server.count(self)
+            if self._input and num_frames > _MOST_FRAMES:
+                self._loop.call_soon(self._take_in)
+                break
+        self._read_on()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._server.peers.discard(self)
+        if self._end is not None:
+            self._end.cancel()
+        self._input = b""
         self.abort()
+        self.connection.close()
+        self._server.left(self)
 
     def pause_writing(self) -> None:
         """Read nothing more from a peer that reads nothing, so that our buffers stay bounded."""
-        self._transport.pause_reading()
+        self.is_full = True
+        self._read_on()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self.is_full = False
+        for call in self._calls.values():
+            call.changed()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        reads = not self.is_full and not self._input
+        if reads != self._reads and not self._transport.is_closing():
+            self._reads = reads
+            (self._transport.resume_reading if reads else self._transport.pause_reading)()
+
+    def tick(self) -> None:
+        """Look after the connection, each second."""
+        try:
+            self.connection.tick()
+        except ProtocolError as error:
+            self.end(error.code, str(error))
+
+    def end(self, code: ErrorCodes, text: str, refusal: Refusal | None = None) -> None:
+        """Leave the peer, and tell it why."""
+        if self._end is not None:
+            return
+        self._end = self._loop.call_later(_END_S, self._transport.abort)
+        self._input = b""
+        self._transport.write(self.connection.close(code))
+        self._transport.close()
+        self._server.count(self)
+        if code is not ErrorCodes.NO_ERROR:
+            self._server.refused(refusal or _REFUSALS.get(code, Refusal.PROTOCOL), text)
 
     def abort(self) -> None:
         """End all calls."""
@@ -110,11 +212,14 @@ class _Peer(asyncio.Protocol):
     def calls(self) -> frozenset[asyncio.Task[None]]:
         return frozenset(self._calls)
 
-    def _opened(self, stream: Stream) -> None:
-        call = Call(stream)
+    def _begun(self, stream: Stream) -> None:
+        call = Call(self, stream)
         call.task = task = self._loop.create_task(self._run(call, stream))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls[task] = call
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._calls.pop(task).task = None
 
     async def _run(self, call: Call, stream: Stream) -> None:
         status, text = Status.OK, ""
@@ -125,6 +230,8 @@ class _Peer(asyncio.Protocol):
             await method(call)
         except CallError as error:
             status, text = error.status, str(error)
+            if status is Status.INVALID_ARGUMENT:
+                self._server.refused(Refusal.MESSAGE, text)
         except asyncio.CancelledError:
             status, text = Status.CANCELLED, "the server ends"
         except Exception:  # noqa: BLE001 (a task's root: one call's failure must not end the others)
@@ -142,19 +249,34 @@ class _Peer(asyncio.Protocol):
         self._is_woken = False
         if (output := self.connection.take_output()) and not self._transport.is_closing():
             self._transport.write(output)
+        self._server.count(self)
 
 
 class CallServer:
-    """Serves methods by path."""
+    """Serves methods by path. `told`: called for each refusal."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
+    def __init__(self, methods: Mapping[str, Method], told: Callable[[Refusal], None]) -> None:
         self.methods = methods
-        self.peers: set[_Peer] = set()
+        self.peers: dict[_Peer, None] = {}
+        """The connections, the oldest first."""
+        self._told = told
+        self._held = 0
+        self._untold: Counter[Refusal] = Counter()
+        self._told_at: dict[Refusal, float] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, sock: socket, tls: ssl.SSLContext | None) -> None:
         """Serve on a listening socket."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Peer(self), sock=sock, ssl=tls)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Peer(self), sock=sock, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
+        )
+
+    async def look_after(self) -> None:
+        """End connections and calls that keep to no limit of time. Never returns."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            for peer in [*self.peers]:
+                peer.tick()
 
     async def stop(self, grace_s: float) -> None:
         """Take no further calls, let those that run end for `grace_s`, then end them."""
@@ -168,5 +290,41 @@ class CallServer:
             peer.abort()
         if running := [task for peer in self.peers for task in peer.calls]:
             await asyncio.wait(running, timeout=_ABORT_S)
-        for peer in list(self.peers):
+        for peer in [*self.peers]:
             peer.close()
+
+    # what all connections take together
+
+    def entered(self, peer: _Peer) -> None:
+        """A connection has come."""
+        if len(self.peers) >= MOST_CONNECTIONS:
+            unused = next((one for one in self.peers if not one.connection.streams), peer)
+            self.peers.pop(unused, None)
+            unused.end(ErrorCodes.ENHANCE_YOUR_CALM, "there are too many connections", Refusal.CONNECTIONS)
+            if unused is peer:
+                return
+        self.peers[peer] = None
+
+    def left(self, peer: _Peer) -> None:
+        """A connection is over."""
+        self.peers.pop(peer, None)
+        self.count(peer)
+
+    def count(self, peer: _Peer) -> None:
+        """Count what a connection makes us hold now."""
+        held = peer.held
+        self._held += held - peer.counted
+        peer.counted = held
+        if self._held > MOST_HELD_BYTES:
+            heaviest = max(self.peers, key=lambda one: one.counted)
+            heaviest.end(ErrorCodes.ENHANCE_YOUR_CALM, "the connection takes too much memory", Refusal.MEMORY)
+
+    def refused(self, refusal: Refusal, text: str) -> None:
+        """Count a refusal, and log one of each kind in a while."""
+        self._told(refusal)
+        self._untold[refusal] += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at.get(refusal, -inf) >= TELL_EVERY_S:
+            self._told_at[refusal] = now
+            times = self._untold.pop(refusal)
+            structlog.get_logger().warning("call_refused", refusal=str(refusal), error=text, times=times)

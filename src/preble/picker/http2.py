@@ -1,51 +1,81 @@
-"""HTTP/2 as gRPC uses it, from the server's side. Pure: bytes in, bytes out (RFC 9113, with `hpack` for headers).
+"""gRPC's messages over HTTP/2, from the server's side. Pure: bytes in, bytes out.
 
-Every piece of every answer passes the picker, and gRPC's own library costs several times as much CPU for it
-(docs/performance.md). A peer that breaks the protocol ends its connection.
+The library `h2` keeps the protocol: frames, headers, states, windows (docs/decisions/0010). Here is what one peer may
+take:
+
+- Memory. What has come and is not read counts as held (`Connection.held`), and so does what waits for the peer's room.
+  A stream has a window of `_WINDOW` bytes. A longer message gets the rest as a grant, and the grants of a connection
+  together are at most one of the longest messages; the next one waits until a message is complete. So no message waits
+  for room that unfinished ones hold.
+- Work. Frames that carry nothing, and streams that are reset as soon as they are opened, are counted between two calls
+  of `tick`. A peer that sends too many is told to calm down, and left.
+- Time. `tick` also ends connections that do not greet or are not used, and calls without a first message.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote
 
-from hpack import Decoder, HPACKError
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    SettingsAcknowledged,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import NoSuchStreamError
+from h2.exceptions import ProtocolError as BrokenProtocol
+from h2.settings import SettingCodes, Settings
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-MOST_MESSAGE_BYTES = 16 * 1024 * 1024
-MOST_STREAMS = 10_000
-"""The most streams at the same time on one connection."""
-_MOST_HEADER_BYTES = 64 * 1024
-_MOST_QUEUED_BYTES = 1024 * 1024
-"""The most bytes of one stream's messages that wait to be read; beyond them its window stays shut."""
-_LEAST_UPDATE_BYTES = 256 * 1024
-_FRAME_BYTES = 16_384
-"""The largest frame that a peer sends us: the protocol's default."""
-_WINDOW = 1024 * 1024
+MOST_MESSAGE_BYTES = 4 * 1024 * 1024
+"""What gRPC's own libraries take by default. Envoy sends what its buffers hold: a body in messages of up to 1 MiB."""
+MOST_STREAMS = 1024
+"""The most streams at the same time on one connection, as Envoy has it; its gateways open further connections."""
+MOST_EARLY_RESETS = 200
+"""The most streams between two ticks that are opened, and reset before they are answered."""
+MOST_IDLE_FRAMES = 2_000
+"""The most frames between two ticks that carry nothing: pings, settings, priorities, empty data, updates of windows."""
+GREETING_TICKS = 10
+"""Within so many ticks a peer greets and confirms our settings."""
+FIRST_MESSAGE_TICKS = 10
+"""Within so many ticks a call has its first message."""
+UNUSED_TICKS = 600
+"""A connection without a stream for so many ticks is closed."""
+STREAM_BYTES = 8 * 1024
+"""What an open stream counts as held, for its objects here and those of its request."""
+
+_SETTINGS_WEIGHT = 50
+"""New settings are as much work as so many other frames: they change every stream."""
+_USEFUL_WEIGHT = 10
+"""A message, or a frame of data that is sent, makes up for so many frames that carry nothing."""
+_MOST_SILENT_BYTES = 80 * 1024
+"""The most bytes in frames of which nothing comes: of headers that go on and on."""
+_WINDOW = 16 * 1024
+_LEAST_UPDATE_BYTES = 8 * 1024
+_CONNECTIONS_WINDOW = 8 * 1024 * 1024
 _FIRST_WINDOW = 65_535
-_CONNECTIONS_WINDOW = 2**30
-_HIGHEST_WINDOW = 2**31 - 1
-
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-_SET_STREAMS, _SET_INITIAL_WINDOW, _SET_FRAME_SIZE, _SET_HEADER_LIST = 0x3, 0x4, 0x5, 0x6
-_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"
-"""HPACK: a literal that is not indexed, with the name of the static table's entry 31."""
-_OK_HEADERS = b"\x88" + _CONTENT_TYPE
-
-
-class Code(IntEnum):
-    """Why a connection or a stream ends."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    FLOW_CONTROL_ERROR = 3
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    COMPRESSION_ERROR = 9
-    ENHANCE_YOUR_CALM = 11
+_GOAWAY = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
+"""A frame's head: 8 bytes, of kind 7, of no stream."""
+_OK_HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+# What is sent are our own headers, and all that is read of a peer's is the path.
+_CONFIG = H2Configuration(
+    client_side=False,
+    normalize_inbound_headers=False,
+    validate_outbound_headers=False,
+    normalize_outbound_headers=False,
+)
 
 
 class Status(IntEnum):
@@ -53,6 +83,8 @@ class Status(IntEnum):
 
     OK = 0
     CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
@@ -62,357 +94,440 @@ class Status(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer has broken the protocol: write the last output, then close the connection."""
+    """The connection ends: write the last output, then close. `code`: why, as HTTP/2 numbers it."""
 
-    def __init__(self, text: str, code: Code = Code.PROTOCOL_ERROR) -> None:
+    def __init__(self, text: str, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
         super().__init__(text)
         self.code = code
 
 
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+class _Protocol(H2Connection):
+    DEFAULT_MAX_HEADER_LIST_SIZE = 16 * 1024
+    MAX_CLOSED_STREAMS = MOST_STREAMS
+    """How many streams are remembered after their end. By default it is 65,536, which takes 8 MB a connection."""
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
-    """Return a header, HPACK without an index. Both are shorter than 127 bytes, or cut."""
-    return b"\x00" + bytes((len(name),)) + name + bytes((len(value[:126]),)) + value[:126]
-
-
-def _settings(**values: int) -> bytes:
-    names = {"streams": _SET_STREAMS, "window": _SET_INITIAL_WINDOW, "headers": _SET_HEADER_LIST}
-    pairs = (names[name].to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in values.items())
-    return _frame(_SETTINGS, 0, 0, b"".join(pairs))
-
-
-_GREETING = _settings(streams=MOST_STREAMS, window=_WINDOW, headers=_MOST_HEADER_BYTES) + _frame(
-    _WINDOW_UPDATE, 0, 0, (_CONNECTIONS_WINDOW - _FIRST_WINDOW).to_bytes(4, "big")
-)
+def _nothing() -> None:
+    pass
 
 
 class Stream:
-    """One call. `path`: its method. `is_over`: no further message comes. `is_reset`: the peer wants nothing more.
+    """One call. `path`: its method. `is_over`: no further message comes. `is_reset`: nothing more is to be sent.
 
     `changed`: called after a message, the end or a reset has come, and after output that had to wait has gone.
     """
 
     __slots__ = (
-        *("_begun", "_connection", "_end", "_owed", "_partial", "_pending", "_queued", "_receivable"),
-        *("changed", "id", "is_over", "is_reset", "messages", "path", "window"),
+        *(
+            "_connection",
+            "_granted",
+            "_has_head",
+            "_is_begun",
+            "_missing",
+            "_opened_at",
+            "_owed",
+            "_partial",
+            "_pending",
+        ),
+        *("_trailers", "_unread", "changed", "id", "is_over", "is_reset", "messages", "path"),
     )
 
-    def __init__(self, connection: Connection, stream_id: int, path: str, window: int) -> None:
+    def __init__(self, connection: Connection, stream_id: int, path: str, opened_at: int) -> None:
         self.id = stream_id
         self.path = path
         self.messages: deque[bytes] = deque()
         self.is_over = False
         self.is_reset = False
-        self.changed: Callable[[], None] = lambda: None
-        self.window = window
+        self.changed: Callable[[], None] = _nothing
         self._connection = connection
-        self._begun = False
+        self._opened_at = opened_at
+        self._is_begun = False
+        self._has_head = False
         self._partial = bytearray()
         self._pending = bytearray()
-        self._end = b""
-        self._queued = 0
+        self._trailers: list[tuple[bytes, bytes]] | None = None
+        self._unread = 0
         self._owed = 0
-        self._receivable = _WINDOW
+        """Bytes by which the peer's window is to grow; less than zero while a grant is being used up."""
+        self._missing = 0
+        """Bytes that the message lacks that is coming."""
+        self._granted = 0
 
     def take(self) -> bytes:
         """Return the next message; there is one."""
         message = self.messages.popleft()
-        self._queued -= len(message)
-        self._give_back()
+        self._connection.read(self, len(message) + 5)
         return message
 
     def send(self, message: bytes) -> None:
         """Send a message, as soon as the peer has room for it."""
-        if not self._begun:
-            self._begun = True
-            self._connection.put(_frame(_HEADERS, _END_HEADERS, self.id, _OK_HEADERS))
         self._connection.send(self, b"\0" + len(message).to_bytes(4, "big") + message)
 
     def close(self, status: Status = Status.OK, text: str = "") -> None:
         """End the call, once everything is sent."""
-        block = b"" if self._begun else _OK_HEADERS
-        block += _literal(b"grpc-status", b"%d" % status)
+        self._trailers = [(b"grpc-status", b"%d" % status)]
         if text:
-            block += _literal(b"grpc-message", quote(text, safe=" ,;:'()=_/").encode())
-        self._end = _frame(_HEADERS, _END_HEADERS | _END_STREAM, self.id, block)
-        if not self.is_over:  # the peer is to send nothing more
-            self._end += _frame(_RST_STREAM, 0, self.id, Code.NO_ERROR.to_bytes(4, "big"))
+            self._trailers.append((b"grpc-message", quote(text[:500], safe=" ,;:'()=_/").encode()))
         self._connection.send(self, b"")
+
+    def fail(self, status: Status, text: str) -> None:
+        """End the call now, whatever its method does."""
+        self._connection.drop_pending(self)
+        self.close(status, text)
+        self.is_reset = True
+        self.changed()
 
     @property
     def num_pending(self) -> int:
         """Bytes that wait for room at the peer."""
         return len(self._pending)
 
-    def receive(self, payload: bytes, size: int) -> None:
-        """Take in data. `size`: with its padding."""
-        self._receivable -= size
-        if self._receivable < 0:
-            raise ProtocolError("more data than the window allows", Code.FLOW_CONTROL_ERROR)
-        self._owed += size
-        if not self._partial and len(payload) >= 5 and int.from_bytes(payload[1:5], "big") == len(payload) - 5:
-            self._found(payload[0], payload[5:])
-        else:
-            self._partial += payload
-            self._cut()
-        self._give_back()
-
-    def _cut(self) -> None:
-        """Find the messages that are complete."""
-        partial = self._partial
+    def receive(self, payload: bytes) -> int:
+        """Take in data. Return how many messages are complete with it."""
+        partial, found = self._partial, 0
+        partial += payload
+        self._unread += len(payload)
         while len(partial) >= 5:
             length = int.from_bytes(partial[1:5], "big")
-            if length > MOST_MESSAGE_BYTES:
-                raise ProtocolError(f"a message is longer than {MOST_MESSAGE_BYTES} bytes", Code.ENHANCE_YOUR_CALM)
-            if len(partial) < 5 + length:
-                return
-            self._found(partial[0], bytes(partial[5 : 5 + length]))
+            if partial[0] or length > MOST_MESSAGE_BYTES:
+                self._refuse(bool(partial[0]))
+                break
+            self._missing = max(0, 5 + length - len(partial))
+            if self._missing:
+                break
+            self.messages.append(bytes(partial[5 : 5 + length]))
             del partial[: 5 + length]
+            found += 1
+        return found
 
-    def _found(self, is_compressed: int, message: bytes) -> None:
+    def _refuse(self, is_compressed: bool) -> None:
+        self._partial.clear()
         if is_compressed:
-            raise ProtocolError("a message is compressed, but compression was not negotiated")
-        self.messages.append(message)
-        self._queued += len(message)
-
-    def _give_back(self) -> None:
-        if self._owed >= _LEAST_UPDATE_BYTES and self._queued < _MOST_QUEUED_BYTES and not self.is_over:
-            self._connection.put(_frame(_WINDOW_UPDATE, 0, self.id, self._owed.to_bytes(4, "big")))
-            self._receivable += self._owed
-            self._owed = 0
+            self.fail(Status.INTERNAL, "a message is compressed, but compression was not negotiated")
+        else:
+            self.fail(Status.RESOURCE_EXHAUSTED, f"a message is longer than {MOST_MESSAGE_BYTES} bytes")
 
 
 class Connection:
-    """One connection with a client. `opened`: called with each new stream. `wake`: called when there is output."""
+    """One connection with a client.
 
-    def __init__(self, opened: Callable[[Stream], None], wake: Callable[[], None]) -> None:
+    `begun`: called with each new stream, once its first message or its end has come: a stream that is opened and reset
+    costs little. `wake`: called when there is output.
+    """
+
+    def __init__(self, begun: Callable[[Stream], None], wake: Callable[[], None]) -> None:
         self.streams: dict[int, Stream] = {}
-        self._opened = opened
+        self._begun = begun
         self._wake = wake
-        self._output: list[bytes] = [_GREETING]
-        self._input = b""
-        self._has_preface = False
-        self._decoder = Decoder(max_header_list_size=_MOST_HEADER_BYTES)
-        self._headers: tuple[int, int, bytes] | None = None
-        """The stream, the flags and the block of headers that go on in the next frame."""
-        self._last_id = 0
-        self._window = _FIRST_WINDOW
-        self._streams_window = _FIRST_WINDOW
-        self._peers_frame_bytes = _FRAME_BYTES
-        self._owed = 0
+        self._is_greeted = False
         self._is_leaving = False
-        self._kinds = {
-            _DATA: self._on_data,
-            _HEADERS: self._on_headers,
-            _RST_STREAM: self._on_reset,
-            _SETTINGS: self._on_settings,
-            _PUSH: self._on_push,
-            _PING: self._on_ping,
-            _WINDOW_UPDATE: self._on_window,
-            _CONTINUATION: self._on_continuation,
-        }
+        self._is_closed = False
+        self._has_said_why = False
+        self._output: list[bytes] = []
+        self._unread = 0
+        self._pending = 0
+        self._silent = 0
+        self._owed = 0
+        self._granted = 0
+        self._asking: dict[Stream, None] = {}
+        """Streams whose long message waits for a grant, in their order."""
+        self._changed: dict[Stream, None] = {}
+        """Streams with something to put out."""
+        self._blocked: dict[Stream, None] = {}
+        """Streams whose peer has no room."""
+        self._ticks = self._used_at = 0
+        self._early_resets = self._idle_frames = 0
+        self._h2 = h2 = _Protocol(_CONFIG)
+        # A peer may open streams and fill windows of the protocol's default size before it has read our settings: they
+        # count from when it has confirmed them. `initiate_connection` would have them count from the start.
+        h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1})
+        h2.update_settings(
+            {
+                SettingCodes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+                SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: _Protocol.DEFAULT_MAX_HEADER_LIST_SIZE,
+            }
+        )
+        h2.increment_flow_control_window(_CONNECTIONS_WINDOW - _FIRST_WINDOW)
+
+    @property
+    def held(self) -> int:
+        """Bytes that the peer makes us hold."""
+        return STREAM_BYTES * len(self.streams) + self._unread + self._pending + self._silent
 
     # output
 
-    def put(self, data: bytes) -> None:
-        """Add to the output."""
-        self._output.append(data)
-        self._wake()
-
     def take_output(self) -> bytes:
         """Return the bytes to write now."""
-        output, self._output = b"".join(self._output), []
+        if self._is_closed:
+            return b""
+        self._put_out()
+        output, self._output = b"".join((*self._output, self._h2.data_to_send())), []
         return output
 
     def send(self, stream: Stream, data: bytes) -> None:
         """Send data of a stream behind what waits there, and its end behind all."""
-        pending = stream._pending
-        pending += data
-        while pending and (room := min(self._window, stream.window, self._peers_frame_bytes)) > 0:
-            piece = bytes(pending[:room])
-            del pending[:room]
-            self._window -= len(piece)
-            stream.window -= len(piece)
-            self.put(_frame(_DATA, 0, stream.id, piece))
-        if not pending and stream._end and self.streams.pop(stream.id, None) is not None:
-            self.put(stream._end)
+        if self.streams.get(stream.id) is not stream or stream.is_reset:
+            return
+        stream._pending += data
+        self._pending += len(data)
+        self._later(stream)
 
-    def leave(self, code: Code = Code.NO_ERROR) -> None:
+    def read(self, stream: Stream, size: int) -> None:
+        """`size` bytes of a stream have been read."""
+        if self.streams.get(stream.id) is not stream:
+            return
+        stream._unread -= size
+        self._unread -= size
+        stream._owed += size
+        if stream._owed >= _LEAST_UPDATE_BYTES and not stream.is_over:
+            self._later(stream)
+
+    def leave(self) -> None:
         """Say that no further stream is served."""
         self._is_leaving = True
-        self.put(_frame(_GOAWAY, 0, 0, self._last_id.to_bytes(4, "big") + code.to_bytes(4, "big")))
+        self._put_out()
+        self._output += (self._h2.data_to_send(), self._goaway(ErrorCodes.NO_ERROR))
+        self._wake()
+
+    def _goaway(self, code: ErrorCodes) -> bytes:
+        """Return the frame by hand: the library sends nothing more after one of its own."""
+        return _GOAWAY + self._h2.highest_inbound_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
+
+    def close(self, code: ErrorCodes | None = None) -> bytes:
+        """End all streams; return the last bytes to write. `code`: why the peer is left, None if it has gone."""
+        if self._is_closed:
+            return b""
+        output = b"".join((*self._output, self._h2.data_to_send()))
+        if code is not None and not self._has_said_why:
+            output += self._goaway(code)
+        self._is_closed = True
+        for stream in list(self.streams.values()):
+            self._reset(stream)
+        # Leave no cycle, since full garbage collections are rare here; the library's objects are one.
+        self._changed.clear()
+        vars(self._h2).clear()
+        self._begun, self._wake = _ignored, _nothing
+        return output
+
+    def drop_pending(self, stream: Stream) -> None:
+        """Do not send what waits for room."""
+        self._pending -= len(stream._pending)
+        stream._pending.clear()
+
+    def _later(self, stream: Stream) -> None:
+        self._changed[stream] = None
+        self._wake()
+
+    def _put_out(self) -> None:
+        while self._changed:
+            changed, self._changed = self._changed, {}
+            for stream in changed:
+                if self.streams.get(stream.id) is stream:
+                    self._put_out_stream(stream)
+
+    def _put_out_stream(self, stream: Stream) -> None:
+        if not stream.is_over:
+            self._give_room(stream)
+        if not stream._has_head and (stream._pending or stream._trailers is not None):
+            stream._has_head = True
+            if stream._pending:
+                self._h2.send_headers(stream.id, _OK_HEADERS)
+            else:
+                stream._trailers = [*_OK_HEADERS, *(stream._trailers or ())]
+        if stream._pending and not self._put_out_data(stream):
+            self._blocked[stream] = None
+        elif stream._trailers is not None:
+            self._h2.send_headers(stream.id, stream._trailers, end_stream=True)
+            if not stream.is_over:  # the peer is to send nothing more
+                self._h2.reset_stream(stream.id, ErrorCodes.NO_ERROR)
+            self._forget(stream)
+
+    def _put_out_data(self, stream: Stream) -> bool:
+        """Send what the peer has room for. Return whether that is all."""
+        h2, pending = self._h2, stream._pending
+        before = len(pending)
+        while pending and (room := min(h2.local_flow_control_window(stream.id), h2.max_outbound_frame_size)) > 0:
+            h2.send_data(stream.id, bytes(pending[:room]))
+            del pending[:room]
+            self._useful()
+        self._pending -= before - len(pending)
+        if len(pending) < before:
+            stream.changed()
+        return not pending
+
+    def _give_room(self, stream: Stream) -> None:
+        """Let the peer send more, as much as was read, and the rest of a long message."""
+        more = 0
+        if stream._owed >= _LEAST_UPDATE_BYTES:
+            more, stream._owed = stream._owed, 0
+        room = self._h2.remote_flow_control_window(stream.id) + more
+        lacks = stream._missing - room
+        if lacks > 0 and not stream._granted:
+            self._asking[stream] = None
+            if next(iter(self._asking)) is stream and self._granted + lacks <= MOST_MESSAGE_BYTES:
+                stream._granted = lacks
+                self._granted += lacks
+                more += lacks
+                self._ask_next(stream)
+        if more:
+            self._h2.increment_flow_control_window(more, stream.id)
+
+    def _ask_next(self, stream: Stream) -> None:
+        """`stream` asks no more: consider the next one."""
+        self._asking.pop(stream, None)
+        for following in self._asking:
+            self._changed[following] = None
+            return
+
+    def _take_back(self, stream: Stream) -> None:
+        """The message for which a stream had or wanted a grant has come, or never comes: let others have theirs."""
+        if stream._granted or stream in self._asking:
+            self._granted -= stream._granted
+            stream._owed -= stream._granted
+            stream._granted = 0
+            self._ask_next(stream)
 
     # input
 
-    def receive(self, data: bytes) -> None:
-        """Take in what the peer has sent. Raises: ProtocolError: take the last output, and nothing more in."""
-        data = self._input + data if self._input else data
-        position = 0
+    def receive(self, data: bytes) -> int:
+        """Take in what the peer has sent. Return how many frames it was, about. Raises: ProtocolError: close."""
         try:
-            if not self._has_preface:
-                position = self._greeted(data)
-            while self._has_preface and len(data) - position >= 9:
-                length = int.from_bytes(data[position : position + 3], "big")
-                if length > _FRAME_BYTES:
-                    raise ProtocolError("a frame is too large", Code.FRAME_SIZE_ERROR)
-                start = position + 9
-                if len(data) < start + length:
-                    break
-                stream_id = int.from_bytes(data[position + 5 : start], "big") & _HIGHEST_WINDOW
-                self._on_frame(data[position + 3], data[position + 4], stream_id, data[start : start + length])
-                position = start + length
-        except ProtocolError as error:
-            self.leave(error.code)
-            raise
-        self._input = data[position:]
+            events = self._h2.receive_data(data)
+        except BrokenProtocol as error:
+            self._has_said_why = True
+            raise ProtocolError(str(error), ErrorCodes(error.error_code)) from error
+        except Exception as error:  # whatever the library fails with, the peer has sent it
+            raise ProtocolError(f"what was sent cannot be read: {error!r}") from error
+        for event in events:
+            _HANDLERS.get(type(event), Connection._on_idle)(self, event)
+        if output := self._h2.data_to_send():
+            self._output.append(output)
+        self._silent = 0 if events or output else self._silent + len(data)
+        self._require_calm()
+        self._wake()
+        return len(events)
 
-    def _greeted(self, data: bytes) -> int:
-        if not PREFACE.startswith(data[: len(PREFACE)]):
-            raise ProtocolError("this is not HTTP/2 with prior knowledge")
-        self._has_preface = len(data) >= len(PREFACE)
-        return len(PREFACE) if self._has_preface else 0
+    def tick(self) -> None:
+        """Look after the connection; to be called each second. Raises: ProtocolError: close."""
+        self._ticks += 1
+        self._early_resets = self._idle_frames = 0
+        if not self._is_greeted and self._ticks >= GREETING_TICKS:
+            raise ProtocolError("the peer did not greet", ErrorCodes.SETTINGS_TIMEOUT)
+        if self.streams:
+            self._used_at = self._ticks
+        elif self._ticks - self._used_at >= UNUSED_TICKS:
+            raise ProtocolError("the connection is not used", ErrorCodes.NO_ERROR)
+        for stream in list(self.streams.values()):
+            if not stream._is_begun and self._ticks - stream._opened_at >= FIRST_MESSAGE_TICKS:
+                stream.fail(Status.DEADLINE_EXCEEDED, f"no message came within {FIRST_MESSAGE_TICKS} s")
 
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._headers is not None and kind != _CONTINUATION:
-            raise ProtocolError("headers are not continued")
-        if (handle := self._kinds.get(kind)) is not None:
-            handle(flags, stream_id, payload)
+    def _require_calm(self) -> None:
+        if self._early_resets > MOST_EARLY_RESETS:
+            raise ProtocolError("too many streams are reset at once", ErrorCodes.ENHANCE_YOUR_CALM)
+        if self._idle_frames > MOST_IDLE_FRAMES:
+            raise ProtocolError("too many frames carry nothing", ErrorCodes.ENHANCE_YOUR_CALM)
+        if self._silent > _MOST_SILENT_BYTES:
+            raise ProtocolError("headers have no end", ErrorCodes.ENHANCE_YOUR_CALM)
 
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        size = len(payload)
+    def _useful(self) -> None:
+        self._idle_frames = max(0, self._idle_frames - _USEFUL_WEIGHT)
+
+    def _on_idle(self, event: object) -> None:
+        self._idle_frames += 1
+
+    def _on_data(self, event: DataReceived) -> None:
+        size = event.flow_controlled_length
         self._owed += size
         if self._owed >= _CONNECTIONS_WINDOW // 2:
-            self.put(_frame(_WINDOW_UPDATE, 0, 0, self._owed.to_bytes(4, "big")))
+            self._h2.increment_flow_control_window(self._owed)
             self._owed = 0
-        stream = self.streams.get(stream_id)
-        if stream is None:
-            self._require_known(stream_id)
+        if not event.data and event.stream_ended is None:
+            self._idle_frames += 1
+        if (stream := self.streams.get(event.stream_id)) is None or stream.is_reset:
             return
-        if stream.is_over:
-            raise ProtocolError("data after the end of a stream")
-        stream.receive(_unpadded(flags, payload), size)
-        stream.is_over = bool(flags & _END_STREAM)
-        stream.changed()
+        stream._owed += size - len(event.data)
+        self._unread += len(event.data)
+        if stream.receive(event.data):
+            self._useful()
+            self._take_back(stream)
+            self._tell(stream)
+        if stream._missing and not stream._granted:
+            self._changed[stream] = None
 
-    def _require_known(self, stream_id: int) -> None:
-        if stream_id == 0 or stream_id > self._last_id:
-            raise ProtocolError("a frame of a stream that was never opened")
-
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        payload = _unpadded(flags, payload)
-        if flags & _WITH_PRIORITY:
-            payload = payload[5:]
-        self._headers = (stream_id, flags, payload)
-        if flags & _END_HEADERS:
-            self._headers_complete()
-
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._headers is None or self._headers[0] != stream_id:
-            raise ProtocolError("a continuation of nothing")
-        _, of_headers, block = self._headers
-        if not payload or len(block) + len(payload) > _MOST_HEADER_BYTES:
-            raise ProtocolError("headers are too large", Code.ENHANCE_YOUR_CALM)
-        self._headers = (stream_id, of_headers, block + payload)
-        if flags & _END_HEADERS:
-            self._headers_complete()
-
-    def _headers_complete(self) -> None:
-        assert self._headers is not None
-        (stream_id, flags, block), self._headers = self._headers, None
-        try:
-            headers = self._decoder.decode(block, raw=True)
-        except HPACKError as error:
-            raise ProtocolError("headers cannot be decoded", Code.COMPRESSION_ERROR) from error
-        if stream_id <= self._last_id:
-            if (stream := self.streams.get(stream_id)) is not None:
-                stream.is_over = True
-                stream.changed()
-            return
-        if not stream_id & 1:
-            raise ProtocolError("a client's streams are odd")
-        self._last_id = stream_id
+    def _on_request(self, event: RequestReceived) -> None:
+        stream_id = event.stream_id
         if self._is_leaving or len(self.streams) >= MOST_STREAMS:
-            self.put(_frame(_RST_STREAM, 0, stream_id, Code.REFUSED_STREAM.to_bytes(4, "big")))
+            self._early_resets += 1
+            with suppress(NoSuchStreamError):  # it may be reset by the same input
+                self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        path = next((bytes(value) for name, value in headers if name == b":path"), b"")
-        stream = Stream(self, stream_id, path.decode("latin-1"), self._streams_window)
-        stream.is_over = bool(flags & _END_STREAM)
-        self.streams[stream_id] = stream
-        self._opened(stream)
+        path = next((bytes(value) for name, value in event.headers or () if name == b":path"), b"")
+        self.streams[stream_id] = Stream(self, stream_id, path.decode("latin-1"), self._ticks)
 
-    def _on_reset(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._require_known(stream_id)
-        if (stream := self.streams.pop(stream_id, None)) is not None:
-            stream.is_reset = stream.is_over = True
-            stream.changed()
+    def _on_end(self, event: StreamEnded) -> None:
+        if (stream := self.streams.get(event.stream_id)) is not None:
+            stream.is_over = True
+            self._take_back(stream)
+            self._tell(stream)
 
-    def _on_push(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise ProtocolError("clients push nothing")
-
-    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 8:
-            raise ProtocolError("a ping has 8 bytes", Code.FRAME_SIZE_ERROR)
-        if not flags & _ACK:
-            self.put(_frame(_PING, _ACK, 0, payload))
-
-    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if flags & _ACK:
-            return
-        if len(payload) % 6:
-            raise ProtocolError("a setting has 6 bytes", Code.FRAME_SIZE_ERROR)
-        for start in range(0, len(payload), 6):
-            name = int.from_bytes(payload[start : start + 2], "big")
-            self._set(name, int.from_bytes(payload[start + 2 : start + 6], "big"))
-        self.put(_frame(_SETTINGS, _ACK, 0))
-        self._send_waiting()
-
-    def _set(self, name: int, value: int) -> None:
-        if name == _SET_INITIAL_WINDOW:
-            if value > _HIGHEST_WINDOW:
-                raise ProtocolError("the window is too large", Code.FLOW_CONTROL_ERROR)
-            for stream in self.streams.values():
-                stream.window += value - self._streams_window
-            self._streams_window = value
-        elif name == _SET_FRAME_SIZE:
-            if not _FRAME_BYTES <= value < 2**24:
-                raise ProtocolError("no such frame size")
-            self._peers_frame_bytes = value
-
-    def _on_window(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4 or not (more := int.from_bytes(payload, "big") & _HIGHEST_WINDOW):
-            raise ProtocolError("a window grows by 1 or more")
-        if stream_id == 0:
-            self._window += more
-            self._require_window(self._window)
-            self._send_waiting()
-        elif (stream := self.streams.get(stream_id)) is not None:
-            stream.window += more
-            self._require_window(stream.window)
-            self._resume(stream)
+    def _tell(self, stream: Stream) -> None:
+        if not stream._is_begun:
+            stream._is_begun = True
+            self._begun(stream)
         else:
-            self._require_known(stream_id)
-
-    @staticmethod
-    def _require_window(size: int) -> None:
-        if size > _HIGHEST_WINDOW:
-            raise ProtocolError("the window is too large", Code.FLOW_CONTROL_ERROR)
-
-    def _send_waiting(self) -> None:
-        for stream in list(self.streams.values()):
-            self._resume(stream)
-
-    def _resume(self, stream: Stream) -> None:
-        if stream.num_pending:
-            self.send(stream, b"")
             stream.changed()
 
+    def _on_reset(self, event: StreamReset) -> None:
+        if (stream := self.streams.get(event.stream_id)) is None:
+            self._idle_frames += 1
+            return
+        if not stream._has_head and stream._opened_at == self._ticks:
+            self._early_resets += 1
+        self._reset(stream)
 
-def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & _PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise ProtocolError("more padding than frame")
-    return payload[1 : len(payload) - payload[0]]
+    def _on_room(self, event: WindowUpdated | RemoteSettingsChanged) -> None:
+        self._idle_frames += 1 if isinstance(event, WindowUpdated) else _SETTINGS_WEIGHT
+        self._changed |= self._blocked
+        self._blocked.clear()
+
+    def _on_confirmed(self, event: SettingsAcknowledged) -> None:
+        self._is_greeted = True
+        self._idle_frames += 1
+
+    def _on_farewell(self, event: ConnectionTerminated) -> None:
+        raise ProtocolError("the peer leaves", ErrorCodes.NO_ERROR)
+
+    # a stream's end
+
+    def _reset(self, stream: Stream) -> None:
+        stream.is_reset = stream.is_over = True
+        changed = stream.changed
+        self._forget(stream)
+        changed()
+
+    def _forget(self, stream: Stream) -> None:
+        self._take_back(stream)
+        self._unread -= stream._unread
+        self._pending -= len(stream._pending)
+        self._blocked.pop(stream, None)
+        del self.streams[stream.id]
+        stream.changed = _nothing  # no cycle of the stream and its call is left
+
+
+def _ignored(stream: Stream) -> None:
+    pass
+
+
+_HANDLERS: MappingProxyType[type, Callable[[Connection, Any], None]] = MappingProxyType(
+    {
+        DataReceived: Connection._on_data,
+        RequestReceived: Connection._on_request,
+        StreamEnded: Connection._on_end,
+        StreamReset: Connection._on_reset,
+        WindowUpdated: Connection._on_room,
+        RemoteSettingsChanged: Connection._on_room,
+        SettingsAcknowledged: Connection._on_confirmed,
+        ConnectionTerminated: Connection._on_farewell,
+    }
+)

@@ -16,6 +16,7 @@ from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.pages.models import MODELS
+from preble.gateway.requests.passed_headers import is_not_passed
 from preble.gateway.requests.stored import STORED
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
@@ -192,10 +193,12 @@ class PickedRequest:
             changed[b"content-length"] = b"%d" % body_bytes
         if self._placed and (rank := self._placed[0].engine.rank) is not None:
             changed[_RANK] = b"%d" % rank
-        removed = () if auth.forward_authorization or not self._gateway.keys.has_keys else _KEYS
+        removed = [name.decode("latin-1") for name in self._headers if is_not_passed(name)]
+        if self._gateway.keys.has_keys and not auth.forward_authorization:
+            removed += _KEYS
         if auth.engine_api_key is not None:
             changed[b"authorization"] = b"Bearer " + auth.engine_api_key.encode()
-            removed = ()
+            removed = [name for name in removed if name != "authorization"]
         return ext_proc.to_endpoint(destination, changed, removed)
 
     # the answer

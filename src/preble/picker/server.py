@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from preble import background
 from preble.config.picker import PickerConfig
@@ -30,7 +30,9 @@ READY = ("readiness", SERVICE)
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 """`grpc.health.v1.HealthCheckResponse`, encoded."""
 _LOOK_S = 0.2
-"""How often a watched health is looked at: Kubernetes and gateways ask every second or less."""
+"""How often we look whether the health has changed: Kubernetes and gateways ask every second or less."""
+MOST_WATCHES = 16
+"""The most watches of health on one connection."""
 _WRONG_MODE = "set request_body_mode and response_body_mode of the gateway's ext_proc filter to FULL_DUPLEX_STREAMED"
 
 
@@ -42,7 +44,10 @@ class Picker:
         self._gateway = gateway
         self._leadership = leadership
         self._has_been_ready = False
-        self._ends = asyncio.Event()
+        self._ends = False
+        self._was_ready = False
+        self._news = asyncio.Event()
+        """Set, and replaced, when the health has changed: one event for all who watch."""
 
     def waits_for(self) -> str | None:
         """Return why gateways may not ask yet, None if they may.
@@ -70,17 +75,32 @@ class Picker:
 
     async def watch_health(self, call: Call) -> None:
         """Answer `grpc.health.v1.Health/Watch`: the health now, and whenever it changes, until the picker ends."""
+        if call.num_alike >= MOST_WATCHES:
+            raise CallError(Status.RESOURCE_EXHAUSTED, f"a connection may watch {MOST_WATCHES} times at once")
         name, told = _name_in(await call.read()), b""
-        while not self._ends.is_set():
+        while not self._ends:
+            news = self._news
             if (health := self._health(name)) != told:
                 await call.write(told := health)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ends.wait(), _LOOK_S)
+            await news.wait()
         raise CallError(Status.UNAVAILABLE, "the picker ends")
 
+    async def follow_health(self) -> None:
+        """Tell all watches when the health changes. Never returns."""
+        while True:
+            if self.is_ready != self._was_ready:
+                self._was_ready = not self._was_ready
+                self._tell_watches()
+            await asyncio.sleep(_LOOK_S)
+
     def end_watches(self) -> None:
-        """Nobody watches the health of a picker that ends: their calls would hold up its end."""
-        self._ends.set()
+        """Refuse to watch while the picker stops: a watch never ends by itself and would delay the end."""
+        self._ends = True
+        self._tell_watches()
+
+    def _tell_watches(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _health(self, name: str) -> bytes:
         if name not in (*ALIVE, *READY):
@@ -102,7 +122,10 @@ class Picker:
         while (encoded := await call.read()) is not None:
             if exchange.has_ended:
                 continue  # the gateway ends the stream; what it has sent meanwhile means nothing
-            message = ext_proc.decode(encoded)
+            try:
+                message = ext_proc.decode(encoded)
+            except DecodeError as error:
+                raise CallError(Status.INVALID_ARGUMENT, f"a message cannot be decoded: {error}") from None
             if not ext_proc.is_full_duplex(message):
                 raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
             for reply in await exchange.replies(message):
@@ -136,13 +159,18 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
             f"/{SERVICE}/Process": picker.process,
             "/grpc.health.v1.Health/Check": picker.check_health,
             "/grpc.health.v1.Health/Watch": picker.watch_health,
-        }
+        },
+        lambda refusal: gateway.serving.telemetry.numbers.add("preble_picker_refusals_total", str(refusal)),
     )
     sock = listen(config.host, config.picker.port)
     picker.port = sock.getsockname()[1]
     await server.start(sock, tls)
     structlog.get_logger().info("picking", url=url_of(config.host, picker.port), lease=config.picker.lease)
     following = background.keep(leadership.run, "leadership") if leadership is not None else None
+    looking = [
+        background.keep(server.look_after, "limits of time"),
+        background.keep(picker.follow_health, "health watches"),
+    ]
     try:
         yield picker
     finally:
@@ -151,6 +179,8 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
             await asyncio.gather(following, return_exceptions=True)
         picker.end_watches()
         await server.stop(config.timeouts.shutdown_s)
+        for task in looking:
+            task.cancel()
 
 
 def _tls(config: PickerConfig) -> ssl.SSLContext | None:

@@ -20,6 +20,15 @@ _OF_ROUTERS = (b"x-preble-", b"x-override-", b"x-smg-routing-key", b"x-vllm-prio
 vLLM 0.32.0): its own fields of the body are `Reserved`."""
 
 
+def is_not_passed(name: bytes) -> bool:
+    """Return whether no replica may get this header of a client.
+
+    >>> is_not_passed(b"x-override-priority"), is_not_passed(b"x-request-id")
+    (True, False)
+    """
+    return name.startswith(_OF_ROUTERS)
+
+
 class PassedHeaders:
     """The headers for a replica. `of_body`: with the type and length of the client's own body."""
 
@@ -36,6 +45,6 @@ class PassedHeaders:
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in parsed.headers.items()
-            if name not in self._not_passed and name not in named and not name.startswith(_OF_ROUTERS)
+            if name not in self._not_passed and name not in named and not is_not_passed(name)
         }
         return {"content-type": "application/json"} | headers | {"x-request-id": parsed.request_id}

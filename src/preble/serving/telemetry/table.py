@@ -213,6 +213,12 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
         ),
         "Endpoint picker": (
             _gauge("picker_leading", "1 while this picker holds the lease that several share, so that it is asked."),
+            _counter(
+                "picker_refusals",
+                "What the picker has refused to gateways, by reason: broken protocol, flood, too much memory, silent "
+                "connection, too many connections, message that cannot be decoded.",
+                "reason",
+            ),
         ),
         "Selection service": (
             _gauge("reservations", "Reservations that have not ended."),
