@@ -18,9 +18,11 @@ left out, halved or evened is, as long as the case stays lost. The same numbers 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from hashlib import sha256
 from math import exp, inf, log
 from pathlib import Path
 from random import Random
@@ -40,7 +42,10 @@ from preble.lab.workloads import Stream, Workload
 from preble.lab.workloads.streams import stream_workload
 from preble.profiles import load_profile
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "hard_cases.json"
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "hard_cases.json"
+DECISIONS = ROOT / "tests" / "golden" / "simulation.preble.jsonl"
+"""What `preble` decides in a small run, as a test keeps it: two policies that decide alike are one."""
 PROFILE = load_profile("a6000-mistral-7b")
 COSTS = CostModel(PROFILE)
 ABLATION = ("e2_per_request", "e2_rebalance")
@@ -50,6 +55,8 @@ REQUESTS = (250, 600)
 LOST = 1.05
 """A ratio from which a case counts as lost."""
 KEPT = 10
+TRIES = 12
+"""Smaller cases that are played at most."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -397,12 +404,15 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def shrunk(case: Case, seeds: tuple[int, ...], rules: tuple[str, ...], say: Callable[[str], None]) -> Case:
-    """The smallest case found that still loses at least half as much to these rules. O(steps) runs."""
+    """The smallest case found, in `TRIES`, that still loses at least half as much to these rules."""
     least = 1 + max(loss(case, seeds, rules) - 1, LOST - 1) / 2
-    found = True
+    found, tries = True, 0
     while found:
         found = False
         for smaller in _smaller(case):
+            if tries == TRIES:
+                break
+            tries += 1
             try:
                 keeps = loss(smaller, seeds, rules) >= least
             except (ArithmeticError, ValueError, KeyError):  # nothing is left of it
@@ -417,6 +427,16 @@ def shrunk(case: Case, seeds: tuple[int, ...], rules: tuple[str, ...], say: Call
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
+def policy_digest() -> str:
+    """A digest of what `preble` decides today."""
+    return sha256(DECISIONS.read_bytes()).hexdigest()[:12]
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 class Kept(msgspec.Struct, frozen=True):
     """A drawn case that loses: its ratio over the best rule with each seed, and the smallest case like it."""
 
@@ -427,8 +447,11 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """`drawn`: how many. `ratios`: of what against whom -> 5th percentile, median and 95th."""
+    """`policy`: the digest of the one that made it; `commit`: on which it was made. `drawn`: how many cases. `ratios`:
+    of what against whom -> 5th percentile, median and 95th. `worst`: the cases that lose most."""
 
+    policy: str
+    commit: str
     drawn: int
     ratios: dict[str, list[float]]
     worst: list[Kept]
@@ -469,7 +492,13 @@ def search(numbers: range, jobs: int) -> Result:
     for label, (low, middle, high) in ratios.items():
         print(f"{label}: 5 % {low:.3f}, median {middle:.3f}, 95 % {high:.3f}")
     worst = sorted(found, key=lambda number: -_worst(found[number]))[:KEPT]
-    return Result(len(numbers), ratios, [_closer(number, found[number]) for number in worst])
+    return Result(
+        policy_digest(),
+        _commit(),
+        len(numbers),
+        ratios,
+        [_closer(number, found[number]) for number in worst if _worst(found[number]) >= LOST],
+    )
 
 
 def _worst(of: Outcome) -> float:
