@@ -201,7 +201,7 @@ def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 
 def _configure_standard_library(threshold: int, renderers: list[Processor], stream: LossyStream) -> None:
-    """Libraries (uvicorn, aiohttp) log in the same form. Starts and requests, which they log too, are ours."""
+    """Libraries (aiohttp, nats) log in the same form. Starts and requests, which they log too, are ours."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -210,5 +210,5 @@ def _configure_standard_library(threshold: int, renderers: list[Processor], stre
         )
     )
     logging.basicConfig(level=threshold, handlers=[handler], force=True)
-    for chatty in ("uvicorn.access", "uvicorn.error", "asyncio", "httpx2"):
+    for chatty in ("asyncio", "httpx2"):
         logging.getLogger(chatty).setLevel(max(threshold, logging.WARNING))

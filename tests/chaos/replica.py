@@ -10,25 +10,21 @@ import asyncio
 import random
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
 from preble.emulator import EmulatorConfig, run, server
 from preble.emulator.app import EmulatorApp
-from preble.emulator.web import Exchange, Receive, Scope, Send
+from preble.emulator.web import Exchange
 
 PROFILE = "tiny-cpu"
 MODEL = "tiny"
 WELL = "well"
 SLOW_S = 1.0
 BLOCK = 16
-Way = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+Way = Callable[[Exchange], Coroutine[Any, Any, None]]
 _CACHED = re.compile(rb'"cached_tokens":\d+')
-
-
-def exchange(scope: Scope, receive: Receive, send: Send) -> Exchange:
-    return Exchange(scope, receive, send, PROFILE)
 
 
 class MoodyApp(EmulatorApp):
@@ -50,16 +46,16 @@ class MoodyApp(EmulatorApp):
             "usage": self._lying_usage,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
+    async def answer(self, exchange: Exchange) -> None:
+        path = exchange.path
         if path == "/way":
-            await self._set(exchange(scope, receive, send))
+            await self._set(exchange)
         elif self._way == "unwell" and path in ("/health", "/v1/models"):
-            await exchange(scope, receive, send).json({"error": {"message": "unwell"}}, 503)
+            await exchange.json({"error": {"message": "unwell"}}, 503)
         elif path.endswith("/completions") and self._way in self._ways:
-            await self._ways[self._way](scope, receive, send)
+            await self._ways[self._way](exchange)
         else:
-            await super().__call__(scope, receive, send)
+            await super().answer(exchange)
 
     async def _set(self, asked: Exchange) -> None:
         self._way = (await asked.read()).decode()
@@ -84,48 +80,46 @@ class MoodyApp(EmulatorApp):
                 await publisher.publish([stored, BlocksEvicted(me, (rng.getrandbits(63),))])
             publisher._seq += 3
 
-    async def _fail(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await exchange(scope, receive, send).json({"error": {"message": "CUDA error"}}, 500)
+    async def _fail(self, exchange: Exchange) -> None:
+        await exchange.json({"error": {"message": "CUDA error"}}, 500)
 
-    async def _error_as_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await exchange(scope, receive, send).json({"error": {"message": "CUDA error"}})
+    async def _error_as_answer(self, exchange: Exchange) -> None:
+        await exchange.json({"error": {"message": "CUDA error"}})
 
-    async def _garbage(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await exchange(scope, receive, send).whole(b"<html>" + b"x" * 20_000, b"text/html")
+    async def _garbage(self, exchange: Exchange) -> None:
+        await exchange.whole(b"<html>" + b"x" * 20_000, b"text/html")
 
-    async def _busy(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _busy(self, exchange: Exchange) -> None:
         message = b'{"error": {"message": "busy"}}'
-        await exchange(scope, receive, send)._start(429, b"application/json", (b"retry-after", b"1"))
-        await send({"type": "http.response.body", "body": message})
+        await exchange.whole(message, b"application/json", 429, (b"retry-after", b"1"))
 
-    async def _slow(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _slow(self, exchange: Exchange) -> None:
         await asyncio.sleep(SLOW_S)
-        await super().__call__(scope, receive, send)
+        await super().answer(exchange)
 
-    async def _silent(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _silent(self, exchange: Exchange) -> None:
         """Nothing, until it is well again."""
         await self._is_well.wait()
-        await super().__call__(scope, receive, send)
+        await super().answer(exchange)
 
-    async def _cut(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _cut(self, exchange: Exchange) -> None:
         """The connection breaks after the first piece of an answer."""
 
-        async def send_once(message: MutableMapping[str, Any]) -> None:
-            await send(message | {"more_body": True} if "body" in message else message)
-            if message.get("body"):
-                raise ConnectionAbortedError("cut, as it was told")
+        write = exchange.write
 
-        await super().__call__(scope, receive, send_once)
+        def write_once(data: bytes) -> None:
+            write(data)
+            raise ConnectionAbortedError("cut, as it was told")
 
-    async def _lying_usage(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange.write = write_once  # type: ignore[method-assign]
+        await super().answer(exchange)
+
+    async def _lying_usage(self, exchange: Exchange) -> None:
         """Streams say that millions of tokens were cached."""
 
-        async def send_lie(message: MutableMapping[str, Any]) -> None:
-            if message.get("more_body"):
-                message["body"] = _CACHED.sub(b'"cached_tokens":33554432', message["body"])
-            await send(message)
-
-        await super().__call__(scope, receive, send_lie)
+        write = exchange.write
+        exchange.write = lambda data: write(_CACHED.sub(b'"cached_tokens":33554432', data))  # type: ignore[method-assign]
+        await super().answer(exchange)
 
 
 def main() -> None:

@@ -425,12 +425,12 @@ async def test_a_client_that_resets_its_upload_is_noticed_though_the_replica_rea
         _, writer = await asyncio.open_connection(url.host, url.port)
         head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: a\r\ncontent-type: {kind}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        connections = gateway.gateway._server.server_state.connections
+        connections = gateway.gateway._server.connections
         stuck = 0
 
         def is_stuck() -> bool:
             nonlocal stuck
-            is_paused = any(it.flow.read_paused for it in connections)  # type: ignore[attr-defined]
+            is_paused = any(it._is_read_paused for it in connections)
             stuck = stuck + 1 if is_paused else 0
             return stuck == 50  # until then, buffers may still take some
 

@@ -14,7 +14,7 @@ from gateway.fakes import answer, gated, replicas
 from preble.config import LimitsConfig
 from preble.errors import EngineGone
 from preble.gateway.http import body_memory
-from preble.gateway.http.asgi_client import CLIENT_GONE
+from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.requests import prompt_list
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient

@@ -112,7 +112,7 @@ async def test_all_ranks_of_a_server_that_ends_leave_the_rotation() -> None:
         assert urls == {f"{gateway.emulated.url}#{rank}" for rank in range(NUM_RANKS)}
         for replica in list(gateway.gateway.serving.replicas.values()):
             replica.suspect.set()
-        gateway.emulated._http.should_exit = True
+        gateway.emulated._http.stop()
         await eventually(lambda: len(gateway.gateway.serving.replicas) == 0, "none is left")
 
 

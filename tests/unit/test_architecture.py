@@ -74,7 +74,7 @@ CORE_FLOORS = {
 ENGINE_LIBRARIES = {"vllm", "sglang", "ray", "torch"}
 ENGINE_ROOMS = {"engines", "integrations"}
 CARRIERS = {"gateway", "integrations", "picker", "reservations", "selection"}
-HTTP_LIBRARIES = {"aiohttp", "uvicorn", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
+HTTP_LIBRARIES = {"aiohttp", "httptools", "http", "urllib", "socket", "asyncio", "zmq"}
 IMPURE_STDLIB = {"asyncio", "logging", "os", "pathlib", "socket", "subprocess", "threading", "time", "datetime"}
 
 
@@ -128,7 +128,7 @@ def below_core(module: str) -> str:
 
 
 def folder(module: str) -> str:
-    """`preble.gateway.http.asgi_client.AsgiClient` -> `http`; "" for a file at the room's top."""
+    """`preble.gateway.http.page_client.PageClient` -> `http`; "" for a file at the room's top."""
     parts = module.split(".")
     inside = SRC.joinpath(*parts[:3])
     return parts[2] if len(parts) > 3 and inside.is_dir() else ""
@@ -349,10 +349,9 @@ def test_no_function_rebinds_a_global(path: Path) -> None:
 
 RAW_TASKS = {
     # of one request or one call, which hears of their end
-    "emulator/web.py:unless_gone",
-    "gateway/http/asgi_client.py:__aenter__",
     "gateway/requests/at_once.py:run_until_wait",
     "integrations/ray/direct.py:__init__",
+    "integrations/ray/emulated.py:unless_gone",
     "integrations/ray/example.py:send",
     "integrations/ray/placing.py:_place",
     "picker/calls.py:_begun",
@@ -378,6 +377,7 @@ RAW_TASKS = {
     "serving/replicas/members.py:_join",
     "serving/replicas/members.py:reconcile",
     "web/client/pool.py:dial",
+    "web/server/awaited.py:start",
 }
 """Functions that start a task of the event loop itself, which may end with nobody hearing of it."""
 

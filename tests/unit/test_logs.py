@@ -36,10 +36,10 @@ def pipe() -> Iterator[tuple[int, TextIO]]:
         yield reader, stream
 
 
-def test_uvicorn_says_nothing_of_its_start() -> None:
+def test_asyncio_says_nothing_of_its_start() -> None:
     configure_logging("info", "json")
-    assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.INFO)
-    assert logging.getLogger("uvicorn.error").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("asyncio").isEnabledFor(logging.INFO)
+    assert logging.getLogger("asyncio").isEnabledFor(logging.WARNING)
 
 
 def log_one_line_each_way() -> None:

@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from preble.web.heads import CONTINUE
-from preble.web.server.answering import Answering, ClientConnection, RequestHead
-from preble.web.server.connection import BoundedConnection
-from web.test_connection import Application, FakeLoop
+from preble.web.server.answering import Answering, RequestHead
+from preble.web.server.connection import ClientConnection, Shared
+from web.test_connection import FakeLoop
 
 pytestmark = pytest.mark.plain
 
@@ -126,8 +124,7 @@ class Client:
         self.served: list[Served] = []
         self.complete: list[tuple[str, bytes]] = []
         self.loop, self.transport = Loop(), Transport()
-        self.connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, self.loop))
-        self.connection.accept = self._accept
+        self.connection = ClientConnection(Shared(self._accept), cast(Any, self.loop))
         self.connection.connection_made(self.transport)
 
     def _accept(self, connection: ClientConnection, head: RequestHead) -> Served:
@@ -330,9 +327,9 @@ def test_a_whole_answer_counts_as_complete_once_it_has_been_read() -> None:
 def test_an_answer_that_is_written_at_once_leaves_the_connection_idle_for_as_long_as_any() -> None:
     client = Client()
     client.send(post(b"/", b""))
-    client.connection.on_time(client.connection.timeout_keep_alive - 1)
+    client.connection.on_time(client.connection.keep_alive_s - 1)
     assert not client.transport.closed
-    client.connection.on_time(client.connection.timeout_keep_alive)
+    client.connection.on_time(client.connection.keep_alive_s)
     assert client.transport.closed
 
 
@@ -358,11 +355,11 @@ def test_the_rest_of_a_body_is_read_that_came_with_an_answered_request() -> None
 def test_a_connection_is_not_idle_while_a_request_is_served_that_came_with_an_answered_one() -> None:
     client = Client(at_once=False)
     client.send(post(b"/at-once", b"") + post(b"/long", b""))
-    client.connection.on_time(client.connection.timeout_keep_alive)
+    client.connection.on_time(client.connection.keep_alive_s)
     assert client.complete == [("/at-once", b""), ("/long", b"")]
     assert client.transport.written.count(KEPT) == 1 and not client.transport.closed
     client.served[1].answer()
-    client.connection.on_time(client.connection.timeout_keep_alive)
+    client.connection.on_time(client.connection.keep_alive_s)
     assert client.transport.closed
 
 
@@ -410,9 +407,9 @@ def test_an_idle_connection_is_closed_in_time_and_one_that_is_served_is_not() ->
     client.connection.on_time(1e6)
     assert not client.transport.closed
     client.served[0].answer()
-    client.connection.on_time(client.connection.timeout_keep_alive - 1)
+    client.connection.on_time(client.connection.keep_alive_s - 1)
     assert not client.transport.closed
-    client.connection.on_time(client.connection.timeout_keep_alive)
+    client.connection.on_time(client.connection.keep_alive_s)
     assert client.transport.closed
 
 

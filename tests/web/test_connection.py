@@ -10,17 +10,17 @@ import select
 import socket
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
-from uvicorn import Config
-from uvicorn.server import ServerState
 
 from preble.web.server import connection
-from preble.web.server.connection import MAX_HEAD_BYTES, BoundedConnection
+from preble.web.server.answering import Accept
+from preble.web.server.awaited import AwaitedRequest, ClientGone
+from preble.web.server.connection import MAX_HEAD_BYTES, ClientConnection, Shared
 from preble.web.server.connection_limit import Access, ConnectionLimit
 from preble.web.server.listening import listen
 from preble.web.server.server import Server
@@ -37,17 +37,18 @@ class Application:
         self.gate.set()
         self.started = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, request: AwaitedRequest) -> None:
         self.started += 1
-        size, more = 0, True
-        while more:
-            message = await receive()
-            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        size = 0
+        while piece := await request.piece():
+            size += len(piece)
         await self.gate.wait()
-        body = b"%d" % size
-        headers = [(b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        request.reply(200, [], b"%d" % size)
+
+
+def by_task(app: Callable[[AwaitedRequest], Coroutine[Any, Any, None]]) -> Accept:
+    """What has a coroutine answer each request."""
+    return lambda connection, head: AwaitedRequest(connection, head, app)
 
 
 @asynccontextmanager
@@ -56,13 +57,13 @@ async def serving(app: Any, *, send_buffer_bytes: int | None = None, **options: 
     with listen("127.0.0.1", 0) as sock:
         if send_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-        server = Server(app, grace_s=1, **options)
+        server = Server(by_task(app), grace_s=1, **options)
         task = asyncio.create_task(server.serve([sock]))
         await server.listening.wait()
         try:
             yield sock.getsockname()[1]
         finally:
-            server.should_exit = True
+            server.stop()
             await task
 
 
@@ -109,7 +110,7 @@ async def connected(port: int) -> AsyncIterator[Peer]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head has to be there at once."""
-    monkeypatch.setattr(BoundedConnection, "head_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "head_s", 0.05)
 
 
 @pytest.mark.parametrize("piece", [b"h: " + b"v" * 4096 + b"\r\n", b"v" * 4096], ids=["many headers", "one header"])
@@ -192,21 +193,18 @@ class Endless:
         self.sent_bytes = 0
         self.is_over = False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        watch = asyncio.create_task(self._gone(receive))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        while not watch.done():
-            await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
-            self.sent_bytes += 65536
+    async def __call__(self, request: AwaitedRequest) -> None:
+        request.begin(200, [])
+        with contextlib.suppress(ClientGone), request.unless_gone():
+            while True:
+                request.write(bytes(65536))
+                await request.drained()
+                self.sent_bytes += 65536
         self.is_over = True
-
-    async def _gone(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "send_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "send_s", 0.05)
     app = Endless()
     async with serving(app) as port, connected(port) as peer:
         await peer.send(HEALTHY)
@@ -215,12 +213,10 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch:
 
 
 async def test_a_client_that_reads_no_further_at_its_answers_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BoundedConnection, "send_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "send_s", 0.05)
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"content-length", b"60000"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": bytes(60_000)})
+    async def app(request: AwaitedRequest) -> None:
+        request.reply(200, [(b"connection", b"close")], bytes(60_000))
 
     # Too little to wait for room, and more than the system takes.
     async with serving(app, send_buffer_bytes=4096, most_connections=1) as port:
@@ -269,7 +265,7 @@ async def test_a_client_that_reads_slowly_is_not_cut_off_until_it_stops() -> Non
                 while True:
                     sending.send(bytes(65536))
             loop, transport = FakeLoop(), FullTransport(sending)
-            connection = BoundedConnection(Config(Application()), ServerState(), {}, _loop=cast(Any, loop))
+            connection = ClientConnection(Shared(by_task(Application())), cast(Any, loop))
             connection.connection_made(transport)
             connection.pause_writing()
             connection._disarm()  # it has sent its head
@@ -420,10 +416,11 @@ async def test_what_is_not_http_is_refused_in_openais_form(sent: bytes) -> None:
 class Streaming:
     """Answers in two pieces, of a length that it does not state."""
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
-        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
-        await send({"type": "http.response.body", "body": b"two"})
+    async def __call__(self, request: AwaitedRequest) -> None:
+        request.begin(200, [(b"content-type", b"text/plain")])
+        request.write(b"one ")
+        request.write(b"two")
+        request.end()
 
 
 @pytest.mark.parametrize("app", [Streaming(), Application()], ids=["without length", "with length"])

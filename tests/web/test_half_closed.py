@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import uvloop
 
+from preble.web.server.awaited import AwaitedRequest, ClientGone
 from support.waiting import eventually
 from web.test_connection import HEALTHY, Application, Peer, connected, serving
 
@@ -35,18 +37,14 @@ class Watching(Application):
         self.gate.clear()
         self.left = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await receive()
+    async def __call__(self, request: AwaitedRequest) -> None:
         self.started += 1
-        gone = asyncio.create_task(receive())
-        gate = asyncio.create_task(self.gate.wait())
-        await asyncio.wait([gone, gate], return_when=asyncio.FIRST_COMPLETED)
-        if not gate.done():
+        try:
+            with request.unless_gone():
+                await self.gate.wait()
+        except ClientGone:
             self.left += 1
-        gone.cancel()
-        gate.cancel()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        request.reply(200, [], b"ok")
 
 
 async def half_closed(peer: Peer, app: Application, requests: bytes = HEALTHY) -> None:
@@ -121,11 +119,11 @@ def test_an_idle_client_that_half_closes_is_closed(run: Callable[[Any], None]) -
 def test_a_client_that_closes_in_the_middle_of_its_answer_is_noticed(run: Callable[[Any], None]) -> None:
     left = asyncio.Event()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"one", "more_body": True})
-        await receive()
+    async def app(request: AwaitedRequest) -> None:
+        request.begin(200, [])
+        request.write(b"one")
+        with contextlib.suppress(ClientGone), request.unless_gone():
+            await asyncio.get_running_loop().create_future()
         left.set()
 
     async def scenario() -> None:

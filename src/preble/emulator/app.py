@@ -1,4 +1,4 @@
-"""The emulated replica's HTTP interface: plain ASGI, the endpoints of vLLM and some of SGLang."""
+"""The emulated replica's HTTP interface: the endpoints of vLLM and some of SGLang."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from preble.emulator.protocol import (
     error_body,
 )
 from preble.emulator.tokenizer import EmulatedTokenizer
-from preble.emulator.web import ClientGone, Exchange, Receive, Scope, Send
+from preble.emulator.web import Exchange
 from preble.errors import RequestError, UnknownModel
+from preble.web.server.answering import RequestHead
+from preble.web.server.awaited import ClientGone
+from preble.web.server.connection import ClientConnection
 
 Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
 
@@ -33,7 +36,7 @@ _log = structlog.get_logger("preble.emulator")
 
 
 class EmulatorApp:
-    """ASGI application of one emulated replica."""
+    """Answers the requests to one emulated replica."""
 
     def __init__(
         self,
@@ -77,8 +80,12 @@ class EmulatorApp:
             ("GET", "/version"): self._version,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._profile)
+    def accept(self, connection: ClientConnection, head: RequestHead) -> Exchange:
+        """Return what answers a request."""
+        return Exchange(connection, head, self.answer, self._profile)
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer one request."""
         path = exchange.path
         handler = self._routes.get((exchange.method, path))
         if handler is None and path.startswith("/v1/responses/"):

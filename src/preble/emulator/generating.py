@@ -150,8 +150,9 @@ class Generating:
         prompts = CompletionBody(prompt=body.input, max_tokens=1, model=body.model)
         self._models.require(body.model)
         tokens = [await self._tokens_of(prompt) for prompt in prompts.prompts()]
-        with self._chosen(exchange).generate([Prompt(one, 1) for one in tokens]) as generation:
-            await exchange.unless_gone(_last(generation.pieces()))
+        prefills = [Prompt(one, 1) for one in tokens]
+        with self._chosen(exchange).generate(prefills) as generation, exchange.unless_gone():
+            await _last(generation.pieces())
         size = body.dimensions or _DIMENSIONS
         vectors = [_vector(one, size) for one in tokens]
         shown = [_encoded(vector) if body.encoding_format == "base64" else vector for vector in vectors]
@@ -237,9 +238,11 @@ class Generating:
         )
         with self._chosen(exchange).generate(prompts) as generation:
             if body.stream:
-                await exchange.unless_gone(exchange.stream(answer.events(generation)))
+                with exchange.unless_gone():
+                    await exchange.stream(answer.events(generation))
                 return answer.streamed[-1] if answer.streamed else None
-            whole = await exchange.unless_gone(answer.whole(generation))
+            with exchange.unless_gone():
+                whole = await answer.whole(generation)
         await exchange.json(whole)
         return whole
 

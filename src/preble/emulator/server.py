@@ -56,7 +56,7 @@ class EmulatorServer:
         publishers: list[KvEventPublisher | None] = [*self.publishers] or [None] * self.config.data_parallel_size
         self.engines = [EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, p) for p in publishers]
         app = EmulatorApp(self.config, self._profile.name, self.engines, self._tokenizer, self._media, self.publishers)
-        self._http = Server(app, grace_s=GRACE_S)
+        self._http = Server(app.accept, grace_s=GRACE_S)
         self._engine_tasks = [asyncio.create_task(engine.run(), name="emulated engine") for engine in self.engines]
         self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
         replays = [asyncio.create_task(p.serve_replay(), name="kv event replay") for p in self.publishers]
@@ -72,7 +72,7 @@ class EmulatorServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Finish what runs (for at most `GRACE_S`), then end every task and close every socket."""
-        self._http.should_exit = True
+        self._http.stop()
         try:
             await asyncio.wait((self._http_task, *self._engine_tasks), return_when=asyncio.FIRST_COMPLETED)
         finally:

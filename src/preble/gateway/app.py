@@ -1,22 +1,21 @@
-"""The ASGI application: routes, API keys, and an answer in the endpoint's form for every failure."""
+"""What answers each request: routes, API keys, and an answer in the endpoint's form for every failure."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import structlog
 
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
-from preble.gateway.http.asgi_client import CLIENT_GONE, AsgiClient, ClientGone, Receive, Send
 from preble.gateway.http.body_memory import BodyMemoryBudget
 from preble.gateway.http.browsers import Browsers
 from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.page_client import CLIENT_GONE, PageClient
+from preble.gateway.http.passed_on import PassedOn
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed
 from preble.gateway.pages.debug import DEBUG
 from preble.gateway.pages.models import MODELS
@@ -35,8 +34,10 @@ from preble.prompts.endpoints import (
     error_form,
 )
 from preble.rules.callers import Caller
-from preble.serving import Serving
-from preble.web.server.answering import ClientConnection, RequestHead
+from preble.serving import PageAnswer, PageRequest, Serving
+from preble.web.server.answering import Answering, RequestHead
+from preble.web.server.awaited import AwaitedRequest, ClientGone
+from preble.web.server.connection import ClientConnection
 
 _ADDRESS = re.compile(r"https?://\S+")
 _BODIES_HELD = 16
@@ -87,25 +88,31 @@ class App:
         if not leaves:
             self._serving.replica_wait.stop()
 
-    def accept(self, connection: ClientConnection, head: RequestHead) -> PlacedClient | None:
-        """Return what serves a POST by callbacks, None if the request is not to be placed."""
+    def accept(self, connection: ClientConnection, head: RequestHead) -> Answering:
+        """Return what answers a request: callbacks if it is to be placed, a task for pages and uploads."""
         path = head.path
-        endpoint = endpoint_of(path)
+        endpoint = endpoint_of(path) if head.method == "POST" else None
         if endpoint is None or is_upload(endpoint, head.headers):
-            return None
+            return AwaitedRequest(connection, head, self._handle)
         if path not in ENDPOINTS and (path.startswith(STORED) or self.pages.name_of(path) is not None):
-            return None
+            return AwaitedRequest(connection, head, self._handle)
         return PlacedClient(self._intake, endpoint, connection, head)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        client = AsgiClient(scope, receive, send)
+    async def answer_passed_on(self, request: PageRequest) -> PageAnswer:
+        """Return the answer to a request that another process has passed on."""
+        passed_on = PassedOn(request)
+        await self._handle(passed_on)
+        return passed_on.page_answer()
+
+    async def _handle(self, request: AwaitedRequest | PassedOn) -> None:
+        client = PageClient(request)
         client.is_last = lambda: self.is_draining
         # A second cancellation, at the server's very end, meets a client that does not read the error.
         with contextlib.suppress(asyncio.CancelledError):
-            await self._answer(scope["method"], client)
+            await self._answer(client.head.method, client)
         self._count(client)
 
-    def _count(self, client: AsgiClient) -> None:
+    def _count(self, client: PageClient) -> None:
         self.count(self._counted_as(client.path), client.status, client.model)
 
     def count(self, counted_as: str, status: int | None, model: str) -> None:
@@ -113,7 +120,7 @@ class App:
         self.bodies.collect()
         self._serving.telemetry.responded(counted_as, status, model)
 
-    async def _answer(self, method: str, client: AsgiClient) -> None:
+    async def _answer(self, method: str, client: PageClient) -> None:
         """Every failure becomes an answer here."""
         try:
             if not (await self._answer_browser(method, client) or await self._refuse_page(method, client)):
@@ -126,7 +133,7 @@ class App:
         except Exception as error:  # noqa: BLE001 (the task's root: a failure must not reach the client as a traceback)
             await client.fail(self.form_of(error, client.caller, client.request_id))
 
-    async def _answer_browser(self, method: str, client: AsgiClient) -> bool:
+    async def _answer_browser(self, method: str, client: PageClient) -> bool:
         """Answer a browser that asks whether a page may send a request. Return whether it does."""
         if not self._browsers.origins or (
             endpoint_of(client.path) is None and not client.path.startswith((MODELS, STORED))
@@ -138,7 +145,7 @@ class App:
             await client.reply(200, preflight, b"")
         return bool(preflight)
 
-    async def _refuse_page(self, method: str, client: AsgiClient) -> bool:
+    async def _refuse_page(self, method: str, client: PageClient) -> bool:
         """Refuse what a page in a browser may not send or see. Return whether it does."""
         refusal = self._browsers.refusal(client.headers) if method == "POST" else None
         if refusal is None and self.pages.is_for_admins(client.path):
@@ -175,7 +182,7 @@ class App:
             message = message.replace(replica_id, "(address withheld)")
         return msgspec.structs.replace(form, message=_ADDRESS.sub("(address withheld)", message))
 
-    async def _is_let_in(self, client: AsgiClient) -> bool:
+    async def _is_let_in(self, client: PageClient) -> bool:
         """Find out who sends the request; refuse it if the caller may not."""
         path = client.path
         needs_admin = self.pages.is_for_admins(path) or (self._metrics_need_key and path == METRICS)
@@ -193,7 +200,7 @@ class App:
             return False
         return True
 
-    async def _route(self, method: str, client: AsgiClient) -> None:
+    async def _route(self, method: str, client: PageClient) -> None:
         path, endpoint = client.path, endpoint_of(client.path)
         if endpoint is not None:
             client.errors = endpoint.errors
@@ -212,11 +219,11 @@ class App:
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body(client.errors))
 
-    async def read_body(self, client: AsgiClient, most_bytes: int) -> bytes:
+    async def read_body(self, client: PageClient, most_bytes: int) -> bytes:
         """Return a page's body. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""
         with self.bodies.share() as share:
             return await client.read_body(most_bytes, self._body_s, share)
 
-    async def take_picture(self, client: AsgiClient) -> bytes:
+    async def take_picture(self, client: PageClient) -> bytes:
         """Return what the live page shows, for an admin."""
         return msgspec.json.encode(self._serving.picture())

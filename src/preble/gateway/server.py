@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import socket
 import sys
@@ -24,10 +23,9 @@ from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.handover import Inherited, Upgrade
-from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
 from preble.gateway.http.keys import KeyRing
-from preble.gateway.pages.passed_on import answer_passed_on
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
@@ -224,7 +222,7 @@ class Gateway:
         """What is answered besides requests that go to replicas."""
         return self._app.pages
 
-    async def read_body(self, client: AsgiClient, share: BodyShare) -> bytes:
+    async def read_body(self, client: PageClient, share: BodyShare) -> bytes:
         """Return the body sent to a page. `share`: of `bodies`; grows by it, for the caller to give back.
 
         Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
@@ -249,7 +247,7 @@ class Gateway:
 
     def hurry(self) -> None:
         """During a shutdown: stop waiting for running requests."""
-        self._server.force_exit = True
+        self._server.hurry()
 
 
 def tell_of_listening(sock: socket.socket, config: GatewayConfig, *, has_keys: bool) -> str:
@@ -290,7 +288,7 @@ async def serving(
     try:
         app = App(config, started, KeyRing(config.auth, config.queue.classes))
         if config.scheduler_socket is not None:
-            await started.listen(Path(config.scheduler_socket), partial(answer_passed_on, app))
+            await started.listen(Path(config.scheduler_socket), app.answer_passed_on)
         if given:
             await until_settled(started, config.health.check_timeout_s)
         with contextlib.ExitStack() as stack:
@@ -323,9 +321,8 @@ async def accepting(app: App, listeners: list[socket.socket], config: GatewayCon
     """Connections are accepted within the context; leaving it is the graceful shutdown, which closes the listeners."""
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2
-    grace_s = math.ceil(config.timeouts.shutdown_s)
-    server = Server(app, grace_s=grace_s, most_connections=most_connections, probes=PROBES, accept=app.accept)
-    serve = asyncio.create_task(server.serve(sockets=listeners))
+    server = Server(app.accept, grace_s=config.timeouts.shutdown_s, most_connections=most_connections, probes=PROBES)
+    serve = asyncio.create_task(server.serve(listeners))
     serve.add_done_callback(lambda _: server.listening.set())
     await server.listening.wait()
     if serve.done():
@@ -333,7 +330,7 @@ async def accepting(app: App, listeners: list[socket.socket], config: GatewayCon
     try:
         yield server
     finally:
-        server.should_exit = True
+        server.stop()
         await serve
         await _abort_rest(server)
 
@@ -342,7 +339,7 @@ async def _abort_rest(server: Server) -> None:
     """Abort the requests that still run after the grace."""
     if count := server.stop_rest():
         structlog.get_logger().warning("requests_aborted", count=count)
-    tasks = set(server.server_state.tasks)
+    tasks = set(server.tasks)
     for task in tasks:
         task.cancel()
     if tasks:

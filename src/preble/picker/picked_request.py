@@ -12,8 +12,8 @@ from urllib.parse import unquote
 from preble.core.types import ReplicaId
 from preble.core.types.life import Moved
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
-from preble.gateway.http.asgi_client import CLIENT_GONE
 from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.pages.models import MODELS
 from preble.gateway.requests.passed_headers import is_not_passed

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from preble.errors import RequestError
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.refusals import NO_ADMINS, not_allowed
 from preble.gateway.server import Gateway
 from preble.selection.openapi import routes_page
@@ -39,7 +39,7 @@ class SelectionPages:
         name, _ = route_path(path)
         return name if name in TABLE or name == OPENAPI else None
 
-    async def answer(self, method: str, client: AsgiClient) -> None:
+    async def answer(self, method: str, client: PageClient) -> None:
         """Answer a path that has a name. Raises: PrebleError, ClientGone."""
         path, name = route_path(client.path)
         if path == OPENAPI:
@@ -53,14 +53,14 @@ class SelectionPages:
         else:
             await self._answer(route, name, client)
 
-    async def _answer(self, route: Route, name: str, client: AsgiClient) -> None:
+    async def _answer(self, route: Route, name: str, client: PageClient) -> None:
         with self._gateway.bodies.share() as share:
             body = None
             if route.takes is not None:
                 body = await _decoded(await self._gateway.read_body(client, share), route.takes)
-            answer = route.answer(Call(self._service, client.caller, name, client.query, body))
+            answer = route.answer(Call(self._service, client.caller, name, client.head.query, body))
             if inspect.isawaitable(answer):
-                async with client.watched():
+                with client.unless_gone():
                     answer = await answer
             await client.reply_json(route.status, answer)
 

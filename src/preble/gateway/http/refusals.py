@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.prompts.endpoints import ErrorForm
 
 FORBIDDEN = ErrorForm(
@@ -19,7 +19,7 @@ NO_ADMINS = ErrorForm(
 STOPPING = ErrorForm(503, "service_unavailable", "shutting_down", "the gateway is shutting down", retry_after_s=1.0)
 
 
-async def not_allowed(client: AsgiClient, method: str, allowed: Iterable[str]) -> None:
+async def not_allowed(client: PageClient, method: str, allowed: Iterable[str]) -> None:
     """Answer a request with another method than those allowed; where GET is, HEAD is, too."""
     methods = ", ".join("GET, HEAD" if one == "GET" else one for one in allowed)
     form = ErrorForm(405, "invalid_request_error", "method_not_allowed", f"{method} is not allowed here; use {methods}")

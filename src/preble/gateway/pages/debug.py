@@ -10,7 +10,7 @@ from preble.core.placing.snapshot import ReplicaState
 from preble.decisions.recent import Decision
 from preble.engines.adapter import EngineLoad
 from preble.errors import RequestError
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.serving import LiveReplica, MemberRow, ParityOutcome, ParityReport, Serving
 
 DEBUG = "/debug/"
@@ -85,13 +85,13 @@ class DebugPages:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
-    async def answer(self, client: AsgiClient) -> None:
+    async def answer(self, client: PageClient) -> None:
         """Raises: RequestError: there is no such page, or the query is invalid."""
         path = client.path
         room, _, rest = path.removeprefix(DEBUG).partition("/")
         page: DecisionsPage | ReplicaStatesPage | ParityPage
         if room == "decisions":
-            page = self._of_request(rest) if rest else self._latest(client.query)
+            page = self._of_request(rest) if rest else self._latest(client.head.query)
         elif room == "replicas" and not rest:
             page = self._replicas()
         elif path == PARITY:
@@ -100,9 +100,9 @@ class DebugPages:
             raise NoDecision(f"there is no {path[:200]}; there are /debug/decisions[/ID], /debug/replicas and {PARITY}")
         await client.reply_json(200, page)
 
-    async def check_parity(self, client: AsgiClient) -> None:
+    async def check_parity(self, client: PageClient) -> None:
         """Check every live replica now; answers with the reports. Raises: ClientGone."""
-        async with client.watched():
+        with client.unless_gone():
             reports = await self._serving.check_parity()
         await client.reply_json(200, ParityPage(reports))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.page_client import PageClient
 
 
 class Front(Protocol):
@@ -14,8 +14,8 @@ class Front(Protocol):
     is_draining: bool
     keys: KeyRing
 
-    async def read_body(self, client: AsgiClient, most_bytes: int) -> bytes:
+    async def read_body(self, client: PageClient, most_bytes: int) -> bytes:
         """Return a page's body. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""
 
-    async def take_picture(self, client: AsgiClient) -> bytes:
+    async def take_picture(self, client: PageClient) -> bytes:
         """Return what the live page shows, for an admin. Raises: SchedulerAway."""

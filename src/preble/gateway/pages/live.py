@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from preble.errors import Overloaded
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.front import Front
 from preble.prompts.endpoints import JSON_TYPE, HeaderList
 from preble.serving import SchedulerAway
@@ -38,15 +38,15 @@ class LivePage:
         self._taken_at = 0.0
         self._taken = b""
 
-    async def page(self, client: AsgiClient) -> None:
+    async def page(self, client: PageClient) -> None:
         """Answer with the page. It has no data in it."""
         await client.reply(200, self._headers, self._html)
 
-    async def picture(self, client: AsgiClient) -> None:
+    async def picture(self, client: PageClient) -> None:
         """Answer with one picture. Raises: SchedulerAway."""
         await client.reply(200, [JSON_TYPE], await self._picture(client))
 
-    async def watch(self, client: AsgiClient) -> None:
+    async def watch(self, client: PageClient) -> None:
         """Stream pictures until the client goes, its key ends, the gateway stops, or no picture can be taken.
 
         Raises: Overloaded, ClientGone.
@@ -55,21 +55,21 @@ class LivePage:
             raise Overloaded(f"{_MAX_WATCHING} live pages are open, which is the limit; close one", retry_after_s=60.0)
         self._num_watching += 1
         try:
-            async with client.watched():
-                await client.begin(200, list(_EVENT_STREAM))
+            with client.unless_gone():
+                client.begin(200, list(_EVENT_STREAM))
                 with suppress(SchedulerAway):
                     while self._goes_on(client):
                         await client.write(b"data: " + await self._picture(client) + b"\n\n")
                         await asyncio.sleep(EVERY_S)
-            await client.end()
+            client.end()
         finally:
             self._num_watching -= 1
 
-    def _goes_on(self, client: AsgiClient) -> bool:
+    def _goes_on(self, client: PageClient) -> bool:
         caller = self._front.keys.caller(client.headers)
         return not self._front.is_draining and caller is not None and caller.is_admin
 
-    async def _picture(self, client: AsgiClient) -> bytes:
+    async def _picture(self, client: PageClient) -> bytes:
         """Return a picture, at most half a second old. Raises: SchedulerAway."""
         async with self._taking:
             now = asyncio.get_running_loop().time()

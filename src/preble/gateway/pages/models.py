@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from preble.errors import UnknownModel
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.serving import LiveReplica, Serving
 
 MODELS = "/v1/models"
@@ -19,12 +19,12 @@ class ModelPages:
         self._serving = serving
         self._started_at = int(time.time())
 
-    async def list(self, client: AsgiClient) -> None:
+    async def list(self, client: PageClient) -> None:
         """The models that the live replicas serve."""
         data = [self._card(name, replica) for name, replica in sorted(self._serving.replicas.models().items())]
         await client.reply_json(200, {"object": "list", "data": data})
 
-    async def one(self, client: AsgiClient) -> None:
+    async def one(self, client: PageClient) -> None:
         """The model that the path names. Raises: UnknownModel."""
         name = client.path.removeprefix(f"{MODELS}/")
         models = self._serving.replicas.models()

@@ -10,7 +10,7 @@ import msgspec
 from preble.config import ReplicaConfig
 from preble.config.load import replica_of
 from preble.errors import ConfigError, RequestError
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.refusals import NO_ADMINS
 from preble.gateway.pages.front import Front
 from preble.serving import (
@@ -53,11 +53,11 @@ class ReplicaPages:
         """Every replica that is watched, and the sources."""
         return ReplicasPage(list(self._serving.members), self._serving.members.sources())
 
-    async def list(self, client: AsgiClient) -> None:
+    async def list(self, client: PageClient) -> None:
         """Answer GET."""
         await client.reply_json(200, self.page())
 
-    async def add(self, client: AsgiClient) -> None:
+    async def add(self, client: PageClient) -> None:
         """Answer POST: 201 if the replica was not wanted before, else 200. Raises: RequestError."""
         if await self._is_refused(client):
             return
@@ -68,27 +68,27 @@ class ReplicaPages:
             raise RequestError(str(error)) from error
         await client.reply_json(201 if is_new else 200, self._serving.members.row(replica.url))
 
-    async def drain(self, client: AsgiClient) -> None:
+    async def drain(self, client: PageClient) -> None:
         """Answer POST to `DRAIN` and `UNDRAIN`. Raises: RequestError."""
         if await self._is_refused(client):
             return
-        url, members = _url(client.query), self._serving.members
+        url, members = _url(client.head.query), self._serving.members
         (members.wanted.drain if client.path == DRAIN else members.wanted.undrain)(url)
         members.reconcile()
         await client.reply_json(200, members.row(url))
 
-    async def remove(self, client: AsgiClient) -> None:
+    async def remove(self, client: PageClient) -> None:
         """Answer DELETE: 202 if requests still run there, else 200. Raises: RequestError."""
         if await self._is_refused(client):
             return
-        url, members = _url(client.query), self._serving.members
-        members.remove(url, at_once=_is_set(client.query, "now"))
+        url, members = _url(client.head.query), self._serving.members
+        members.remove(url, at_once=_is_set(client.head.query, "now"))
         try:
             await client.reply_json(202, members.row(url))
         except UnknownReplica:
             await client.reply_json(200, Removed(url))
 
-    async def _is_refused(self, client: AsgiClient) -> bool:
+    async def _is_refused(self, client: PageClient) -> bool:
         if not self._front.keys.has_keys:
             await client.fail(NO_ADMINS)
         return not self._front.keys.has_keys

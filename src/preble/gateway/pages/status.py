@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import preble
 from preble.build import commit
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.front import Front
 from preble.serving import METRICS_CONTENT_TYPE, Serving
 
@@ -31,15 +31,15 @@ class StatusPages:
         self._serving = serving
         self._front = front
 
-    async def start(self, client: AsgiClient) -> None:
+    async def start(self, client: PageClient) -> None:
         """Answer a browser, or a health check of `/`, with links to the pages."""
         await client.reply(200, list(_START_HEADERS), _START)
 
-    async def health(self, client: AsgiClient) -> None:
+    async def health(self, client: PageClient) -> None:
         """Answer as long as the process does."""
         await client.reply_json(200, {"status": "ok"})
 
-    async def ready(self, client: AsgiClient) -> None:
+    async def ready(self, client: PageClient) -> None:
         """Answer whether requests are welcome; to an admin, also each replica's state."""
         live = self._serving.replicas.values()
         rows = list(self._serving.members)
@@ -56,11 +56,11 @@ class StatusPages:
             page["members"] = {row.url: {"state": row.state, "last_error": row.last_error} for row in rows}
         await client.reply_json(200 if status == "ready" else 503, page)
 
-    async def version(self, client: AsgiClient) -> None:
+    async def version(self, client: PageClient) -> None:
         """Answer with the version of Preble, and the commit that it was built from."""
         await client.reply_json(200, {"version": preble.__version__, "commit": commit()})
 
-    async def metrics(self, client: AsgiClient) -> None:
+    async def metrics(self, client: PageClient) -> None:
         """Answer with every metric, for Prometheus."""
         exposition = await self._serving.exposition()
         await client.reply(200, [(b"content-type", METRICS_CONTENT_TYPE.encode())], exposition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.refusals import not_allowed
 from preble.gateway.pages.debug import DEBUG, PARITY, DebugPages
 from preble.gateway.pages.front import Front
@@ -15,7 +15,7 @@ from preble.gateway.pages.replicas import DRAIN, REPLICAS, UNDRAIN, ReplicaPages
 from preble.gateway.pages.status import HEALTH, METRICS, READY, START, VERSION, StatusPages
 from preble.serving import Serving
 
-Handlers = Mapping[str, Callable[[AsgiClient], Awaitable[None]]]
+Handlers = Mapping[str, Callable[[PageClient], Awaitable[None]]]
 """What answers a page, by method; GET answers HEAD, too."""
 
 PATHS = (START, MODELS, *HEALTH, *READY, VERSION, METRICS, REPLICAS, DRAIN, UNDRAIN)
@@ -36,7 +36,7 @@ class AddedPages(Protocol):
     def name_of(self, path: str) -> str | None:
         """Return a page as metrics name it: one of few. None for a path that is no page."""
 
-    async def answer(self, method: str, client: AsgiClient) -> None:
+    async def answer(self, method: str, client: PageClient) -> None:
         """Answer a path that has a name. Raises: PrebleError, ClientGone."""
 
 
@@ -86,7 +86,7 @@ class Pages:
         """Whether only admins may ask for a page."""
         return path.startswith(FOR_ADMINS) or self._added_name(path) is not None
 
-    async def answer(self, method: str, client: AsgiClient) -> bool:
+    async def answer(self, method: str, client: PageClient) -> bool:
         """Answer, if the path is a page's. Return whether it is. Raises: PrebleError, ClientGone."""
         handlers = self._handlers(method, client.path)
         if handlers is not None:

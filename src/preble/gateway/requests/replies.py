@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.engines import Forwarded
-from preble.gateway.http.asgi_client import AsgiClient
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.placement_headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
@@ -80,9 +80,9 @@ def answer_headers(attempt: Attempt) -> HeaderList:
     return passed_back(attempt.headers) + placement_headers([attempt.placed.placement])
 
 
-async def pass_on(client: AsgiClient, response: Forwarded, headers: HeaderList) -> None:
+async def pass_on(client: PageClient, response: Forwarded, headers: HeaderList) -> None:
     """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
-    await client.begin(response.status, [*passed_back(response.headers), *headers])
+    client.begin(response.status, [*passed_back(response.headers), *headers])
     async for chunk in response.chunks():
         await client.write(chunk)
-    await client.end()
+    client.end()

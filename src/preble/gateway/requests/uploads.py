@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from preble.config import GatewayConfig
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
-from preble.gateway.http.asgi_client import AsgiClient
 from preble.gateway.http.body_memory import BodyShare
+from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.placing import Placing
@@ -27,10 +27,10 @@ def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
 class Upload:
     """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
 
-    def __init__(self, client: AsgiClient, limit: int, piece_s: float, memory: BodyShare) -> None:
+    def __init__(self, client: PageClient, limit: int, piece_s: float, memory: BodyShare) -> None:
         """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
         self._pieces = client.pieces(piece_s)
-        self._num_declared = client.declared_length()
+        self._num_declared = client.head.declared_bytes
         self._head = UploadHead(client.headers.get(b"content-type", b""), self._num_declared)
         self._limit = limit
         self._memory = memory
@@ -81,7 +81,7 @@ class Uploads:
         self._timeouts = config.timeouts
         self._passed = PassedHeaders(config.auth, of_body=True)
 
-    async def answer(self, endpoint: Endpoint, client: AsgiClient, memory: BodyShare) -> None:
+    async def answer(self, endpoint: Endpoint, client: PageClient, memory: BodyShare) -> None:
         """Answer one request. Raises: PrebleError. ClientGone: the client has left."""
         with self._serving.request_id(client.headers) as request_id:
             client.request_id = request_id
@@ -90,15 +90,16 @@ class Uploads:
             parsed = self._serving.take(endpoint, client.headers, fields, request_id, client.caller)
             client.model = self._serving.replicas.label(parsed.model)
             total_s = self._timeouts.total_s
-            async with self._serving.admitted(parsed) as parsed, client.watched():
+            async with self._serving.admitted(parsed) as parsed:
                 client.request_id = parsed.request_id
                 try:
-                    async with asyncio.timeout(total_s):
-                        await self._place(client, parsed, upload)
+                    with client.unless_gone():
+                        async with asyncio.timeout(total_s):
+                            await self._place(client, parsed, upload)
                 except TimeoutError as error:
                     raise EngineTimeout(f"the answer took longer than {total_s:g} s") from error
 
-    async def _place(self, client: AsgiClient, parsed: ParsedRequest, upload: Upload) -> None:
+    async def _place(self, client: PageClient, parsed: ParsedRequest, upload: Upload) -> None:
         headers = self._passed.of(parsed)
         await self._serving.replica_wait.over()
         placing = Placing(self._serving, await self._serving.tokenize(parsed), parsed)
@@ -113,7 +114,7 @@ class Uploads:
                 placed = await placing.place_again(placed, is_gone=True)
 
     async def _carry(
-        self, client: AsgiClient, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
+        self, client: PageClient, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
     ) -> None:
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:

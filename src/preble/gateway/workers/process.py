@@ -20,7 +20,6 @@ from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.http.keys import KeyRing
-from preble.gateway.pages.passed_on import answer_passed_on
 from preble.gateway.server import accepting, prepared_process, until_settled
 from preble.gateway.workers.front_app import FrontApp
 from preble.logs import LogLosses, configure_logging
@@ -211,7 +210,7 @@ async def _schedule(start: Start, orders: _Orders, log_losses: LogLosses) -> Non
         # Front ends that go on without this process, or another gateway, know more than this one does now.
         if start.takes_over or start.path.exists():
             await until_settled(serving, config.health.check_timeout_s)
-        await serving.listen(start.path, partial(answer_passed_on, app))
+        await serving.listen(start.path, app.answer_passed_on)
         orders.ready(app)
         await orders.stop.wait()
     finally:
@@ -236,7 +235,7 @@ async def _serve_clients(start: Start, orders: _Orders, log_losses: LogLosses) -
         await _until_led(front_end, at_most_s=None if start.is_first else _LED_S)
         own = [start.listeners[index].dup() for index in start.indices(start.number)]
         async with accepting(app, own, config) as server:
-            orders.hurry = lambda: setattr(server, "force_exit", True)
+            orders.hurry = server.hurry
             orders.leave = lambda: server.leave(config.timeouts.total_s)
             orders.cover = _Covering(server, start).cover
             orders.ready(app)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -18,12 +21,17 @@ from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.emulator.events import KvEventPublisher
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.tokenizer import load_tokenizer
+from preble.emulator.web import Exchange
 from preble.integrations.ray.direct import Asgi, reported
 from preble.integrations.ray.placing import PlacerState, placer_states
 from preble.integrations.ray.replica import STATS_KEY
 from preble.integrations.ray.reports import Reporter
 from preble.integrations.ray.settings import request_router_config
 from preble.profiles import load_profile
+from preble.web.heads import HeaderList
+from preble.web.server.answering import RequestHead
+from preble.web.server.awaited import ClientGone
+from preble.web.server.connection import ClientConnection
 
 PROFILE = "a100-mistral-7b"
 
@@ -99,9 +107,67 @@ class EmulatedServer(_Emulated):
 
         async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
-                await app(scope, receive, send)
+                await AsgiExchange(scope, receive, send, app).answered()
 
         return reported(without_lifespan, self._reporter)
+
+
+class AsgiExchange(Exchange):
+    """A request to an emulated replica that Ray's ingress brings over ASGI."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, app: EmulatorApp) -> None:
+        head = RequestHead(scope["method"], scope["path"], dict(scope["headers"]), scope["query_string"])
+        super().__init__(cast(ClientConnection, None), head, app.answer, PROFILE)
+        self._receive, self._send = receive, send
+        self._unsent_messages: list[dict[str, Any]] = []
+
+    async def answered(self) -> None:
+        """Answer, unless the client goes."""
+        with suppress(ClientGone):
+            await self._handle(self)
+            await self.drained()
+
+    async def piece(self) -> bytes:
+        while self.more_body:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self.more_body = message.get("more_body", False)
+            if message.get("body"):
+                return bytes(message["body"])
+        return b""
+
+    @contextmanager
+    def unless_gone(self) -> Iterator[None]:
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            with super().unless_gone():
+                yield
+        finally:
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.lost()
+
+    def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
+        self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+        self.write(body)
+        self.end()
+
+    def begin(self, status: int, headers: HeaderList) -> None:
+        self._unsent_messages.append({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write(self, data: bytes) -> None:
+        self._unsent_messages.append({"type": "http.response.body", "body": data, "more_body": True})
+
+    def end(self) -> None:
+        self._unsent_messages.append({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def drained(self) -> None:
+        while self._unsent_messages:
+            await self._send(self._unsent_messages.pop(0))
 
 
 class Ingress:

@@ -1,1 +1,1 @@
-"""The serving side: the listening socket, uvicorn, connections with limits, answers by callbacks."""
+"""The serving side: the listening socket, connections with limits, answers by callbacks or by a task."""

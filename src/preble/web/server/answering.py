@@ -1,13 +1,15 @@
-"""One request of a client and its answer, by callbacks: a connection calls these in place of an application."""
+"""One request of a client and its answer, by callbacks: a connection knows nothing else of what it serves."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from preble.web.heads import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
+
+if TYPE_CHECKING:
+    from preble.web.server.connection import ClientConnection
 
 _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
@@ -15,10 +17,13 @@ _CHUNKED = (b"transfer-encoding", b"chunked")
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a client asks for. `headers`: by name in lower case. `keeps_alive`: whether the connection stays open."""
+    """What a client asks for. `headers`: by name in lower case. `query`: the URL's part after `?`. `keeps_alive`:
+    whether the connection stays open."""
 
+    method: str
     path: str
     headers: Mapping[bytes, bytes]
+    query: bytes = b""
     is_http10: bool = False
     keeps_alive: bool = True
 
@@ -33,31 +38,12 @@ class RequestHead:
         return int(declared) if declared.isdigit() else 0
 
 
-class ClientConnection(Protocol):
-    """What an answer needs of its connection."""
-
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    tasks: set[asyncio.Task[None]]
-    """A server that stops waits for these, and cancels those that take too long."""
-
-    @property
-    def is_write_paused(self) -> bool:
-        """Whether the client reads too slowly."""
-
-    @property
-    def default_headers(self) -> HeaderList:
-        """The headers of every answer."""
-
-    def on_response_complete(self) -> None:
-        """The answer is complete."""
-
-
 class Answering:
     """One request and its answer; subclass it. The connection calls `start` at this request's turn, and the methods
     below it, `on_time` and `on_stop` whenever what they name happens.
 
-    `response_started`, `response_complete`, `more_body`, `keep_alive`: read by uvicorn's connection.
+    `response_started`, `response_complete`, `more_body`: how far the answer and the body are. `keep_alive`: whether the
+    connection stays open after the answer.
     """
 
     response_started = False
@@ -224,5 +210,5 @@ class Answering:
         self._connection.on_response_complete()
 
 
-Accept = Callable[[ClientConnection, RequestHead], Answering | None]
-"""Returns what serves a POST by callbacks, None if the application serves it."""
+Accept = Callable[["ClientConnection", RequestHead], Answering]
+"""Returns what answers a request whose head has come."""

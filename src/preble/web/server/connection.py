@@ -1,33 +1,31 @@
-"""One client's connection: uvicorn's, with the limits that uvicorn lacks, and requests that are served by callbacks.
+"""One client's connection: an HTTP/1.1 on httptools' parser, with a limit on everything that a client can do.
 
-uvicorn limits only how long a connection may be idle between requests. A client could still send headers without end,
-or nothing, and keep its connection; or read nothing of its answer, and keep the answer in memory. Here a request's head
-must be small and arrive in time, a client must keep reading its answer, and the number of connections is limited.
+A client could send headers without end, or nothing, and keep its connection; or read nothing of its answer, and keep
+the answer in memory. Here a request's head must be small and arrive in time, a client must keep reading its answer, and
+the number of connections is limited. An idle connection is closed.
 
-HTTP upgrade requests are served as plain HTTP/1.1: Preble offers no other protocol, and uvicorn would drop the body.
-A client that closes its sending half after its request (`nc -N`) still gets its answer. HTTP/1.0 gets no chunks.
-
-Callbacks (`answering`) serve a POST that `accept` takes; every other request is the application's.
+Each request gets an `Answering`, which the server's `accept` makes. Requests of one connection are served one after the
+other, in their order. HTTP upgrade requests are served as plain HTTP/1.1: Preble offers no other protocol. A client
+that closes its sending half after its request (`nc -N`) still gets its answer. HTTP/1.0 gets no chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from math import inf
-from typing import Any
+from typing import cast
 from urllib.parse import unquote
 
 import httptools
 import msgspec
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from preble.web.heads import HeaderList, by_name
+from preble.web.heads import CONTINUE, HeaderList, by_name
 from preble.web.server.answering import Accept, Answering, RequestHead
 from preble.web.server.connection_limit import Access, ConnectionLimit
-from preble.web.server.http10 import UntilClose
 from preble.web.server.tcp import bytes_in_socket, bytes_unread, is_half_closed, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -40,37 +38,56 @@ LAST_HEAD_S = 2.0
 """The same when the server ends."""
 SEND_S = 60.0
 """How long a client may read nothing of its answer (as in nginx). A slow client reads something."""
+KEEP_ALIVE_S = 75.0
+"""How long an idle connection is kept. Longer than the 60 s of common load balancers and than our own clients: then the
+client closes it, and no request meets a closed connection."""
 FIRST_PROBE_S = 0.02
 LONGEST_PROBE_S = 5.0
 """Between two checks whether a client that has stopped sending still listens; doubled each time."""
-BODY_OVER = "preble.body_over"
-"""In the scope: an event that is set when the connection is over, and by the application when it has the whole body."""
 INTERNAL_ERROR = "internal_error"
 """The code of an error that is a bug, in answers and in the log."""
-_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""Clients ignore it. The machine of a client that has closed answers with a reset."""
 
 
-class BoundedConnection(HttpToolsProtocol):
+class Shared:
+    """What the connections of a server have in common. `opened`: called when a connection has opened."""
+
+    def __init__(
+        self, accept: Accept, limit: ConnectionLimit | None = None, opened: Callable[[], None] = lambda: None
+    ) -> None:
+        self.accept = accept
+        self.limit = limit
+        self.opened = opened
+        self.connections: set[ClientConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Of requests: a server that stops waits for these, and cancels those that take too long."""
+        self.default_headers: HeaderList = []
+        """Of every answer."""
+        self.is_ending = False
+        """Whether the server stops: who connects now sends one request at most."""
+        self.leaves_idle = False
+        """Whether the end of the server leaves idle connections to their clients, who may be sending: they end with the
+        next answer, or when they have been idle for long."""
+
+
+class ClientConnection(asyncio.Protocol):
     """A connection that closes when a request's head is too large or too slow, when the client stops reading, or when
     there are too many connections. It sends an answer first where one helps."""
 
     head_s = HEAD_S
     send_s = SEND_S
-    limit: ConnectionLimit | None = None
-    accept: Accept | None = None
-    """Says which POSTs are served by callbacks."""
-    opened: Callable[[], None] | None = None
-    """Called when a connection has opened."""
-    leaves_idle = False
-    """Whether the end of the server leaves idle connections to their clients, who may be sending: they end with the
-    next answer, or when they have been idle for long."""
+    keep_alive_s = KEEP_ALIVE_S
+    is_write_paused = False
+    """Whether the client reads too slowly."""
+    transport: asyncio.Transport
+    _address = ""
+    _newest: Answering | None = None
+    """What answers the request whose head came last."""
     _served: Answering | None = None
-    """The request that is served now, if it is by callbacks."""
+    """What is being answered now: the newest, or one before it."""
     _send_by = _head_by = _idle_until = inf
     """When the client must have read something, sent a whole head, or used the connection again."""
     _untaken_bytes = 0
-    _wants_upgrade = _is_http10 = False
+    _wants_upgrade = _is_http10 = _is_read_paused = False
     _num_heads = 0
     _in_head = False
     _has_taken = False
@@ -81,42 +98,57 @@ class BoundedConnection(HttpToolsProtocol):
     _has_ended = False
     _is_ending = False
     _probe_timer: asyncio.TimerHandle | None = None
-    _body_over: asyncio.Event | None = None
+    _url = b""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if self.opened is not None:
-            self.opened()
-        if self.limit is not None:
-            self._room = self.limit.enter(self._address, self.loop.time())
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._shared = shared
+        self._parser = self._new_parser()
+        self._headers: HeaderList = []
+        self._waiting: deque[Answering] = deque()
+        """Requests that came before the one before them was answered, the oldest first."""
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Tasks of requests, which the server waits for when it stops."""
+        return self._shared.tasks
+
+    @property
+    def default_headers(self) -> HeaderList:
+        """Of every answer."""
+        return self._shared.default_headers
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        peer = transport.get_extra_info("peername")
+        self._address = peer[0] if isinstance(peer, tuple) else ""
+        self._shared.connections.add(self)
+        self._shared.opened()
+        if (limit := self._shared.limit) is not None:
+            self._room = limit.enter(self._address, self.loop.time())
             if self._room is Access.NONE:
                 self._refuse_for_want_of_room()
                 return
             if self._room is Access.PROBES:
                 self.head_s = PROBE_HEAD_S
         self._arm()
-
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
+        if self._shared.is_ending:
+            self.shutdown()
 
     def _refuse_for_want_of_room(self) -> None:
         text = "too many connections; try again soon"
         self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", text, kind="service_unavailable")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.limit is not None:
-            self.limit.leave(self._address, self._room)
+        self._shared.connections.discard(self)
+        if self._shared.limit is not None:
+            self._shared.limit.leave(self._address, self._room)
         self._disarm()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
-        served, self._served = self._served, None
-        if isinstance(self.cycle, Answering):
-            self.cycle = None  # type: ignore[assignment]
-        self.pipeline.clear()
-        super().connection_lost(exc)
-        if self._body_over is not None:
-            self._body_over.set()
+        served, self._served, self._newest = self._served, None, None
+        self._waiting.clear()
+        del self._parser  # it refers to this connection
         if served is not None:
             served.lost()
 
@@ -144,52 +176,61 @@ class BoundedConnection(HttpToolsProtocol):
         A client that has just connected is sending its request, which would be lost with the connection.
         """
         self._is_ending = True
-        if self.leaves_idle and not self._is_answering():
+        if self._newest is not None and not self._newest.response_complete:
+            self._newest.keep_alive = False
             return
-        if self._is_answering() or not (self.cycle is None or bytes_unread(self.transport)):
-            super().shutdown()
+        if self._shared.leaves_idle:
+            return
+        if self._newest is not None and not bytes_unread(self.transport):
+            self.transport.close()
             return
         self._disarm()
         self.head_s = LAST_HEAD_S
         self._arm()
 
+    # the parser calls these
+
     def on_message_begin(self) -> None:
-        self.url = b""
-        self.headers = []
+        self._url = b""
+        self._headers = []
         self._idle_until = inf  # it began when the request before was answered in this very read
         self._num_heads += 1
         self._head_bytes = 0
         self._in_head = True
 
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_by = inf
-        self._is_http10 = self.parser.get_http_version() == "1.0"
-        self._wants_upgrade = self.parser.should_upgrade()
-        headers = by_name(self.headers)
+        self._is_http10 = self._parser.get_http_version() == "1.0"
+        self._wants_upgrade = self._parser.should_upgrade()
+        headers = by_name(self._headers)
         if self._wants_upgrade or self.transport.is_closing() or self._refuse_bad_head(headers):
             return  # a closing connection has answered a request that came with this one, and answers no more
-        answering = self._accepted(headers)
-        if answering is not None:
-            self._take(answering)
-        else:
-            self._pass_to_application(headers)
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        head = RequestHead(
+            self._parser.get_method().decode("ascii"),
+            unquote(path) if "%" in path else path,
+            headers,
+            url.query or b"",
+            self._is_http10,
+            not self._is_http10 and self._parser.should_keep_alive() and not self._is_last,
+        )
+        self._take(self._shared.accept(self, head))
 
-    def _pass_to_application(self, headers: Mapping[bytes, bytes]) -> None:
-        url, pairs = self.url, self.headers
-        super().on_message_begin()  # makes the scope, which other requests do without
-        self.url = url
-        self.headers += pairs
-        self.expect_100_continue = headers.get(b"expect", b"").lower() == b"100-continue"
-        self._body_over = self.scope[BODY_OVER] = asyncio.Event()  # type: ignore[literal-required]
-        super().on_headers_complete()
-        if self._is_last:
-            self.cycle.keep_alive = False
-        if self._is_http10:
-            self.cycle.send = UntilClose(self.cycle)  # type: ignore[method-assign]
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused and self._newest is not None:
+            self._newest.received(body)
+
+    def on_message_complete(self) -> None:
+        if not (self._wants_upgrade or self._is_refused) and self._newest is not None:
+            self._newest.body_ended()
 
     @property
     def _is_last(self) -> bool:
@@ -200,102 +241,87 @@ class BoundedConnection(HttpToolsProtocol):
         """Refuse a request that the parser accepts but that cannot be served. Return whether it did."""
         encodings = []
         if b"transfer-encoding" in headers:
-            encodings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+            encodings = [value.strip().lower() for name, value in self._headers if name == b"transfer-encoding"]
         num_hosts = int(b"host" in headers)
-        if len(headers) < len(self.headers):  # some come more than once
-            num_hosts = [name for name, _ in self.headers].count(b"host")
-        if (
-            self._room is Access.PROBES
-            and self.limit is not None
-            and self.url.partition(b"?")[0] not in self.limit.probes
-        ):
+        if len(headers) < len(self._headers):  # some come more than once
+            num_hosts = [name for name, _ in self._headers].count(b"host")
+        limit = self._shared.limit
+        if self._room is Access.PROBES and limit and self._url.partition(b"?")[0] not in limit.probes:
             self._refuse_for_want_of_room()
         elif encodings not in ([], [b"chunked"]):
             text = "no transfer encoding but `chunked` is understood; send the body as it is"
             self._refuse(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", text)
-        elif num_hosts > 1 or (num_hosts == 0 and self.parser.get_http_version() == "1.1"):
+        elif num_hosts > 1 or (num_hosts == 0 and self._parser.get_http_version() == "1.1"):
             self._refuse(HTTPStatus.BAD_REQUEST, "invalid_host", f"a request has one Host header, not {num_hosts}")
-        elif not self.url.startswith(b"/") and httptools.parse_url(self.url).path is None:
-            self.send_400_response("")
+        elif not self._url.isascii() or (
+            not self._url.startswith(b"/") and httptools.parse_url(self._url).path is None
+        ):
+            self._refuse_bytes()
         return self._is_refused
 
-    def on_body(self, body: bytes) -> None:
-        if self._is_refused:
-            return
-        if isinstance(self.cycle, Answering):
-            self.cycle.received(body)
-        else:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        if self._wants_upgrade or self._is_refused:
-            return
-        if isinstance(self.cycle, Answering):
-            self.cycle.body_ended()
-        else:
-            super().on_message_complete()
-
-    # requests that are served by callbacks
-
-    def _accepted(self, headers: Mapping[bytes, bytes]) -> Answering | None:
-        if self.accept is None or self.parser.get_method() != b"POST":
-            return None
-        path = httptools.parse_url(self.url).path.decode("ascii")
-        head = RequestHead(
-            unquote(path) if "%" in path else path,
-            headers,
-            self._is_http10,
-            not self._is_http10 and self.parser.should_keep_alive() and not self._is_last,
-        )
-        return self.accept(self, head)
+    # one request after the other
 
     def _take(self, answering: Answering) -> None:
         """Serve a request now, or once those before it are answered: of those that come together, one in each turn of
         the event loop."""
-        before: Any = self.cycle
-        self.cycle = answering  # type: ignore[assignment]
+        before, self._newest = self._newest, answering
         if before is not None and not before.response_complete:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((answering, self.app))  # type: ignore[arg-type]
+            self.pause_reading()
+            self._waiting.append(answering)
         elif self._has_taken:
-            self.flow.pause_reading()
-            self._start_asgi_task(answering, self.app)
+            self.pause_reading()
+            self._begin_soon(answering)
         else:
             self._has_taken = True
             self._served = answering
             answering.start()
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Begin to serve a request that has waited for those before it; uvicorn calls this."""
-        if isinstance(cycle, Answering):
-            self._served = cycle
-            self.loop.call_soon(self._start, cycle)  # not at once: each might complete the one before
-        else:
-            super()._start_asgi_task(cycle, app)
+    def _begin_soon(self, answering: Answering) -> None:
+        self._served = answering
+        self.loop.call_soon(self._begin, answering)  # not at once: each might complete the one before
 
-    def _start(self, answering: Answering) -> None:
+    def _begin(self, answering: Answering) -> None:
         if self._served is answering:
-            if not self.pipeline:
-                self.flow.resume_reading()  # the rest of its body
+            if not self._waiting:
+                self.resume_reading()  # the rest of its body
             try:
                 answering.start()
             except Exception as error:  # noqa: BLE001 (as in the parser's callbacks)
-                self._on_callback_error(error)
+                self.fail(error)
 
-    @property
-    def is_write_paused(self) -> bool:
-        """Whether the client reads too slowly."""
-        return self.flow.write_paused
+    def on_response_complete(self) -> None:
+        """An answer is complete: begin the next, or wait for a request."""
+        self._served = None
+        if not self.transport.is_closing():
+            self.resume_reading()
+            if self._waiting:
+                self._begin_soon(self._waiting.popleft())
+            else:
+                self._idle_until = self.loop.time() + self.keep_alive_s
+        if self._has_ended and not self._is_answering():
+            self.transport.close()
+        self._expect_progress()
 
-    @property
-    def default_headers(self) -> HeaderList:
-        """Of every answer."""
-        return self.server_state.default_headers
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if not self._is_read_paused:
+            self._is_read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self.transport.resume_reading()
+
+    def is_client_half_closed(self) -> bool:
+        """Whether the client has ended its half while nothing is read: it may have left."""
+        return self._is_read_paused and is_half_closed(self.transport)
 
     def stop(self) -> bool:
-        """The server ends: answer what is served by callbacks now. Return whether a request was being served."""
+        """The server ends: answer what can be answered now. Return whether a request was being served."""
         is_answering = self._is_answering()
-        self.pipeline.clear()  # nothing begins any more
+        self._waiting.clear()  # nothing begins any more
         if self._served is not None:
             self._served.keep_alive = False
             self._served.on_stop()
@@ -311,8 +337,6 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()
         if self._served is not None:
             self._served.on_time(now)
-        elif self._takes_no_body() and is_half_closed(self.transport):
-            self.flow.resume_reading()  # until we learn that the client has left, or has sent the rest
 
     # the parser
 
@@ -326,70 +350,62 @@ class BoundedConnection(HttpToolsProtocol):
         try:
             while True:
                 try:
-                    self.parser.feed_data(rest)
+                    self._parser.feed_data(rest)
                     return
                 except httptools.HttpParserUpgrade as upgrade:
-                    if self.parser.get_method() == b"CONNECT":
+                    if self._parser.get_method() == b"CONNECT":
                         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed", "this server is no proxy")
                         return
                     head, rest = self._head_without_upgrade(), rest[upgrade.args[0] :]
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-                self.parser.feed_data(head)
+                self._parser = self._new_parser()
+                self._parser.feed_data(head)
         except httptools.HttpParserCallbackError as error:
-            self._on_callback_error(error.__context__)
+            self.fail(error.__context__)
         except httptools.HttpParserError:
-            self.send_400_response("")
+            self._refuse_bytes()
 
-    def _on_callback_error(self, error: BaseException | None) -> None:
-        """An exception has escaped a callback, and the parser goes no further: the URL's, or a bug."""
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # What follows a request that closes the connection is ignored, not refused: its answer may still be on its way.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def fail(self, error: BaseException | None) -> None:
+        """End the connection after an exception: the parser's, which a URL may raise in a callback, or a bug."""
         if isinstance(error, httptools.HttpParserError):
-            self.send_400_response("")
+            self._refuse_bytes()
             return
         structlog.get_logger().error("request_failed", error=str(error), code=INTERNAL_ERROR, exc_info=error)
         text = "the server failed; its log has the details"
         self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR, text, kind=INTERNAL_ERROR)
 
     def _head_without_upgrade(self) -> bytes:
-        start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        lines = [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        start = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, self._parser.get_http_version().encode())
+        lines = [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
         return b"\r\n".join([start, *lines, b"", b""])
 
     # the client reads on
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.is_write_paused = True
         self._expect_progress()
         if self._served is not None:
             self._served.paused()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.is_write_paused = False
         if self._served is not None:
             self._served.resumed()
 
-    def on_response_complete(self) -> None:
-        """In place of uvicorn's, which makes a timer for each answer."""
-        self._served = None
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            if self.pipeline:
-                self._start_asgi_task(*self.pipeline.pop())
-            else:
-                self._idle_until = self.loop.time() + self.timeout_keep_alive
-        if self._has_ended and not self._is_answering():
-            self.transport.close()
-        self._expect_progress()
-
     def _expect_progress(self) -> None:
-        """Start the clock; it runs until everything is sent or the application may write again."""
+        """Start the clock; it runs until everything is sent or more may be written."""
         self._send_by = inf
         if self.transport.get_write_buffer_size():
             self._untaken_bytes = self._count_untaken()
             self._send_by = self.loop.time() + self.send_s
 
     def _on_send_late(self) -> None:
-        if self._is_answering() and not self.flow.write_paused and not self.transport.is_closing():
+        if self._is_answering() and not self.is_write_paused and not self.transport.is_closing():
             self._send_by = inf
         elif not self.transport.get_write_buffer_size() or self._count_untaken() < self._untaken_bytes:
             self._expect_progress()
@@ -406,16 +422,16 @@ class BoundedConnection(HttpToolsProtocol):
 
     # the client has ended its half
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Return whether the connection stays open: its last request is complete, and its answer has not begun.
 
         A client that has closed both halves looks the same at first, so it is probed until the answer begins. HTTP/1.0
         offers nothing to probe with, nor does an answer that has begun: such clients count as gone.
         """
         self._has_ended = True
-        is_owed = self._is_answering() and not self._in_head and not self.cycle.more_body
-        is_owed = is_owed and (bool(self.pipeline) or not self.cycle.response_started)
-        if not is_owed or self._is_http10 or self.transport.is_closing():
+        newest = self._newest
+        is_owed = newest is not None and not (newest.response_complete or newest.more_body or self._in_head)
+        if not is_owed or not self._has_unbegun() or self._is_http10 or self.transport.is_closing():
             return False
         self._probe(FIRST_PROBE_S)
         return True
@@ -426,18 +442,19 @@ class BoundedConnection(HttpToolsProtocol):
         if is_reset(self.transport):
             self.transport.abort()
             return
-        if not self.pipeline and not self.cycle.response_started:
-            self.transport.write(_PROBE)
+        if not self._waiting and self._has_unbegun():
+            # Clients ignore it. The machine of a client that has closed answers with a reset.
+            self.transport.write(CONTINUE)
         self._probe_timer = self.loop.call_later(wait_s, self._probe, min(2 * wait_s, LONGEST_PROBE_S))
+
+    def _has_unbegun(self) -> bool:
+        """Whether an answer has not begun."""
+        return bool(self._waiting) or (self._newest is not None and not self._newest.response_started)
 
     # the head
 
-    def _takes_no_body(self) -> bool:
-        """Whether nothing is read because the application does not take the body."""
-        return self.flow is not None and self.flow.read_paused and self._is_answering() and self.cycle.more_body
-
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._newest is not None and not self._newest.response_complete
 
     def _arm(self) -> None:
         if self._head_by == inf:
@@ -457,14 +474,13 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that uvicorn cannot parse; uvicorn calls this."""
+    def _refuse_bytes(self) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", "this is not an HTTP/1.1 request")
 
     def _refuse(self, status: HTTPStatus, code: str, text: str, *, kind: str = "invalid_request_error") -> None:
         """Close the connection, with an error in OpenAI's form unless another answer has begun."""
         self._is_refused = True
-        if not (self._is_answering() and self.cycle.response_started):
+        if self._served is None or not self._served.response_started:
             fields = {"message": text, "type": kind, "param": None, "code": code}
             body = msgspec.json.encode({"error": fields})
             head = (
