@@ -6,9 +6,10 @@ policy is compared on equal terms. What one alone needs is its own: see `Watchin
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from random import Random
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from preble.core.cluster.state import ClusterState
 from preble.core.policies.view import ClusterView
@@ -43,31 +44,32 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
-class Watching(Protocol):
+class Watching(ABC):
     """A policy with books of its own: it also hears of everything that changes its scheduler, and has a timer.
 
     `num_replicated`: prefixes that it serves from replicas of its own choice.
     """
 
     @property
-    def num_replicated(self) -> int: ...
+    @abstractmethod
+    def num_replicated(self) -> int:
+        """See above."""
 
+    @abstractmethod
     def watch(self, cluster: ClusterState) -> None:
         """The policy's scheduler begins, with this cluster, of which it must change nothing. Called once, first."""
-        ...
 
+    @abstractmethod
     def on(self, event: SchedulerEvent, now: float) -> None:
         """See `SchedulerListener`. A request's own event comes before those of other listeners."""
-        ...
 
+    @abstractmethod
     def next_timer(self) -> float | None:
         """When `on_timer` has something to do next; None if nothing is pending."""
-        ...
 
+    @abstractmethod
     def on_timer(self, now: float) -> list[PrefixReplication]:
         """Do what is due. Return the prefixes that were replicated or retired, to be reported."""
-        ...
 
 
 def failure_of(policy: Policy, error: Exception) -> PolicyError:

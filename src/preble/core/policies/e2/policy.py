@@ -11,7 +11,7 @@ from typing import Final
 from preble.core.cluster.state import ClusterState
 from preble.core.policies.e2.rebalance import Rebalancer, RebalanceSettings
 from preble.core.policies.e2.searched import SearchedCluster
-from preble.core.policies.policy import Choice
+from preble.core.policies.policy import Choice, Watching
 from preble.core.policies.view import ClusterView
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
@@ -41,7 +41,7 @@ class _Asked:
         self.eligible = eligible
 
 
-class E2:
+class E2(Watching):
     """The paper's policy. It keeps books of how long the requests of each prefix queue: see `Watching`.
 
     `rebalance`: redirect requests off heavy replicas, and serve replicated prefixes where they were replicated.
