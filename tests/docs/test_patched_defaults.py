@@ -11,10 +11,6 @@ TESTS = Path(__file__).parents[1]
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+|\w+_s")
 
 
-NOT_YET = "web"
-"""A folder whose tests do not say it yet."""
-
-
 def patches_without_reason(path: Path) -> Iterator[str]:
     """Where a constant or a time is replaced, without a comment there or a docstring of the function."""
     text = path.read_text(encoding="utf-8")
@@ -36,6 +32,5 @@ def patches_without_reason(path: Path) -> Iterator[str]:
 
 
 def test_what_replaces_a_constant_says_why() -> None:
-    paths = [path for path in sorted(TESTS.rglob("*.py")) if path.parent.name != NOT_YET]
-    found = [where for path in paths for where in patches_without_reason(path)]
+    found = [where for path in sorted(TESTS.rglob("*.py")) for where in patches_without_reason(path)]
     assert found == [], "write a comment there: what is shipped, and why this test does not run it"

@@ -110,7 +110,7 @@ async def connected(port: int) -> AsyncIterator[Peer]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head has to be there at once."""
-    monkeypatch.setattr(ClientConnection, "head_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "head_s", 0.05)  # ships 60 s
 
 
 @pytest.mark.parametrize("piece", [b"h: " + b"v" * 4096 + b"\r\n", b"v" * 4096], ids=["many headers", "one header"])
@@ -204,7 +204,7 @@ class Endless:
 
 
 async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "send_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "send_s", 0.05)  # ships 60 s
     app = Endless()
     async with serving(app) as port, connected(port) as peer:
         await peer.send(HEALTHY)
@@ -213,7 +213,7 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off(monkeypatch:
 
 
 async def test_a_client_that_reads_no_further_at_its_answers_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientConnection, "send_s", 0.05)
+    monkeypatch.setattr(ClientConnection, "send_s", 0.05)  # ships 60 s
 
     async def app(request: AwaitedRequest) -> None:
         request.reply(200, [(b"connection", b"close")], bytes(60_000))
@@ -321,7 +321,7 @@ async def test_probes_are_answered_where_there_is_no_room_for_others() -> None:
 
 
 async def test_what_is_kept_for_probes_is_not_kept_by_silent_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PROBE_HEAD_S", 0.05)
+    monkeypatch.setattr(connection, "PROBE_HEAD_S", 0.05)  # ships 2 s
     async with serving(Application(), most_connections=1, probes=(b"/health",)) as port, connected(port) as one:
         await one.send(HEALTHY)
         assert (await one.answer())[0] == 200

@@ -55,7 +55,7 @@ async def received(client: socket.socket, end: bytes | None = None) -> bytes:
 
 
 async def test_who_has_just_connected_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LAST_HEAD_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "LAST_HEAD_S", PATIENCE_S)  # ships 2 s
     async with one_connection() as (server, client):
         await begin_to_end(server)
         client.sendall(REQUEST)
@@ -64,7 +64,7 @@ async def test_who_has_just_connected_gets_an_answer(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_request_that_has_arrived_and_is_not_read_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LAST_HEAD_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "LAST_HEAD_S", PATIENCE_S)  # ships 2 s
     async with one_connection() as (server, client):
         client.sendall(REQUEST)
         assert (await received(client, end=b"ok")).endswith(b"ok")
@@ -77,7 +77,7 @@ async def test_a_request_that_has_arrived_and_is_not_read_is_answered(monkeypatc
 
 
 async def test_who_never_asks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "LAST_HEAD_S", 0.01)
+    monkeypatch.setattr(connection, "LAST_HEAD_S", 0.01)  # ships 2 s
     async with one_connection() as (server, client):
         await begin_to_end(server)
         assert await received(client) == b""
