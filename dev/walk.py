@@ -27,18 +27,21 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "preble"
 sys.path.insert(0, str(ROOT / "tests"))
 
+
+class Call(NamedTuple):
+    file: str
+    function: str
+
+
 BY_THE_CLOCK = {"on_time", "_sweep", "_renew_date"}
 FACTS = {
     "first token": r"first_?token|prefill_complete|first_byte|has_token|\bbegun\b|token_came",
     "the end": r"(^|_)(ended|over|finished|end_once|completed?)($|_)",
 }
+END = Call("serving/placed.py", "end")
+"""What the end of a placement begins with."""
 WARM_UP = 3
 SETTLE_S = 0.1
-
-
-class Call(NamedTuple):
-    file: str
-    function: str
 
 
 class Walk:
@@ -59,9 +62,9 @@ class Walk:
         if event == "call" and path.startswith(str(SRC)) and frame.f_code.co_name not in BY_THE_CLOCK:
             self.calls.append(Call(str(Path(path).relative_to(SRC)), frame.f_code.co_name))
 
-    def from_call_of(self, function: str) -> list[Call]:
-        """The calls from the first one of this function on."""
-        return next((self.calls[i:] for i, call in enumerate(self.calls) if call.function == function), [])
+    def from_call_of(self, file: str, function: str) -> list[Call]:
+        """The calls from the first one of this function on. Raises: ValueError: it is not called."""
+        return self.calls[self.calls.index(Call(file, function)) :]
 
 
 def told(name: str, calls: list[Call], *, with_files: bool) -> str:
@@ -115,13 +118,12 @@ async def walked(**fields: Any) -> Walk:
 def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", action="store_true", help="also name the files")
-    parser.add_argument("--end", default="_end_once", metavar="FUNCTION", help="what the end begins with")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     whole, streamed = asyncio.run(walked()), asyncio.run(walked(stream=True))
     say(told("a completion, whole answer", whole.calls, with_files=given.files))
     say(told("a completion, streamed", streamed.calls, with_files=given.files))
-    say(told("the end of a whole answer", whole.from_call_of(given.end), with_files=given.files))
+    say(told("the end of a whole answer", whole.from_call_of(*END), with_files=given.files))
     for fact, pattern in FACTS.items():
         say(f"definitions named after {fact}: {definitions(pattern)}")
 

@@ -11,7 +11,7 @@ from gateway.test_tokens import model  # noqa: F401 (a fixture)
 from preble.config import ParityConfig, ReplicaConfig
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.server import EmulatorServer
-from preble.serving.parity.report import Outcome
+from preble.serving.parity.report import ParityOutcome
 from support.gateways import gateway_before
 
 TEMPLATES = {
@@ -35,4 +35,4 @@ async def test_parity_with_an_emulated_replica_is_verified(model: Path, tmp_path
     ):
         [report] = await gateway.serving.check_parity()
         assert {finding.check: finding.detail for finding in report.findings if finding.detail} == {}
-        assert report.outcome is Outcome.VERIFIED
+        assert report.outcome is ParityOutcome.VERIFIED
