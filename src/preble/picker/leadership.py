@@ -39,7 +39,7 @@ class Leadership:
     that of two who write at once one is refused (409).
 
     Unlike those components, a holder that cannot reach the API stays leader until it reads that another one holds the
-    lease (docs/decisions/0010).
+    lease (docs/decisions/0009).
     """
 
     def __init__(self, config: GatewayConfig, timing: Timing = TIMING) -> None:
