@@ -9,9 +9,10 @@ import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.core.types.life import Started
 from preble.decisions.explain import explain
 from preble.decisions.reader import LogReader
-from preble.decisions.recent import RecentDecisions
+from preble.decisions.recent import PlacedAt, RecentDecisions
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import NoReplicaError
 from preble.lab.replay.replay import Replay
@@ -121,6 +122,6 @@ def test_explain_names_who_was_not_trusted() -> None:
     made = scheduler(A, B)
     made.set_trust(B, False, 0.0)
     recent = RecentDecisions("e2", 10)
-    recent.placed(made.place(Request.of("q", DOCUMENT), 0.0), 0.0)
+    recent.on(PlacedAt(made.place(Request.of("q", DOCUMENT), 0.0), 0.0), Started(), 0.0)
     [decision] = recent.of_request("q")
     assert "Not trusted, so their caches did not count: b." in explain(decision)
