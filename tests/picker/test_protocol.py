@@ -6,6 +6,7 @@ With the cases that the conformance tests of the Gateway API Inference Extension
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from picker.conftest import Pick, Picking
 from picker.gateway_by_hand import BODY, DESTINATION, EVENTS, USAGE, Exchange, Refused, Sent, header_map
 from preble.config import AuthConfig, LimitsConfig, TimeoutsConfig
 from preble.picker.envoy import pb
+from preble.picker.picked_request import PickedRequest
 from support.waiting import eventually
 
 KEY = "secret"
@@ -326,6 +328,32 @@ async def test_a_stream_that_ends_early_releases_what_it_took(pick: Pick, how: s
             await exchange.close()
         await picking.idle()
         assert (picking.decision().outcome, picking.decision().output_tokens) == ("aborted", int(when == "answering"))
+
+
+async def test_of_a_body_that_is_refused_nothing_is_kept_while_its_stream_stays_open(pick: Pick) -> None:
+    piece = pb.ProcessingRequest(request_body=pb.HttpBody(body=bytes(1024 * 1024)))
+    head = pb.HttpHeaders(headers=header_map({":method": "POST", ":path": "/v1/completions"}))
+    limits = LimitsConfig(max_body_bytes=4 * 1024 * 1024)
+    async with pick([], limits=limits) as picking, PickedRequest(picking.gateway, lambda: None) as request:
+        await request.replies(pb.ProcessingRequest(request_headers=head))
+        tracemalloc.start()
+        try:
+            while not request.has_ended:
+                await request.replies(piece)
+            kept, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most > 4 * 1024 * 1024 and kept < 1024 * 1024
+
+
+async def test_a_body_that_ends_twice_leaves_no_placement_behind(pick: Pick) -> None:
+    async with replicas(1) as fakes, pick(fakes) as picking:
+        exchange = picking.exchange()
+        await exchange.placed()
+        await exchange.body()
+        again = await exchange.decision()
+        assert isinstance(again, Refused) and again.status == 400
+        await picking.idle()
 
 
 @pytest.mark.parametrize(

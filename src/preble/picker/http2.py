@@ -68,6 +68,8 @@ _CONNECTIONS_WINDOW = 8 * 1024 * 1024
 _FIRST_WINDOW = 65_535
 _GOAWAY = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
 """A frame's head: 8 bytes, of kind 7, of no stream."""
+_RESET = b"\x00\x00\x04\x03\x00"
+"""How a frame begins that ends a stream: 4 bytes, of kind 3."""
 _OK_HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 # What is sent are our own headers, and all that is read of a peer's is the path.
 _CONFIG = H2Configuration(
@@ -285,6 +287,8 @@ class Connection:
 
     def leave(self) -> None:
         """Say that no further stream is served."""
+        if self._is_closed:
+            return
         self._is_leaving = True
         self._put_out()
         self._output += (self._h2.data_to_send(), self._goaway(ErrorCodes.NO_ERROR))
@@ -304,6 +308,7 @@ class Connection:
         self._is_closed = True
         for stream in list(self.streams.values()):
             self._reset(stream)
+        self._silent = 0
         # Leave no cycle, since full garbage collections are rare here; the library's objects are one.
         self._changed.clear()
         vars(self._h2).clear()
@@ -363,10 +368,12 @@ class Connection:
             more, stream._owed = stream._owed, 0
         room = self._h2.remote_flow_control_window(stream.id) + more
         lacks = stream._missing - room
-        if lacks > 0 and not stream._granted:
+        if lacks > 0:
             self._asking[stream] = None
-            if next(iter(self._asking)) is stream and self._granted + lacks <= MOST_MESSAGE_BYTES:
-                stream._granted = lacks
+            # A grant falls short if our settings made the window smaller since, or if data is padded.
+            fits = next(iter(self._asking)) is stream and self._granted + lacks <= MOST_MESSAGE_BYTES
+            if stream._granted or fits:
+                stream._granted += lacks
                 self._granted += lacks
                 more += lacks
                 self._ask_next(stream)
@@ -403,10 +410,12 @@ class Connection:
             _HANDLERS.get(type(event), Connection._on_idle)(self, event)
         if output := self._h2.data_to_send():
             self._output.append(output)
+        resets = output.count(_RESET)  # the library's answers to frames of streams that are over, without an event
+        self._idle_frames += resets
         self._silent = 0 if events or output else self._silent + len(data)
         self._require_calm()
         self._wake()
-        return len(events)
+        return len(events) + resets
 
     def tick(self) -> None:
         """Look after the connection; to be called each second. Raises: ProtocolError: close."""
@@ -452,7 +461,7 @@ class Connection:
             self._useful()
             self._take_back(stream)
             self._tell(stream)
-        if stream._missing and not stream._granted:
+        if stream._missing:
             self._changed[stream] = None
 
     def _on_request(self, event: RequestReceived) -> None:
@@ -494,6 +503,8 @@ class Connection:
     def _on_confirmed(self, event: SettingsAcknowledged) -> None:
         self._is_greeted = True
         self._idle_frames += 1
+        # The windows of streams that are open have become smaller.
+        self._changed |= {stream: None for stream in self.streams.values() if stream._missing}
 
     def _on_farewell(self, event: ConnectionTerminated) -> None:
         raise ProtocolError("the peer leaves", ErrorCodes.NO_ERROR)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from preble.core.types import ReplicaId
 from preble.core.types.life import Moved
-from preble.errors import BodyTooLarge, NoReplicaError, PrebleError
+from preble.errors import BodyTooLarge, NoReplicaError, PrebleError, RequestError
 from preble.gateway.http.keys import UNAUTHORIZED
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.http.placement_headers import placement_headers
@@ -85,6 +85,7 @@ class PickedRequest:
             self._answer.report()
         for placed in self._placed:
             placed.cancelled()
+        self._body.clear()  # what was counted for it is given back; the stream may stay open
         await self._stack.aclose()
 
     async def replies(self, message: Message) -> Sequence[bytes]:
@@ -168,6 +169,8 @@ class PickedRequest:
 
     async def _place(self, endpoint: Endpoint, body: bytes) -> ParsedRequest:
         """Place the request: all its prompts on one replica, since they come in one body."""
+        if self._placed:
+            raise RequestError("the request's body has ended already")
         serving = self._serving
         request_id = self._stack.enter_context(serving.request_id(self._headers))
         parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)

@@ -427,3 +427,54 @@ def test_random_bytes_raise_nothing_else(seed: int) -> None:
                 peer.connection.receive(frame(kind, flags, rng.choice((0, 1, 3)), rng.randbytes(rng.randrange(30))))
         except ProtocolError:
             pass
+
+
+def cut_short(whole: bytes) -> bytes:
+    """What a peer sends of a message at once, before it has our settings: 20,000 bytes of its first window."""
+    return b"".join(frame(DATA, 0, 1, whole[at : at + 10_000]) for at in (0, 10_000))
+
+
+@pytest.mark.parametrize("size", [20_000, 60_000, 100_000, MOST_MESSAGE_BYTES])
+def test_a_long_message_that_begins_before_the_peer_has_our_settings_gets_its_room(size: int) -> None:
+    peer = Peer(greets=False)
+    opening = frame(HEADERS, END_HEADERS, 1, peer.headers())
+    peer.connection.receive(PREFACE + frame(SETTINGS, 0, 0) + opening + cut_short(message(bytes(size))))
+    room = 65_535 + peer.room(1) - 20_000
+    room -= 65_535 - 16 * 1024  # the settings
+    peer.connection.receive(frame(SETTINGS, ACK, 0))
+    assert room + peer.room(1) >= 5 + size - 20_000
+
+
+def test_padding_takes_no_room_from_a_long_message() -> None:
+    peer = Peer()
+    peer.open()
+    missing, room = message(bytes(40_000)), 16 * 1024
+    for _ in range(38):
+        peer.connection.receive(frame(DATA, PADDED, 1, b"\x64" + missing[:1_000] + bytes(100)))
+        missing, room = missing[1_000:], room - 1_101 + peer.room(1)
+        assert room >= len(missing)
+    assert len(missing) == 2_005
+
+
+def test_what_has_come_of_a_frame_is_not_held_when_the_connection_is_over() -> None:
+    peer = Peer()
+    peer.connection.receive(frame(DATA, 0, 1, bytes(10_000))[:9_000])
+    assert peer.connection.held == 9_000
+    peer.connection.close()
+    assert peer.connection.held == 0
+
+
+def test_a_peer_that_is_left_need_not_be_told_that_the_server_leaves() -> None:
+    peer = Peer()
+    peer.connection.close(ErrorCodes.ENHANCE_YOUR_CALM)
+    peer.connection.leave()
+    assert peer.connection.take_output() == b""
+
+
+def test_a_peer_that_goes_on_with_a_stream_that_it_has_reset_is_left() -> None:
+    peer = Peer()
+    peer.open()
+    peer.connection.receive(frame(RST_STREAM, 0, 1, bytes(4)))
+    with pytest.raises(ProtocolError, match="carry nothing"):
+        for _ in range(3):
+            assert peer.connection.receive(frame(DATA, 0, 1) * 1_000) >= 1_000
