@@ -34,6 +34,7 @@ PROGRAMS = (
     "inside_vllm.py",
     "inside_sglang.py",
     "inside_ray.py",
+    "kubernetes_schemas.py",
     "make_tiny_llava.py",
     "make_tiny_lora.py",
 )

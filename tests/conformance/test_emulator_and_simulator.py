@@ -18,7 +18,8 @@ import pytest
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.replica.waiting_queue import QueueOrder
 from preble.core.types import BlocksStored, KvEvent, PackedTokens, ReplicaId, pack_tokens
-from preble.decisions.lines import ClearedLine, EvictedLine, Line, StoredLine, evicted_line, stored_line
+from preble.core.types.events import Stored
+from preble.decisions.lines import ClearedLine, EvictedLine, Line, StoredLine, line_of
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
 from preble.emulator.config import EmulatorConfig
@@ -162,9 +163,9 @@ def simulated(order: QueueOrder, asked: Workload, path: Path) -> tuple[SimResult
 def as_logged(time_s: float, event: KvEvent) -> StoredLine | EvictedLine | ClearedLine:
     """An event of the emulator as the simulation logs one of its replica r0."""
     names, event = LogNames(), replace(event, replica_id=ReplicaId("r0"))
-    if isinstance(event, BlocksStored):
-        return stored_line(names, time_s, event, True)
-    return evicted_line(names, time_s, event)
+    line = line_of(names, time_s, Stored(event, located=True) if isinstance(event, BlocksStored) else event)
+    assert isinstance(line, StoredLine | EvictedLine | ClearedLine)
+    return line
 
 
 @pytest.mark.parametrize("order", QueueOrder)
