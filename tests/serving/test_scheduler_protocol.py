@@ -21,10 +21,12 @@ import structlog.testing
 
 from gateway.fakes import FakeReplica, replicas
 from preble.config import GatewayConfig, LimitsConfig, ParityConfig, ReplicaConfig
+from preble.core.types.life import Lost
 from preble.errors import ConfigError
 from preble.rules.callers import Caller
 from preble.serving import Serving
 from preble.serving.link import frames, host, protocol
+from preble.serving.placed import LocalPlaced
 from preble.serving.terms import Terms
 from support.waiting import PATIENCE_S, eventually
 
@@ -319,6 +321,24 @@ async def test_a_placement_is_withdrawn_in_the_moment_in_which_its_turn_came(
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(msgspec.msgpack.encode(protocol.Admit(1, terms)), PLACE)
         assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
+        await eventually(lambda: serving.num_in_flight == 0)
+
+
+async def test_a_replica_that_leaves_in_the_moment_of_a_turn_is_reported_after_the_placement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = host._Peer._keep
+
+    def lost_before(peer: Any, number: int, admitted: int, placed: LocalPlaced) -> None:
+        placed.lose(Lost("it has left", 1.0))
+        keep(peer, number, admitted, placed)
+
+    monkeypatch.setattr(host._Peer, "_keep", lost_before)
+    terms = Terms("req-1", caller=Caller("a", tenant="a", is_admin=False, shares_cache=False))
+    async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
+        carrier.send(msgspec.msgpack.encode(protocol.Admit(1, terms)), PLACE)
+        assert [(await carrier.next())[0] for _ in range(3)] == [2, 3, 6]
+        carrier.send(ENDED_AND_LEFT)
         await eventually(lambda: serving.num_in_flight == 0)
 
 

@@ -79,6 +79,9 @@ class Quarantine:
         if placed_at <= left_at and now < left_at + CONFIRMED_WITHIN_S:
             self._died(like, replica_id, incident)
             return
+        if replica_id not in self._broken:  # replicas that left before, or whose ids come no more, are not kept
+            before = now - CONFIRMED_WITHIN_S
+            self._broken = {other: likes for other, likes in self._broken.items() if max(likes.values()) > before}
         broken = self._broken.setdefault(replica_id, {})
         if len(broken) >= MOST_SUSPECTS:
             broken.clear()
@@ -113,6 +116,8 @@ class Quarantine:
 
     def held(self, like: bytes, now: float) -> list[ReplicaId]:
         """Return the replicas of which the last died of such a request; none if it may be placed."""
+        while self._suspects and next(iter(self._suspects.values())).last.began_at + SUSPECTED_S < now:
+            self._suspects.popitem(last=False)
         suspect = self._suspects.get(like)
         if suspect is None or suspect.deaths < 2 or now >= suspect.last.began_at + QUARANTINE_S:
             return []

@@ -122,6 +122,22 @@ def test_an_old_death_counts_no_more() -> None:
     assert not quarantine.held(OTHER, 10.1 + SUSPECTED_S)
 
 
+def test_suspects_of_old_deaths_are_forgotten() -> None:
+    quarantine = Quarantine()
+    died(quarantine, A, 10.0, DEADLY)
+    died(quarantine, B, 20.0, OTHER)
+    assert not quarantine.held(b"third", 11.0 + SUSPECTED_S) and len(quarantine) == 1
+    assert not quarantine.held(b"third", 21.0 + SUSPECTED_S) and not quarantine
+
+
+def test_of_replicas_that_never_leave_by_themselves_nothing_is_kept() -> None:
+    quarantine = Quarantine()
+    for number in range(100):
+        now = number * (CONFIRMED_WITHIN_S + 1)
+        quarantine.broke(DEADLY, ReplicaId(f"replica-{number}"), now - 1.0, now)
+    assert sum(len(table) for table in vars(quarantine).values() if isinstance(table, dict)) == 1
+
+
 def test_as_many_suspects_as_the_table_holds_are_remembered() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, DEADLY, *(b"%d" % number for number in range(MOST_SUSPECTS)))

@@ -7,6 +7,8 @@ the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTrac
 
 from __future__ import annotations
 
+from typing import Final
+
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
@@ -14,8 +16,10 @@ from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import Request, RequestId
+from preble.core.types import PackedTokens, Request, RequestId
 from preble.errors import UnknownRequest
+
+_OVER: Final = Request(RequestId(""), PackedTokens(b""))
 
 
 class InFlightTable:
@@ -109,6 +113,7 @@ class InFlightTable:
                 self._index.note_answer(entry.leaf, output_tokens, entry.noted_tokens, entry.noted_at)
         finally:  # a bug in what is learned must not keep the request in flight
             self._end(entry, now, work_done=entry.first_token_at is not None)
+            entry.request = _OVER  # the entry may stay in a row for long, and must not keep the prompt
         if work_done:
             self._window.finish(entry.replica, now, output_tokens)
 

@@ -70,7 +70,7 @@ class PrefixHistory:
         So tokens are counted before the answer is. Where lengths have an exponential tail, all tokens / answers that
         ended is their mean, however many go on (the estimate for censored data).
         """
-        self._tokens += more_tokens
+        self._tokens = max(self._tokens + more_tokens, 0.0)  # less, where what was noted is taken back
 
     def note_answer(self, more_tokens: float) -> None:
         """A request that begins with the prefix was answered. `more_tokens`: than were noted while it ran."""

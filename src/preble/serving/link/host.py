@@ -289,12 +289,13 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
 
     def _keep(self, number: int, admitted: int, placed: LocalPlaced) -> None:
-        self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.Reported(number, loss))))
         at = placed.placement
         tokens = (at.matched_tokens, at.num_prompt_tokens)
         terms = self._admitted.get(admitted)
         weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
         self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at, weighed))
+        # After it: the replica may have left since the request's turn, and the carrier is told so at once.
+        self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.Reported(number, loss))))
 
     def _withdraw(self, message: m.Withdraw) -> None:
         if message.number in self._placed:  # perhaps by a task that has ended in this turn of the event loop

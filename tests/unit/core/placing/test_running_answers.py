@@ -5,6 +5,8 @@ A sequence makes a decode iteration 1 ms longer, so alone it makes a token every
 
 from __future__ import annotations
 
+from sys import getrefcount
+
 import pytest
 
 from preble.core.placing.running_answers import LOOKS, OUTLIVED
@@ -101,3 +103,13 @@ def test_an_answer_that_a_long_prompt_holds_up_has_not_outlived_its_expectation(
     made.on_first_token(RequestId("long"), 3.0)
     ask(made, "late", 3.0)
     assert expected(made) == DEFAULT_OUTPUT_TOKENS
+
+
+def test_an_answer_that_has_ended_keeps_no_prompt() -> None:
+    made = scheduler_of("preble", A, B)
+    asked = Request.of("q", [*DOC, 1])
+    before = getrefcount(asked)
+    made.place(asked, 0.0)
+    made.on_first_token(RequestId("q"), 1.0)
+    made.on_finish(RequestId("q"), 10, 2.0)
+    assert getrefcount(asked) == before

@@ -98,3 +98,12 @@ def test_the_share_computed_again_forgets_as_the_caches_do() -> None:
     for _ in range(100):
         recomputation.note(100.0, 25, 1000.0)
     assert recomputation.share == pytest.approx(0.25, abs=1e-3)
+
+
+def test_what_is_taken_back_of_a_running_answer_leaves_no_length_below_zero() -> None:
+    history = PrefixHistory(0.0)
+    history.note_running(1_000.0)
+    for _ in range(100):
+        history.note_answer(1.0)
+    history.note_running(-1_000.0)
+    assert history.expected_tokens(10.0) >= 0
