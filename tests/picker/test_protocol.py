@@ -346,6 +346,25 @@ async def test_of_a_body_that_is_refused_nothing_is_kept_while_its_stream_stays_
         assert most > 4 * 1024 * 1024 and kept < 1024 * 1024
 
 
+async def test_of_an_answer_that_has_ended_nothing_is_kept_while_its_stream_stays_open(pick: Pick) -> None:
+    whole = [b" " * 1024 * 1024] * 4 + [b'{"choices": [], "usage": {"completion_tokens": 1}}']
+    head = header_map({":method": "POST", ":path": "/v1/completions"})
+    answer = header_map({":status": "200", "content-type": "application/json"})
+    async with replicas(1) as fakes, pick(fakes) as picking, PickedRequest(picking.gateway, lambda: None) as request:
+        await request.replies(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=head)))
+        await request.replies(pb.ProcessingRequest(request_body=pb.HttpBody(body=BODY, end_of_stream=True)))
+        await request.replies(pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=answer)))
+        tracemalloc.start()
+        try:
+            for piece in whole:
+                body = pb.HttpBody(body=piece, end_of_stream=piece is whole[-1])
+                await request.replies(pb.ProcessingRequest(response_body=body))
+            kept, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert request.has_ended and most > 4 * 1024 * 1024 and kept < 2 * 1024 * 1024
+
+
 async def test_a_body_that_ends_twice_leaves_no_placement_behind(pick: Pick) -> None:
     async with replicas(1) as fakes, pick(fakes) as picking:
         exchange = picking.exchange()

@@ -83,6 +83,7 @@ class PickedRequest:
         """Give back what the request took; a placement that has not ended was cancelled."""
         if self._answer is not None:
             self._answer.report()
+            self._answer = None  # with what it keeps of the answer
         for placed in self._placed:
             placed.cancelled()
         self._body.clear()  # what was counted for it is given back; the stream may stay open
