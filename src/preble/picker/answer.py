@@ -8,7 +8,7 @@ from preble.core.types.life import FIRST_TOKEN
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EVENT_STREAM
 from preble.prompts.endpoints import Endpoint, read_retry_after
-from preble.serving import Placed, share_usage
+from preble.serving import Placed, ended, share_usage
 
 
 class PickedAnswer:
@@ -46,17 +46,21 @@ class PickedAnswer:
 
     def end(self) -> None:
         """The answer is complete."""
-        flaw = None
-        if self._is_plain and self._status < 300:
-            flaw = self._meter.flaw() if self._is_stream else self._flaw_of_whole()
+        end = ended(self._flaw(), self._status, self._retry_after_s)
         self.report()
         for one in self._placed:
-            one.end(flaw, status=self._status, retry_after_s=self._retry_after_s)
+            one.report(end)
 
     def report(self) -> None:
         """Report the tokens of a stream so far."""
         if self._has_begun:
             share_usage(self._placed, *self._meter.tokens())
+
+    def _flaw(self) -> EngineProtocolError | None:
+        # No variable of a frame below which it was raised may name it: the cycle would keep the answer.
+        if not self._is_plain or self._status >= 300:
+            return None
+        return self._meter.flaw() if self._is_stream else self._flaw_of_whole()
 
     def _flaw_of_whole(self) -> EngineProtocolError | None:
         if len(self._whole) >= self._most_bytes:
