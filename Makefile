@@ -48,7 +48,7 @@ ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-kubernetes test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
+.PHONY: help demo test test-fast test-light test-kubernetes test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
 .PHONY: environments checks
 
 help: ## Show the verbs
@@ -141,6 +141,9 @@ test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBE
 
 test-fast: $(DEV) ## The unit tests, on every core: a minute
 	@$(BIN)/pytest $(ON_ALL_CORES) -m 'not slow' tests/unit tests/docs $(PYTEST_ARGS)
+
+test-light: test-fast ## test-fast, and the other tests that are not slow; what is not installed is skipped
+	@$(BIN)/pytest -m 'not slow' --ignore=tests/unit --ignore=tests/docs $(PYTEST_ARGS)
 
 # An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 285 --vllm 0 --json chaos.json'
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')

@@ -96,9 +96,11 @@ def steps() -> list[str]:
     return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
 
 
-def test_workflows_run_make_and_nothing_else() -> None:
+def test_workflows_install_what_an_image_lacks_and_run_make() -> None:
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert steps()
     for run in steps():
         command, verb = run.split()[:2]
+        if command == "apt-get":  # an image of Debian has no Python
+            continue
         assert command == "make" and verb in verbs, run
