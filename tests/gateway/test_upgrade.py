@@ -8,17 +8,21 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import aiohttp
 import pytest
 from yarl import URL
 
 from gateway.fakes import FakeReplica, gated, replicas
+from preble.config import GatewayConfig
+from preble.gateway import handover
 from support.load import load
 from support.processes import tree
 from support.waiting import eventually
@@ -209,3 +213,50 @@ async def test_a_gateway_with_a_scheduler_socket_says_that_it_cannot_have_a_succ
         os.kill(gateway.first, signal.SIGUSR2)
         await eventually(lambda: len(gateway.logged("cannot serve one scheduler_socket")) == 1)
         assert await is_served(gateway)
+
+
+async def test_a_stop_at_the_very_moment_at_which_the_successor_serves_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(pipe: int, *_: int) -> subprocess.Popen[bytes]:
+        os.write(pipe, b"serves")
+        started.append(subprocess.Popen(["sleep", "60"]))
+        return started[0]
+
+    def read_and_stop(pipe: int, heard: asyncio.Future[bytes]) -> None:
+        read(pipe, heard)
+        handing_over.cancel()
+
+    read = handover._read
+    monkeypatch.setattr(handover, "_started", start)
+    monkeypatch.setattr(handover, "_read", read_and_stop)
+    handing_over = asyncio.create_task(handover._serving_successor([], GatewayConfig()))
+    try:
+        await asyncio.wait([handing_over])
+        assert handing_over.cancelled()
+        assert started[0].poll() is not None
+    finally:
+        started[0].kill()
+        started[0].wait()
+
+
+async def test_the_end_of_a_successor_that_is_being_ended_is_heard_once() -> None:
+    says, pipe = os.pipe()
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    heard.cancel()
+    calls: list[int] = []
+
+    def read(*given: Any) -> None:
+        calls.append(1)
+        handover._read(*given)
+
+    asyncio.get_running_loop().add_reader(says, read, says, heard)
+    os.close(pipe)
+    try:
+        await eventually(lambda: bool(calls))
+        for _ in range(10):
+            await asyncio.sleep(0)
+    finally:
+        asyncio.get_running_loop().remove_reader(says)
+        os.close(says)
+    assert len(calls) == 1

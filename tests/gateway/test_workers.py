@@ -15,9 +15,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from multiprocessing import Pipe
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -26,10 +28,11 @@ from yarl import URL
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.config import AuthConfig, GatewayConfig
 from preble.errors import ConfigError
+from preble.gateway.app import App
 from preble.gateway.handover import Inherited
 from preble.gateway.http.keys import KeyRing
-from preble.gateway.workers import supervisor
-from preble.gateway.workers.process import Cover, Settings
+from preble.gateway.workers import process, supervisor
+from preble.gateway.workers.process import Cover, Drain, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.gateway.workers.worker import Worker
 from preble.serving import Serving
@@ -368,6 +371,22 @@ def test_no_front_end_stands_in_for_another_that_has_ended_as_it_should() -> Non
     one._is_stopping = True
     one._cover()
     assert given == [Cover((0,))]
+
+
+async def test_a_front_end_that_is_told_to_leave_while_it_starts_leaves_once_it_serves() -> None:
+    first, control = Pipe()
+    orders = process._Orders(control)
+    told: list[str] = []
+    try:
+        first.send(Drain(leaves=True))
+        await eventually(lambda: orders._drain is not None)
+        orders.leave = lambda: told.append("leave")
+        orders.ready(cast(App, SimpleNamespace(drain=lambda leaves: told.append("drain"))))
+    finally:
+        asyncio.get_running_loop().remove_reader(control.fileno())
+        first.close()
+        control.close()
+    assert told == ["drain", "leave"]
 
 
 async def status(gateway: Gateway, key: str) -> int:

@@ -123,3 +123,115 @@ async def test_an_answer_that_is_not_completed_ends_with_the_connection() -> Non
     async with serving(app) as port, connected(port) as peer:
         await peer.send(HEALTHY)
         assert not (await peer.end()).endswith(b"0\r\n\r\n")
+
+
+async def test_a_client_is_asked_to_go_on_once_and_not_by_http_1_0() -> None:
+    pieces: list[bytes] = []
+
+    async def app(request: AwaitedRequest) -> None:
+        while piece := await request.piece():
+            pieces.append(piece)
+        request.reply(200, [(b"connection", b"close")], b"")
+
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(ASKING + b"he")
+        await eventually(lambda: bool(pieces))
+        await peer.send(b"llo")
+        assert CONTINUE not in await peer.end()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(ASKING)
+        assert await peer.reader.readuntil(CONTINUE) == CONTINUE
+        pieces.clear()
+        await peer.send(b"he")
+        await eventually(lambda: bool(pieces))
+        await peer.send(b"llo")
+        assert CONTINUE not in await peer.end()
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(ASKING.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await peer.send(b"hello")
+        assert CONTINUE not in await peer.end()
+
+
+async def test_who_leaves_after_a_large_body_is_noticed_before_the_answer() -> None:
+    taken, left = asyncio.Event(), asyncio.Event()
+
+    async def app(request: AwaitedRequest) -> None:
+        while await request.piece():
+            pass
+        taken.set()
+        try:
+            with request.unless_gone():
+                await asyncio.get_running_loop().create_future()
+        except ClientGone:
+            left.set()
+
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + bytes(200_000))
+        await eventually(taken.is_set)
+        peer.writer.transport.abort()
+        await eventually(left.is_set)
+
+
+async def test_heads_that_a_client_does_not_read_wait_like_other_answers() -> None:
+    count = 1000
+    requests: list[AwaitedRequest] = []
+    running: set[AwaitedRequest] = set()
+
+    async def app(request: AwaitedRequest) -> None:
+        requests.append(request)
+        running.add(request)
+        request.reply(200, [(b"x-long", b"x" * 20_000)], b"body")
+        await request.drained()
+        running.remove(request)
+
+    async with serving(app, send_buffer_bytes=8192) as port, connected(port) as peer:
+        await peer.send(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n" * count)
+        await eventually(lambda: bool(requests) and requests[0]._connection.is_write_paused)
+        for _ in range(count):
+            assert (await peer.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await eventually(lambda: len(requests) == count and not running)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_streamed_answer_that_has_no_body_by_its_status_has_no_last_chunk(status: int) -> None:
+    async def app(request: AwaitedRequest) -> None:
+        request.begin(status, [])
+        request.end()
+
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(HEALTHY)
+        said = await peer.end()
+    assert said.endswith(b"\r\n\r\n")
+    assert b"transfer-encoding" not in said
+    assert b"0\r\n\r\n" not in said
+
+
+async def test_an_idle_connection_keeps_nothing_of_a_body_that_was_not_taken() -> None:
+    requests: list[AwaitedRequest] = []
+
+    async def app(request: AwaitedRequest) -> None:
+        requests.append(request)
+        await request._changed.wait()
+        request.reply(404, [], b"")
+
+    async with serving(app) as port, connected(port) as peer:
+        await peer.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + bytes(200_000))
+        assert await peer.answer() == (404, b"")
+        assert not requests[0]._pieces
+
+
+async def test_of_requests_that_come_without_an_end_no_more_are_read_than_one_piece_has() -> None:
+    most = served = 0
+
+    async def app(request: AwaitedRequest) -> None:
+        nonlocal most, served
+        served += 1
+        most = max(most, len(request._connection._waiting))
+        request.reply(200, [], b"")
+
+    async with serving(app) as port, connected(port) as peer:
+        sending = asyncio.create_task(peer.send(HEALTHY * 60_000))
+        await eventually(lambda: served > 30)
+        peer.writer.transport.abort()
+        await asyncio.wait([sending])
+    assert most * len(HEALTHY) <= 2 * 256 * 1024

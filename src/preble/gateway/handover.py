@@ -106,6 +106,7 @@ async def _serving_successor(listeners: Sequence[socket.socket], config: Gateway
         raise ConfigError("two gateways cannot serve one scheduler_socket; restart this one")
     says, pipe = os.pipe()
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    serves = False
     try:
         try:
             process = _started(pipe, *(listener.fileno() for listener in listeners))
@@ -114,13 +115,14 @@ async def _serving_successor(listeners: Sequence[socket.socket], config: Gateway
         try:
             asyncio.get_running_loop().add_reader(says, _read, says, heard)
             async with asyncio.timeout(SERVES_S):
-                if await heard:
-                    return process.pid
+                serves = bool(await heard)
+            if serves:
+                return process.pid
             raise ConfigError(f"the new gateway ended with status {await _ended(process)}; its own log says why")
         except TimeoutError:
             raise ConfigError(f"the new gateway did not serve within {SERVES_S:g} s, and was ended") from None
         finally:
-            if not (heard.done() and not heard.cancelled() and heard.result()):
+            if not serves:  # also where a stop comes as it says so
                 await asyncio.shield(_ended(process))
     finally:
         asyncio.get_running_loop().remove_reader(says)
@@ -134,6 +136,7 @@ def _started(*numbers: int) -> subprocess.Popen[bytes]:
 
 
 def _read(pipe: int, heard: asyncio.Future[bytes]) -> None:
+    asyncio.get_running_loop().remove_reader(pipe)  # its end could be read for ever
     if not heard.done():
         heard.set_result(os.read(pipe, 16))
 

@@ -156,6 +156,8 @@ class _Orders:
         self._app = app
         if self._drain is not None:
             app.drain(leaves=self._drain.leaves)
+            if self._drain.leaves:
+                self.leave()
         self._control.send(Ready())
 
     def _take(self) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _CLOSE = (b"connection", b"close")
 _CHUNKED = (b"transfer-encoding", b"chunked")
+_WITHOUT_BODY = (204, 304)
+"""Statuses whose answers have no body, so also no last chunk: a client would take that for the next answer."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class RequestHead:
 
     @property
     def expects_continue(self) -> bool:
-        return b"expect" in self.headers and self.headers[b"expect"].lower() == b"100-continue"
+        return not self.is_http10 and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
     @property
     def declared_bytes(self) -> int:
@@ -165,7 +167,8 @@ class Answering:
         # Not `writelines`: that of asyncio in 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 never pauses (CVE-2024-12254).
         # uvloop sends both in one call.
         self._connection.transport.write(head)
-        self._connection.transport.write(body)
+        if self.head.method != "HEAD":
+            self._connection.transport.write(body)
         self._is_owed = self._connection.is_write_paused
         if not self._is_owed:
             self._complete()
@@ -173,7 +176,7 @@ class Answering:
     def begin(self, status: int, headers: HeaderList) -> None:
         """Begin an answer whose length is unknown. Its head goes out with the first `write`, to save a system call."""
         self.is_streaming = True
-        self._is_chunked = not self.head.is_http10
+        self._is_chunked = not self.head.is_http10 and status not in _WITHOUT_BODY
         if not self._is_chunked:
             self.keep_alive = False
         self._unsent = self._head(status, [*headers, _CHUNKED] if self._is_chunked else headers)

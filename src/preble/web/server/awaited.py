@@ -38,6 +38,7 @@ class AwaitedRequest(Answering):
         self._changed = asyncio.Event()
         """Set when more of the body has come, the client has read on, or has gone."""
         self._is_gone = False
+        self._awaits_continue = head.expects_continue
         self._worker: asyncio.Task[Any] | None = None
         """What is cancelled when the client goes."""
 
@@ -45,7 +46,8 @@ class AwaitedRequest(Answering):
 
     async def piece(self) -> bytes:
         """Return more of the body, b"" at its end. Raises: ClientGone."""
-        if self.more_body and self.head.expects_continue and not self._pieces and not self.response_started:
+        if self._awaits_continue and self.more_body and not self.response_started:
+            self._awaits_continue = False
             self._connection.transport.write(CONTINUE)
         while not self._is_gone:
             if self._pieces:
@@ -62,7 +64,7 @@ class AwaitedRequest(Answering):
 
     async def drained(self) -> None:
         """Wait while the client reads slowly, and is there."""
-        while self._connection.is_write_paused and not self._is_gone:
+        while self._connection.is_write_paused and not (self._is_gone or self.response_complete):
             self._changed.clear()
             await self._changed.wait()
 
@@ -83,12 +85,7 @@ class AwaitedRequest(Answering):
             self._worker = None
 
     def reply(self, status: int, headers: HeaderList, body: bytes) -> None:
-        if self._is_gone:
-            return
-        if self._is_head:
-            self._connection.transport.write(self._head(status, [*headers, (b"content-length", b"%d" % len(body))]))
-            self._complete()
-        else:
+        if not self._is_gone:
             super().reply(status, headers, body)
 
     def begin(self, status: int, headers: HeaderList) -> None:
@@ -135,6 +132,7 @@ class AwaitedRequest(Answering):
     def received(self, data: bytes) -> None:
         if self.response_complete:
             return
+        self._awaits_continue = False
         self._pieces.append(data)
         self._num_untaken += len(data)
         if self._num_untaken > _MOST_UNTAKEN_BYTES:
@@ -143,6 +141,8 @@ class AwaitedRequest(Answering):
 
     def body_ended(self) -> None:
         self.more_body = False
+        if self._has_started:
+            self._connection.resume_reading()  # else nobody learns that the client leaves
         self._changed.set()
 
     def lost(self) -> None:
@@ -155,6 +155,10 @@ class AwaitedRequest(Answering):
         self._changed.set()
 
     on_taken = on_resumed
+
+    def _complete(self) -> None:
+        self._pieces.clear()  # nobody takes them any more, and the connection may be idle for long
+        super()._complete()
 
     def on_time(self, now: float) -> None:
         if self.more_body and self._connection.is_client_half_closed():

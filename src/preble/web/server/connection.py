@@ -293,10 +293,10 @@ class ClientConnection(asyncio.Protocol):
         """An answer is complete: begin the next, or wait for a request."""
         self._served = None
         if not self.transport.is_closing():
-            self.resume_reading()
-            if self._waiting:
+            if self._waiting:  # what has come is served before more is read
                 self._begin_soon(self._waiting.popleft())
             else:
+                self.resume_reading()
                 self._idle_until = self.loop.time() + self.keep_alive_s
         if self._has_ended and not self._is_answering():
             self.transport.close()
