@@ -201,7 +201,6 @@ async def test_a_stored_response_is_only_for_the_tenant_that_was_answered() -> N
         "/v1/../sleep",
         "/v1/%2e%2e/sleep",
         "/v1//completions",
-        "/v1/completions/",
         "/v1/%252e%252e/sleep",
         "/v1/load_lora_adapter%3Fx=1",
         "/v1/load_lora_adapter/",

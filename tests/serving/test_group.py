@@ -201,8 +201,8 @@ ODD = [
     ["p", 2, "REPLICA", 2**40, 0, b"", b""],
     ["p", 3, "REPLICA", 100, 2**40, b"unknown", b""],
     ["p", 4, "REPLICA", 0, 0, b"", b""],
-    ["e", 77, 2**40, 2**40],
-    ["f", 78],
+    ["r", 77, {"fact": "ended", "output_tokens": 2**40, "cached_tokens": 2**40}],
+    ["r", 78, {"fact": "first_token"}],
     ["u", [b"", b"x"]],
     ["a", "a", list(range(1000))],
     ["t", b"unknown", b"1234"],
@@ -438,7 +438,7 @@ async def test_the_decision_log_says_which_gateway_decided(fakes: list[FakeRepli
         assert [of_it[0]["gateway"] for of_it in lines.values()] == ["a", "b"]
         told = [line for line in lines["b"] if line.get("peer")]
         assert [line["kind"] for line in told[:2]] == ["peer_placed", "report"]
-        assert told[1]["fact"] == {"fact": "ended"} and told[1]["peer"] == a.group.me
+        assert told[1]["fact"] == {"fact": "ended", "output_tokens": 0} and told[1]["peer"] == a.group.me
         assert told[0]["peer"] == a.group.me and told[0]["prompt"]
 
 

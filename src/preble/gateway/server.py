@@ -304,6 +304,7 @@ async def serving(
                 finally:
                     following.cancel()
                     reloading.cancel()
+                    stack.close()  # whoever connects while the last requests run is refused, and need not wait for us
     finally:
         await started.close()
 
