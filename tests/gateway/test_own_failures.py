@@ -28,14 +28,14 @@ def fail(*args: Any) -> None:
     raise ZeroDivisionError("secret detail")
 
 
-@pytest.mark.parametrize("failing", ["place", "begin", "finished"])
+@pytest.mark.parametrize("failing", ["place", "begin", "_ended"])
 async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Before the request goes out, as it goes out (an adapter may be the user's own), and after its answer."""
     async with replicas(1) as [one], serve([one]) as gateway:
         with monkeypatch.context() as patch, capture_logs() as log:
-            of = {"place": gateway.scheduler, "begin": Engine, "finished": gateway.gateway.serving.telemetry}
+            of = {"place": gateway.scheduler, "begin": Engine, "_ended": gateway.gateway.serving.telemetry}
             patch.setattr(of[failing], failing, fail)
             status, body, headers = await gateway.complete()
         assert (status, body["error"]["code"]) == (500, "internal_error")
