@@ -22,6 +22,7 @@ from preble.prompts.endpoints import ENDPOINTS, bodies
 from preble.prompts.tokens import pool as token_pool
 from preble.prompts.tokens import tokenizer as tokens
 from preble.prompts.tokens.pool import LocalTokens, approximate_tokens
+from preble.prompts.tokens.templates import ModelTemplates
 from preble.prompts.tokens.tokenizer import PromptTokenizer, choose_encoder, find_model_files
 from preble.serving import token_answers
 from preble.serving.replicas.live import LiveReplicas
@@ -193,9 +194,9 @@ async def test_chats_of_many_parts_are_rendered_in_a_thread(
     pytest.importorskip("fastokens")
     pool = LocalTokens(model, None, inline_bytes=100_000, workers=2, memory_bytes=2**24)
     rendered_in: list[threading.Thread] = []
-    render = PromptTokenizer.render
+    render = ModelTemplates.render
     note = lambda *given: (rendered_in.append(threading.current_thread()), render(*given))[1]  # noqa: E731
-    monkeypatch.setattr(PromptTokenizer, "render", note)
+    monkeypatch.setattr(ModelTemplates, "render", note)
     body = json.dumps(fields).encode()
     try:
         assert await pool.chat(body, None) == PromptTokenizer(model).chat(body)
