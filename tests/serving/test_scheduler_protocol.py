@@ -307,6 +307,20 @@ async def test_a_carrier_that_falls_silent_is_cut_off(tmp_path: Path, monkeypatc
         await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
 
 
+async def test_a_scheduler_that_was_itself_held_up_cuts_nobody_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_SILENT_S", 0.05)  # ships 15 s
+    monkeypatch.setattr(host, "_LATE_S", -1.0)  # ships 1 s: here each check comes too late
+    async with scheduler(tmp_path), connected(tmp_path / "socket") as carrier:
+        checks: list[bool] = []
+        check = host._Peer._check_silence
+        monkeypatch.setattr(host._Peer, "_check_silence", lambda one: (checks.append(one._is_silent), check(one)))
+        await eventually(lambda: checks.count(True) >= 3)
+        carrier.send(ADMIT, PLACE)
+        assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
+
+
 async def test_a_placement_is_withdrawn_in_the_moment_in_which_its_turn_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """HTTP to one replica: pooled connections, bounded waits, and our own errors in place of a library's.
 
-Requests with JSON bodies and questions of our own go over `preble.wire`. Uploads go over aiohttp.
+Requests with JSON bodies and questions of our own go over `preble.web.client`. Uploads go over aiohttp.
 """
 
 from __future__ import annotations

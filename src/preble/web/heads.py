@@ -17,14 +17,16 @@ def _status_line(code: int) -> bytes:
         return b"HTTP/1.1 %d \r\n" % code
 
 
-_STATUS_LINES = tuple(map(_status_line, range(600)))
+_STATUS_LINES = tuple(map(_status_line, range(1000)))
 
 
 def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    r"""Return the head of an answer. `status`: at most 599.
+    r"""Return the head of an answer. `status`: of three digits, also one that no standard has.
 
     >>> answer_head(404, [(b"a", b"1")])
     b'HTTP/1.1 404 Not Found\r\na: 1\r\n\r\n'
+    >>> answer_head(999, [])
+    b'HTTP/1.1 999 \r\n\r\n'
     """
     return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
 

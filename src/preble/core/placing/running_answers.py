@@ -70,7 +70,10 @@ class RunningAnswers:
         limit = OUTLIVED * max(entry.expected_output_tokens, 1)
         if took_s * self._tokens < limit * self._seconds:  # most; the rest takes a little longer
             return
-        tokens = took_s / self._token_s(entry.replica)
+        token_s = self._token_s(entry.replica)
+        if token_s == 0.0:  # a profile may say that decoding takes no time
+            return
+        tokens = took_s / token_s
         if tokens < limit:
             return
         self._cluster.index.note_running(entry.leaf, tokens - entry.noted_tokens)

@@ -30,6 +30,8 @@ from preble.serving.turns import Turns
 
 _SILENT_S = 15.0
 """A carrier that sends nothing from one such check to the next is cut off. It sends `Heard` every five seconds."""
+_LATE_S = 1.0
+"""A check that comes so late says nothing of the carrier."""
 Answering = Callable[[m.PageRequest], Awaitable[m.PageAnswer]]
 _HINT = "the tokenizer's files have changed; start the gateway again"
 _COUNT_S = 1.0
@@ -214,7 +216,9 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._timer = self._loop.call_later(_SILENT_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        if self._is_silent:
+        """Close a silent connection. A loop that was itself held up has not read yet what the carrier sent."""
+        is_late = self._loop.time() > self._timer.when() + _LATE_S
+        if self._is_silent and not is_late:
             structlog.get_logger().warning("carrier_silent", seconds=_SILENT_S, consequence="its placements end")
             self.close()
         self._is_silent = True
