@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from hashlib import sha256
 from multiprocessing import Pipe
 from pathlib import Path
@@ -410,17 +410,20 @@ def test_a_start_removes_what_gateways_have_left_of_which_all_processes_were_kil
 ) -> None:
     folder = Path(mkdtemp())  # a socket's path is short
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    for name in ("preble-dead", "preble-lives", "other-dead"):
+    for name in ("preble-dead", "preble-lives", "preble-young", "other-dead"):
         (folder / name).mkdir()
     (folder / "preble-own").mkdir()
     (folder / "preble-own" / "file").touch()
-    with socket.socket(socket.AF_UNIX) as lives, socket.socket(socket.AF_UNIX) as dead:
+    with ExitStack() as stack:
+        lives, dead, young = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3))
         lives.bind(str(folder / "preble-lives" / "scheduler.sock"))
         lives.listen()
         dead.bind(str(folder / "preble-dead" / "scheduler.sock"))
+        os.utime(folder / "preble-dead" / "scheduler.sock", (0, 0))
+        young.bind(str(folder / "preble-young" / "scheduler.sock"))  # its gateway is about to listen
         with supervisor._socket_path(GatewayConfig()) as path:
             assert path.parent.parent == folder
-        assert {one.name for one in folder.iterdir()} == {"preble-lives", "other-dead", "preble-own"}
+        assert {one.name for one in folder.iterdir()} == {"preble-lives", "preble-young", "other-dead", "preble-own"}
 
 
 async def test_no_process_outlives_the_first_one_that_dies_while_they_start() -> None:

@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,8 @@ from preble.web.server.listening import listen_shared
 from preble.web.server.open_files import raise_open_files_limit
 
 _SOCKET = "scheduler.sock"
+_YOUNG_S = 60.0
+"""A socket that is younger may be about to be served."""
 _MARGIN_S = 15.0
 """How long a process may take to end after the grace for running requests."""
 
@@ -82,7 +85,9 @@ def _remove_dead() -> None:
     with contextlib.suppress(OSError):
         for path in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*/{_SOCKET}"):
             with socket.socket(socket.AF_UNIX) as asking:
-                if asking.connect_ex(str(path)) == errno.ECONNREFUSED:
+                asking.setblocking(False)  # a scheduler that hangs may have a full backlog
+                is_dead = asking.connect_ex(str(path)) == errno.ECONNREFUSED
+                if is_dead and time.time() - path.stat().st_mtime > _YOUNG_S:
                     remove_socket(path)
 
 
