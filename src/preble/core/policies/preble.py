@@ -25,9 +25,9 @@ would take with the copy; x compares it with 1 / crowding, the part of a replica
 replica is copied before it does, and all else stays where it is, which leaves the other caches to other prefixes. x has
 no unit and depends on no window: rates and populations that grow together change nothing.
 
-Later users pay no more than they gain. With n uses to come once the copy is there, it takes n s / (h + 1) seconds of
-work off the other holders, and no more than `_RELIEF` times that is not charged. n is told from the past: as many uses
-as there were, spread over as long as they took. A burst of a second on a document that takes six to compute will be
+Later users pay no more than they gain. If n uses come once the copy is there, it takes n s / (h + 1) seconds of work
+off the other holders. The discount is at most `_RELIEF` times that. The past tells n: we expect as many uses as there
+were, spread over as long as they took. A burst of a second on a document that takes six to compute will be
 over before a copy is there. So it is computed once, and the burst waits for it.
 
 M_i is e times the terms with P_i where i's cache is full, else 0. A full cache evicts as many tokens as it takes in,

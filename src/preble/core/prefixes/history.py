@@ -12,7 +12,7 @@ MEMORY_S: Final = 5.0
 """A use counts for this long, on average. Short, so that a prefix is known to be hot a second after it became so."""
 
 STREAK_S: Final = 60.0
-"""The same, where the uses to come are told from those that were. Long, so that a burst counts for what it was."""
+"""As above, for the uses to expect, told from past ones. Long, so that a burst counts for what it was."""
 
 MEMORY_ANSWERS: Final = 32.0
 """Later answers count at least 1 / this, so that the mean follows lengths that change."""

@@ -103,7 +103,7 @@ class PrefixIndex:
             node = node.parent
 
     def note_running(self, leaf: Node, more_tokens: float) -> None:
-        """An answer to the prompt that ends in `leaf` has so many tokens more, and goes on. O(depth)."""
+        """Note that a running answer to the prompt that ends in `leaf` has grown by so many tokens. O(depth)."""
         node = leaf
         while node.parent is not None:
             if node.history is not None:
