@@ -47,6 +47,18 @@ def test_a_tiny_shape_on_the_cpu_gives_a_profile_and_its_measurements(tmp_path: 
     assert {times.new_tokens for times in raw.prefill if not times.cached_tokens} == {1, 64, 256, 599}
     assert {times.cached_tokens for times in raw.prefill} == {0, 299}
     assert {times.num_sequences for times in raw.decode} == {1, 4, 16}
+    assert [times.tokens for times in raw.loads] == [299, 599]
+    unseen = msgspec.json.decode((tmp_path / "cpu-tiny.unseen.json").read_bytes())
+    assert {(bool(one["prefills"]), bool(one["decodes"])) for one in unseen} == {(1, 0), (0, 1), (1, 1)}
+    assert all(one["measured_s"] > 0 and one["fitted_s"] > 0 for one in unseen)
+
+
+def test_a_part_of_a_model_says_what_is_assumed_of_the_links(tmp_path: Path) -> None:
+    result = run("--shape", "tiny", "--gpus", "2", "--quick", "--max-tokens", "300", "--out", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    profile = load_profile(str(tmp_path / "cpux2-tiny.json"))
+    assert "one of 2 GPUs' part" in profile.source
+    assert "assumed, not measured" in profile.source
 
 
 def test_without_a_gpu_a_large_shape_is_refused() -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from preble.lab.profiling.fit import Fit, FittedTime, fit_profile
-from preble.lab.profiling.measurements import AdmissionTimes, DecodeTimes, Measurements, PrefillTimes
+from preble.lab.profiling.measurements import AdmissionTimes, DecodeTimes, LoadTimes, Measurements, PrefillTimes
 from preble.lab.profiling.plan import Plan, make_plan
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "DecodeTimes",
     "Fit",
     "FittedTime",
+    "LoadTimes",
     "Measurements",
     "Plan",
     "PrefillTimes",
